@@ -1,0 +1,115 @@
+package ibv
+
+import (
+	"context"
+	"net/netip"
+)
+
+// A Listener hands out connection requests, after rdma_listen(3) and
+// rdma_get_request(3). All methods may be called by several goroutines at once.
+type Listener interface {
+	// Addr is the bound address, with the port that was chosen if 0 was asked.
+	Addr() netip.AddrPort
+
+	// Accept waits for the next connection request and returns its ID, which
+	// the caller must Accept or Reject, and Close. The error is net.ErrClosed
+	// after Close and ctx's own when ctx ends.
+	Accept(ctx context.Context) (ID, error)
+
+	// Close stops listening and rejects the requests that were not accepted.
+	Close() error
+}
+
+// An ID is one end of a connection, after struct rdma_cm_id. Setting up is for
+// one goroutine; once established all methods may be called by several.
+type ID interface {
+	// Device is the device that serves the connection, Port its port.
+	Device() Device
+	Port() int
+
+	// LocalAddr and RemoteAddr are the addresses of the two ends, in the port
+	// space of TCP.
+	LocalAddr() netip.AddrPort
+	RemoteAddr() netip.AddrPort
+
+	// CreateQP creates the queue pair in [QPSInit]; see rdma_create_qp(3). More
+	// than the device can do matches [ErrLimit].
+	CreateQP(pd PD, init QPInit) (QP, error)
+
+	// Connect asks the peer for the connection and returns when it is
+	// established and the queue pair in [QPSRTS]. A refusal is a *RejectError;
+	// when nobody listens the error matches syscall.ECONNREFUSED.
+	Connect(ctx context.Context, param ConnParam) error
+
+	// Accept agrees to the peer's request and returns when the connection is
+	// established, see rdma_accept(3).
+	Accept(ctx context.Context, param ConnParam) error
+
+	// Reject refuses the peer's request, see rdma_reject(3). private reaches
+	// the peer in its RejectError.
+	Reject(private []byte) error
+
+	// PrivateData is what the peer sent with its request or its answer. Some
+	// devices pad it with zeros. It must not be changed.
+	PrivateData() []byte
+
+	// Param returns the depths that hold for the established connection.
+	Param() ConnParam
+
+	// Notify sets the function that hears of what befalls the connection
+	// afterwards. It is called from the device's goroutines, at most once for
+	// each kind of event, and must not block. An event that came before is
+	// delivered at once.
+	Notify(func(Event))
+
+	// Disconnect ends the connection in an orderly way and returns without
+	// waiting for the peer; both sides get [EventDisconnected]. Sends that have
+	// not completed may be flushed, so a caller who minds waits for them first.
+	Disconnect() error
+
+	// Close gives the ID up. The queue pair is closed first.
+	Close() error
+}
+
+// ConnParam is what the two ends tell each other at set-up, after struct
+// rdma_conn_param.
+type ConnParam struct {
+	// Private is the consumer's data for the peer, at most
+	// [DeviceAttr.MaxPrivateData] bytes.
+	Private []byte
+
+	// ResponderResources is how many RDMA Reads of the peer this side serves
+	// at a time (IRD), InitiatorDepth how many it will have outstanding (ORD).
+	ResponderResources int
+	InitiatorDepth     int
+}
+
+// EventKind says what happened to a connection, after enum rdma_cm_event_type
+// and enum ibv_event_type.
+type EventKind uint8
+
+// The events after establishment.
+const (
+	EventDisconnected  EventKind = iota // either side ended the connection
+	EventQPFatal                        // the queue pair failed on its own
+	EventPortError                      // the port went down
+	EventDeviceRemoval                  // the device is gone
+)
+
+// String returns the event's name in lower case.
+func (k EventKind) String() string {
+	names := [...]string{"disconnected", "queue pair fatal", "port error", "device removed"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return "unknown"
+}
+
+// Event is one thing that befell a connection.
+type Event struct {
+	Kind EventKind
+
+	// Err tells why. For EventDisconnected it is nil when the peer closed in
+	// an orderly way.
+	Err error
+}

@@ -1,0 +1,162 @@
+package ibv
+
+import (
+	"context"
+	"net/netip"
+)
+
+// A Provider is a family of devices that share one connection manager:
+// rdma-core with all its devices, or the software device. All methods may be
+// called by several goroutines at once.
+type Provider interface {
+	// Name is what users call the provider, "iwarp" for instance.
+	Name() string
+
+	// Devices lists the devices that can be used now.
+	Devices() ([]Device, error)
+
+	// Resolve finds the device and the route to remote and returns an ID for
+	// the active side, as rdma_resolve_addr(3) and rdma_resolve_route(3) do.
+	// A valid local pins the source address; its port may be 0. The error is
+	// ctx's own when ctx ends first.
+	Resolve(ctx context.Context, local, remote netip.AddrPort) (ID, error)
+
+	// Listen binds local, whose port may be 0 and whose address may be
+	// unspecified. backlog bounds the connections that wait for Accept; 0 means
+	// the provider's default. An address in use matches syscall.EADDRINUSE.
+	Listen(ctx context.Context, local netip.AddrPort, backlog int) (Listener, error)
+}
+
+// A Device is an RDMA device. All methods may be called by several goroutines
+// at once.
+type Device interface {
+	// Name is unique on the machine, "rxe0" or "iwarp" for instance.
+	Name() string
+
+	// Attr returns the limits of the device; see ibv_query_device(3).
+	Attr() DeviceAttr
+
+	// Port returns the state of port n, counted from 1; see ibv_query_port(3).
+	Port(n int) (PortAttr, error)
+
+	// AllocPD allocates a protection domain.
+	AllocPD() (PD, error)
+
+	// CreateCQ creates a completion queue for at least depth completions.
+	// More than [DeviceAttr.MaxCQE] matches [ErrLimit].
+	CreateCQ(depth int) (CQ, error)
+}
+
+// Transport is what a device speaks on the wire.
+type Transport uint8
+
+// The transports, as ibv_query_device(3) and ibv_query_port(3) tell them apart.
+const (
+	TransportUnknown Transport = iota
+	TransportIWARP
+	TransportIB
+	TransportRoCE
+)
+
+// String returns "iWARP", "InfiniBand", "RoCE" or "unknown".
+func (t Transport) String() string {
+	switch t {
+	case TransportIWARP:
+		return "iWARP"
+	case TransportIB:
+		return "InfiniBand"
+	case TransportRoCE:
+		return "RoCE"
+	}
+	return "unknown"
+}
+
+// Caps says which optional operations a device has.
+type Caps uint32
+
+// The optional operations.
+const (
+	CapSendInvalidate  Caps = 1 << iota // [OpSendInv]
+	CapSendImm                          // [OpSendImm]
+	CapWriteImm                         // [OpWriteImm]
+	CapAtomic                           // [OpCmpSwap], [OpFetchAdd]
+	CapLocalInvalidate                  // [OpLocalInv]
+	CapUD                               // datagram queue pairs
+)
+
+// Has reports whether every operation in want is there.
+func (c Caps) Has(want Caps) bool { return c&want == want }
+
+// DeviceAttr holds the limits of a device, after struct ibv_device_attr. A
+// limit of 0 means that the device has none of the thing, except where a
+// comment says otherwise.
+type DeviceAttr struct {
+	Transport Transport
+	Caps      Caps
+	FWVersion string // empty where the device has none
+	NodeGUID  uint64
+	Ports     int
+
+	MaxQP           int // queue pairs
+	MaxQPWR         int // work requests a queue
+	MaxSGE          int // scatter/gather elements a work request
+	MaxSGERead      int // the same for [OpRead]
+	MaxInline       int // bytes of an inline send
+	MaxCQ           int
+	MaxCQE          int // completions a completion queue
+	MaxMR           int
+	MaxPD           int
+	MaxMRSize       uint64 // bytes of one memory region
+	MaxMessageSize  uint64 // bytes of one send, write or read
+	MaxQPRdAtom     int    // RDMA Reads a queue pair serves at a time (IRD)
+	MaxQPInitRdAtom int    // RDMA Reads a queue pair has outstanding (ORD)
+	MaxPrivateData  int    // consumer's bytes in [ConnParam]
+
+	// PinsMemory is set when registered memory stays resident, so that it
+	// counts against RLIMIT_MEMLOCK and is paid for whether used or not.
+	PinsMemory bool
+}
+
+// PortState is the link's state, after enum ibv_port_state.
+type PortState uint8
+
+// The port states that matter to a program.
+const (
+	PortDown PortState = iota
+	PortInit
+	PortArmed
+	PortActive
+)
+
+// String returns the state's name in lower case.
+func (s PortState) String() string {
+	switch s {
+	case PortDown:
+		return "down"
+	case PortInit:
+		return "init"
+	case PortArmed:
+		return "armed"
+	case PortActive:
+		return "active"
+	}
+	return "unknown"
+}
+
+// PortAttr describes one port of a device.
+type PortAttr struct {
+	State     PortState
+	ActiveMTU int    // bytes
+	GIDs      []GID  // the port's table, empty entries left out
+	NetDev    string // the network interface behind it, empty if there is none
+}
+
+// GID is a port's 16-byte address. For IPv4 it holds the mapped form
+// ::ffff:a.b.c.d.
+type GID [16]byte
+
+// String returns the GID in IPv6 notation.
+func (g GID) String() string { return netip.AddrFrom16(g).String() }
+
+// GIDFromAddr returns the GID that stands for an IP address.
+func GIDFromAddr(a netip.Addr) GID { return GID(a.As16()) }

@@ -1,0 +1,31 @@
+// Package ibv is the verbs model in Go's terms: interfaces and plain structs
+// for devices, protection domains, memory regions, completion queues, queue
+// pairs and connection management. It holds no C and does no I/O; the devices
+// live in packages of their own (ibv/iwarp is the software device).
+//
+// # From nothing to a message
+//
+//	provider --Resolve--> ID --CreateQP--> QP     (active side)
+//	provider --Listen--> Listener --Accept--> ID  (passive side)
+//
+// An ID is one end of a connection that is to be, as rdma_cm(7) has it. It
+// names the device that serves the address; protection domain and completion
+// queues come from that device. A queue pair is created on the ID, receives
+// are posted, and then Connect or Accept brings the connection up.
+//
+// # Rules that every device keeps
+//
+//   - Posting never blocks and never waits for the peer.
+//   - Sends complete in the order they were posted, receives likewise. An
+//     unsignalled send that succeeds leaves no completion; one that fails does.
+//   - A buffer belongs to the device from the post until its completion is
+//     polled, except an inline send, whose buffers are free when PostSend
+//     returns.
+//   - A queue pair in the error state completes all that is posted with
+//     [WCFlushErr].
+//   - Objects are released children first: QP, then CQ and MR, then PD. The
+//     other order is refused with an error that matches [ErrBusy].
+//
+// What a device lacks (see [DeviceAttr]) is refused with an error that matches
+// [errors.ErrUnsupported].
+package ibv

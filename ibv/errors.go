@@ -1,0 +1,38 @@
+package ibv
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors that devices return, bare or wrapped.
+var (
+	ErrQueueFull   = errors.New("work queue full: poll completions first")
+	ErrBusy        = errors.New("object still in use: release what depends on it first")
+	ErrInterrupted = errors.New("wait interrupted")
+	ErrCQOverrun   = errors.New("completion queue overrun: completions were lost")
+	ErrLimit       = errors.New("more than the device can do")
+	ErrState       = errors.New("wrong state for this call")
+)
+
+// Unsupported returns the error for something that a device lacks. It matches
+// errors.ErrUnsupported.
+func Unsupported(device, what string) error {
+	return fmt.Errorf("%s: %s: %w", device, what, errors.ErrUnsupported)
+}
+
+// RejectError says that the peer refused the connection.
+type RejectError struct {
+	Reason  int    // the transport's code, 0 where it has none
+	Private []byte // the peer's own words, at most some hundred bytes
+	Text    string // the reason in words
+	Err     error  // syscall.ECONNREFUSED
+}
+
+// Error gives the reason in words.
+func (e *RejectError) Error() string {
+	return fmt.Sprintf("connection rejected by the peer: %s", e.Text)
+}
+
+// Unwrap returns Err.
+func (e *RejectError) Unwrap() error { return e.Err }

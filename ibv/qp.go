@@ -1,0 +1,77 @@
+package ibv
+
+// A QP is a reliably connected queue pair, created by [ID.CreateQP]. All
+// methods may be called by several goroutines at once; work requests of
+// concurrent posts are not mixed.
+type QP interface {
+	// QPN is the queue pair's number on its device.
+	QPN() uint32
+
+	// Cap returns the capacities that were granted, at least those asked for.
+	Cap() QPCap
+
+	// State returns the state of the moment.
+	State() QPState
+
+	// PostSend posts wrs in order. It returns how many were taken; the one at
+	// that index is the cause of the error. A full queue matches
+	// [ErrQueueFull]: nothing is wrong, completions must be polled first. wrs
+	// and the SGLs in it are free when PostSend returns, the buffers are not
+	// (see [SendInline]). In the error state posts are taken and flushed; in
+	// the states before [QPSRTS] they are refused.
+	PostSend(wrs []SendWR) (int, error)
+
+	// PostRecv posts receives in order, from [QPSInit] on; otherwise as PostSend.
+	PostRecv(wrs []RecvWR) (int, error)
+
+	// SetError moves the queue pair to [QPSError]: the connection ends without
+	// grace and all posted work is flushed.
+	SetError() error
+
+	// Close destroys the queue pair. Work that was not completed is dropped
+	// without a completion; completions not yet polled stay in the CQ. When it
+	// returns the device uses none of the posted buffers any more.
+	Close() error
+}
+
+// QPCap holds the capacities of a queue pair, after struct ibv_qp_cap.
+type QPCap struct {
+	MaxSendWR  int // work requests in the send queue
+	MaxRecvWR  int // work requests in the receive queue
+	MaxSendSGE int // elements a send
+	MaxRecvSGE int // elements a receive
+	MaxInline  int // bytes of an inline send
+}
+
+// QPInit says what queue pair is wanted, after struct ibv_qp_init_attr.
+type QPInit struct {
+	SendCQ CQ // may be the same as RecvCQ
+	RecvCQ CQ
+	Cap    QPCap
+
+	// SignalAll gives every send a completion, as if it had [SendSignaled].
+	SignalAll bool
+}
+
+// QPState is the state of a queue pair, after enum ibv_qp_state.
+type QPState uint8
+
+// The states; iWARP devices map theirs onto them.
+const (
+	QPSReset QPState = iota
+	QPSInit          // receives may be posted
+	QPSRTR           // ready to receive
+	QPSRTS           // ready to send: the connection is up
+	QPSSQD           // send queue draining
+	QPSSQE           // send queue error
+	QPSError         // everything is flushed
+)
+
+// String returns the state's usual name, "RTS" for instance.
+func (s QPState) String() string {
+	names := [...]string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return "unknown"
+}
