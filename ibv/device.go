@@ -22,7 +22,8 @@ type Provider interface {
 	Resolve(ctx context.Context, local, remote netip.AddrPort) (ID, error)
 
 	// Listen binds local, whose port may be 0 and whose address may be
-	// unspecified. backlog bounds the connections that wait for Accept; 0 means
+	// unspecified, 0.0.0.0 or ::, for all of its family; the zero netip.Addr
+	// stands for all addresses of both families. backlog bounds the connections that wait for Accept; 0 means
 	// the provider's default. An address in use matches syscall.EADDRINUSE.
 	Listen(ctx context.Context, local netip.AddrPort, backlog int) (Listener, error)
 }

@@ -1,0 +1,388 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+// id implements ibv.ID: a TCP connection on its way through MPA start-up
+// (RFC 5044 section 7, RFC 6581), and the queue pair that gets it.
+type id struct {
+	dev           *device
+	local, remote netip.AddrPort
+	passive       bool
+	request       iwarpwire.Start // passive: what the peer asked
+
+	mu      sync.Mutex
+	conn    *net.TCPConn // nil before Connect and after the queue pair took it
+	qp      *qp
+	private []byte
+	param   ibv.ConnParam
+	closed  bool
+	handler func(ibv.Event)
+	past    []ibv.Event // before there was a handler
+}
+
+// setup is what MPA start-up agreed on.
+type setup struct {
+	crc      bool
+	ord, ird int
+	hold     bool    // responder: wait for the peer's first FPDU
+	rtr      rtrKind // initiator: the RTR message to send first
+	eatSend  bool    // responder: the RTR will be a Send
+}
+
+// Resolve needs no network: TCP finds the way on Connect.
+func (p *Provider) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if !remote.Addr().IsValid() || remote.Port() == 0 {
+		return nil, fmt.Errorf("%s: resolve %v: %w", Name, remote, syscall.EADDRNOTAVAIL)
+	}
+	return &id{dev: p.dev, local: local, remote: remote}, nil
+}
+
+func (i *id) Device() ibv.Device         { return i.dev }
+func (i *id) Port() int                  { return 1 }
+func (i *id) RemoteAddr() netip.AddrPort { return i.remote }
+
+func (i *id) LocalAddr() netip.AddrPort {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.local
+}
+
+func (i *id) PrivateData() []byte {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.private
+}
+
+func (i *id) Param() ibv.ConnParam {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.param
+}
+
+func (i *id) CreateQP(p ibv.PD, init ibv.QPInit) (ibv.QP, error) {
+	domain, ok := p.(*pd)
+	if !ok || domain.dev != i.dev {
+		return nil, fmt.Errorf("%s: create queue pair: protection domain of another device: %w", Name, syscall.EINVAL)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.closed || i.qp != nil {
+		return nil, fmt.Errorf("%s: create queue pair: %w", Name, ibv.ErrState)
+	}
+	q, err := newQP(i.dev, domain, &init)
+	if err != nil {
+		return nil, err
+	}
+	i.qp = q
+	return q, nil
+}
+
+// ready returns the queue pair to connect, and checks param.
+func (i *id) ready(param *ibv.ConnParam, passive bool) (*qp, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch {
+	case i.closed:
+		return nil, net.ErrClosed
+	case i.passive != passive || i.qp == nil || i.qp.State() != ibv.QPSInit || passive && i.conn == nil:
+		return nil, ibv.ErrState
+	case len(param.Private) > maxPrivateData:
+		return nil, fmt.Errorf("%d bytes of private data (limit %d): %w", len(param.Private), maxPrivateData, ibv.ErrLimit)
+	case param.ResponderResources < 0 || param.InitiatorDepth < 0 ||
+		param.ResponderResources > maxRdAtom || param.InitiatorDepth > maxRdAtom:
+		return nil, fmt.Errorf("%d and %d RDMA Reads at a time (limit %d): %w",
+			param.ResponderResources, param.InitiatorDepth, maxRdAtom, ibv.ErrLimit)
+	}
+	return i.qp, nil
+}
+
+func (i *id) Connect(ctx context.Context, param ibv.ConnParam) error {
+	q, err := i.ready(&param, false)
+	if err == nil {
+		err = i.connect(ctx, q, param)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: connect to %v: %w", Name, i.remote, err)
+	}
+	return nil
+}
+
+func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
+	parent := ctx
+	ctx, cancel := context.WithTimeout(ctx, i.dev.cfg.ConnectTimeout)
+	defer cancel()
+	d := net.Dialer{KeepAlive: -1}
+	if i.local.IsValid() && (i.local.Addr().IsValid() && !i.local.Addr().IsUnspecified() || i.local.Port() != 0) {
+		d.LocalAddr = net.TCPAddrFromAddrPort(i.local)
+	}
+	nc, err := d.DialContext(ctx, "tcp", i.remote.String())
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && !op.Timeout() {
+			err = op.Err // the addresses are told once, by the caller
+		}
+		return cause(parent, err)
+	}
+	conn := nc.(*net.TCPConn)
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	s, reply, err := i.initiate(conn, &param)
+	if err == nil && !stop() {
+		err = ctx.Err() // the deadline has been, or will be, set: conn is spoilt
+	}
+	if err == nil {
+		conn.SetDeadline(time.Time{})
+		i.mu.Lock()
+		i.local = unmapped(conn.LocalAddr())
+		i.private = reply.Private
+		i.param = ibv.ConnParam{InitiatorDepth: s.ord, ResponderResources: s.ird}
+		if i.closed {
+			err = net.ErrClosed
+		}
+		i.mu.Unlock()
+	}
+	if err == nil {
+		err = startLink(q, conn, s, i.event)
+	}
+	if err != nil {
+		conn.Close()
+		return cause(parent, err)
+	}
+	return nil
+}
+
+// cause prefers the context's reason over the error that it led to.
+func cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// initiate is the active side of MPA start-up.
+func (i *id) initiate(conn *net.TCPConn, param *ibv.ConnParam) (s setup, reply iwarpwire.Start, err error) {
+	req := iwarpwire.Start{CRC: i.dev.cfg.CRC, Enhanced: true, Rev: 2, Private: param.Private,
+		IRD: uint16(param.ResponderResources), ORD: uint16(param.InitiatorDepth),
+		P2P: true, RTRWrite: true, RTRRead: true}
+	b, err := req.Append(nil)
+	if err != nil {
+		return s, reply, err
+	}
+	if _, err = conn.Write(b); err != nil {
+		return s, reply, err
+	}
+	if reply, err = readStart(conn, true); err != nil {
+		return s, reply, fmt.Errorf("MPA reply: %w", err)
+	}
+	if reply.Reject {
+		return s, reply, &ibv.RejectError{Private: reply.Private, Text: "refused by its program", Err: syscall.ECONNREFUSED}
+	}
+	if reply.Markers {
+		return s, reply, errMarkers
+	}
+	s = setup{crc: req.CRC || reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources}
+	if !reply.Enhanced {
+		return s, reply, nil // revision 1: depths are for the consumers to agree on
+	}
+	if reply.IRD != iwarpwire.DepthNotNegotiated {
+		s.ord = min(s.ord, int(reply.IRD))
+	}
+	if reply.ORD != iwarpwire.DepthNotNegotiated && int(reply.ORD) > s.ird {
+		return s, reply, refuseStart(conn, iwarpwire.ErrInsufficientIRD, s.crc)
+	}
+	if reply.P2P {
+		switch {
+		case reply.RTRWrite:
+			s.rtr = rtrWrite
+		case reply.RTRRead:
+			s.rtr = rtrRead
+		default:
+			return s, reply, refuseStart(conn, iwarpwire.ErrNoRTR, s.crc)
+		}
+	}
+	return s, reply, nil
+}
+
+var errMarkers = errors.New("the peer demands MPA markers, which this device does not send")
+
+// refuseStart tells the peer why its reply cannot be worked with.
+func refuseStart(conn *net.TCPConn, term *iwarpwire.TermError, crc bool) error {
+	conn.Write(appendTerminate(nil, &iwarpwire.TermMsg{Err: *term}, crc))
+	return term
+}
+
+// readStart reads a Request or Reply frame and not a byte more.
+func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
+	b := make([]byte, iwarpwire.StartLen, iwarpwire.StartLen+64)
+	if _, err := io.ReadFull(conn, b); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF // the other end is no iWARP device, or gave up
+		}
+		return iwarpwire.Start{}, err
+	}
+	n, err := iwarpwire.ParseStartHeader(b, reply)
+	if err != nil {
+		return iwarpwire.Start{}, err
+	}
+	b = append(b, make([]byte, n)...)
+	if _, err := io.ReadFull(conn, b[iwarpwire.StartLen:]); err != nil {
+		return iwarpwire.Start{}, err
+	}
+	return iwarpwire.ParseStart(b, reply)
+}
+
+func (i *id) Accept(ctx context.Context, param ibv.ConnParam) error {
+	q, err := i.ready(&param, true)
+	if err == nil {
+		err = i.accept(ctx, q, param)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: accept from %v: %w", Name, i.remote, err)
+	}
+	return nil
+}
+
+func (i *id) accept(ctx context.Context, q *qp, param ibv.ConnParam) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	req := &i.request
+	reply := iwarpwire.Start{Reply: true, CRC: req.CRC || i.dev.cfg.CRC, Enhanced: req.Enhanced, Rev: req.Rev, Private: param.Private}
+	s := setup{crc: reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources, hold: true}
+	if req.Enhanced {
+		// RFC 6581: our ORD within the peer's IRD; the peer lowers its ORD to our IRD.
+		if req.IRD != iwarpwire.DepthNotNegotiated {
+			s.ord = min(s.ord, int(req.IRD))
+		}
+		reply.IRD, reply.ORD = uint16(s.ird), uint16(s.ord)
+		if req.P2P {
+			reply.P2P = true
+			switch {
+			case req.RTRWrite:
+				reply.RTRWrite = true
+			case req.RTRRead:
+				reply.RTRRead = true
+			case req.RTRSend:
+				reply.RTRSend, s.eatSend = true, true
+			default:
+				reply.P2P = false
+			}
+		}
+	}
+	b, err := reply.Append(nil)
+	if err != nil {
+		return err
+	}
+	i.mu.Lock()
+	conn := i.conn
+	i.conn = nil
+	i.param = ibv.ConnParam{InitiatorDepth: s.ord, ResponderResources: s.ird}
+	i.mu.Unlock()
+	if conn == nil {
+		return net.ErrClosed
+	}
+	// A Reply always fits the socket's buffer; no deadline is needed for it.
+	if _, err = conn.Write(b); err == nil {
+		err = startLink(q, conn, s, i.event)
+	}
+	if err != nil {
+		conn.Close()
+	}
+	return err
+}
+
+func (i *id) Reject(private []byte) error {
+	if len(private) > maxPrivateData {
+		return fmt.Errorf("%s: reject: %d bytes of private data (limit %d): %w", Name, len(private), maxPrivateData, ibv.ErrLimit)
+	}
+	i.mu.Lock()
+	conn := i.conn
+	i.conn = nil
+	i.mu.Unlock()
+	if !i.passive || conn == nil {
+		return fmt.Errorf("%s: reject: %w", Name, ibv.ErrState)
+	}
+	return rejectStart(conn, &i.request, private)
+}
+
+// rejectStart answers a Request with a Reply that has R set, and closes.
+func rejectStart(conn *net.TCPConn, req *iwarpwire.Start, private []byte) error {
+	reply := iwarpwire.Start{Reply: true, Reject: true, CRC: req.CRC, Enhanced: req.Enhanced, Rev: req.Rev, Private: private}
+	b, err := reply.Append(nil)
+	if err == nil {
+		_, err = conn.Write(b)
+	}
+	return errors.Join(err, conn.Close())
+}
+
+func (i *id) Notify(f func(ibv.Event)) {
+	i.mu.Lock()
+	i.handler = f
+	past := i.past
+	i.past = nil
+	i.mu.Unlock()
+	for _, e := range past {
+		f(e)
+	}
+}
+
+func (i *id) event(e ibv.Event) {
+	i.mu.Lock()
+	f := i.handler
+	if f == nil {
+		i.past = append(i.past, e)
+	}
+	i.mu.Unlock()
+	if f != nil {
+		f(e)
+	}
+}
+
+func (i *id) Disconnect() error {
+	i.mu.Lock()
+	q := i.qp
+	i.mu.Unlock()
+	if q == nil || q.link.Load() == nil {
+		return fmt.Errorf("%s: disconnect: %w", Name, ibv.ErrState)
+	}
+	q.link.Load().disconnect()
+	return nil
+}
+
+func (i *id) Close() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.qp != nil && !i.qp.closed.Load() {
+		return fmt.Errorf("%s: close: queue pair %d: %w", Name, i.qp.num, ibv.ErrBusy)
+	}
+	if i.closed {
+		return net.ErrClosed
+	}
+	i.closed = true
+	if i.conn != nil {
+		i.conn.Close()
+		i.conn = nil
+	}
+	return nil
+}
+
+// unmapped is the address of a socket, an IPv4 one in its short form.
+func unmapped(a net.Addr) netip.AddrPort {
+	ap := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}

@@ -1,0 +1,272 @@
+package iwarp
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// cq implements ibv.CQ: a ring that grows as it is used, up to its depth.
+type cq struct {
+	depth int
+
+	mu      sync.Mutex
+	ring    []ibv.WC
+	head, n int
+	armed   armState
+	event   bool // an armed-for completion came and Wait has not taken it
+	broken  bool // Interrupt was called and Wait has not taken it
+	overrun bool
+	closed  bool
+	users   []*qp // one entry for each use as send or receive queue
+	waiting bool  // a goroutine is in Wait
+	lead    *tcp  // the link that it receives on meanwhile
+	wake    chan struct{}
+}
+
+type armState uint8
+
+const (
+	unarmed armState = iota
+	armedSolicited
+	armedAny
+)
+
+func (d *device) CreateCQ(depth int) (ibv.CQ, error) {
+	if depth < 1 || depth > maxCQE {
+		return nil, fmt.Errorf("%s: completion queue of %d entries (limit %d): %w", Name, depth, maxCQE, ibv.ErrLimit)
+	}
+	return &cq{depth: depth}, nil
+}
+
+func (c *cq) Depth() int { return c.depth }
+
+func (c *cq) attach(q *qp) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	c.users = append(c.users, q)
+	return nil
+}
+
+func (c *cq) detach(q *qp) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, u := range c.users {
+		if u == q {
+			c.users = append(c.users[:i], c.users[i+1:]...)
+			return
+		}
+	}
+}
+
+// single returns the link to receive on when all that uses the queue is one
+// connected queue pair. The caller holds mu.
+func (c *cq) single() *tcp {
+	if len(c.users) == 0 {
+		return nil
+	}
+	for _, u := range c.users[1:] {
+		if u != c.users[0] {
+			return nil
+		}
+	}
+	return c.users[0].link.Load()
+}
+
+// add appends a completion. from is the link whose receiving goroutine calls,
+// nil for others. It reports whether there was room.
+func (c *cq) add(wc *ibv.WC, solicited bool, from *tcp) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == c.depth {
+		c.overrun = true
+		c.raise(from)
+		return false
+	}
+	if c.n == len(c.ring) {
+		c.grow()
+	}
+	c.ring[(c.head+c.n)%len(c.ring)] = *wc
+	c.n++
+	if c.armed == armedAny || c.armed == armedSolicited && (solicited || wc.Status != ibv.WCSuccess) {
+		c.raise(from)
+	}
+	return true
+}
+
+func (c *cq) grow() {
+	ring := make([]ibv.WC, min(max(4, 2*len(c.ring)), c.depth))
+	for i := range c.n {
+		ring[i] = c.ring[(c.head+i)%len(c.ring)]
+	}
+	c.ring, c.head = ring, 0
+}
+
+// raise makes the event pending and wakes the waiter. The caller holds mu.
+func (c *cq) raise(from *tcp) {
+	c.armed = unarmed
+	c.event = true
+	c.rouse(from)
+}
+
+// rouse gets the waiter to look again. The caller holds mu.
+func (c *cq) rouse(from *tcp) {
+	if !c.waiting {
+		return
+	}
+	if c.lead != nil {
+		if c.lead != from {
+			c.lead.kick()
+		}
+		return
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *cq) Poll(wcs []ibv.WC) (int, error) {
+	c.mu.Lock()
+	if c.n == 0 && c.armed == unarmed && !c.waiting && !c.event {
+		// Whoever polls without arming spins: the caller's time is the
+		// device's to use.
+		if l := c.single(); l != nil {
+			c.mu.Unlock()
+			l.poll()
+			c.mu.Lock()
+		}
+	}
+	n := min(len(wcs), c.n)
+	for i := range n {
+		wcs[i] = c.ring[c.head]
+		c.head = (c.head + 1) % len(c.ring)
+	}
+	c.n -= n
+	overrun := c.overrun
+	c.mu.Unlock()
+	if overrun && n == 0 {
+		return 0, fmt.Errorf("%s: %w", Name, ibv.ErrCQOverrun)
+	}
+	return n, nil
+}
+
+func (c *cq) Arm(solicitedOnly bool) error {
+	want := armedAny
+	if solicitedOnly {
+		want = armedSolicited
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	c.armed = max(c.armed, want)
+	if c.overrun {
+		c.raise(nil)
+	}
+	return nil
+}
+
+func (c *cq) Interrupt() {
+	c.mu.Lock()
+	c.broken = true
+	c.rouse(nil)
+	c.mu.Unlock()
+}
+
+func (c *cq) Wait(deadline time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting = true
+	defer func() { c.waiting = false }()
+	for {
+		switch {
+		case c.closed:
+			return net.ErrClosed
+		case c.event:
+			c.event = false
+			return nil
+		case c.broken:
+			c.broken = false
+			return ibv.ErrInterrupted
+		case !deadline.IsZero() && !time.Now().Before(deadline):
+			return os.ErrDeadlineExceeded
+		}
+		if l := c.single(); l != nil && l.sit() {
+			c.lead = l
+			l.setDeadline(deadline)
+			c.mu.Unlock()
+			l.receive(c)
+			c.mu.Lock()
+			c.lead = nil
+			l.leave()
+			continue
+		}
+		c.follow(deadline)
+	}
+}
+
+// follow sleeps until roused while another goroutine receives. The caller
+// holds mu.
+func (c *cq) follow(deadline time.Time) {
+	if c.wake == nil {
+		c.wake = make(chan struct{}, 1)
+	}
+	wake := c.wake
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	if deadline.IsZero() {
+		<-wake
+		return
+	}
+	t := time.NewTimer(time.Until(deadline))
+	defer t.Stop()
+	select {
+	case <-wake:
+	case <-t.C:
+	}
+}
+
+// reconsider makes a sleeping waiter look for a link to receive on.
+func (c *cq) reconsider() {
+	c.mu.Lock()
+	c.rouse(nil)
+	c.mu.Unlock()
+}
+
+// satisfied reports whether the goroutine in Wait has something to return for.
+func (c *cq) satisfied() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.event || c.broken || c.closed
+}
+
+// follower reports whether a goroutine is in Wait without receiving itself
+// and would receive on l.
+func (c *cq) follower(l *tcp) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting && c.lead == nil && c.single() == l
+}
+
+func (c *cq) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.users) > 0 {
+		return fmt.Errorf("%s: completion queue used by %d queues: %w", Name, len(c.users), ibv.ErrBusy)
+	}
+	if c.closed {
+		return net.ErrClosed
+	}
+	c.closed = true
+	c.rouse(nil)
+	return nil
+}

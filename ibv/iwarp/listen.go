@@ -1,0 +1,192 @@
+package iwarp
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+const defaultBacklog = 1024
+
+// listener implements ibv.Listener. Each TCP connection that comes in is
+// half open until its MPA Request has arrived; there is a bound on those, and
+// the oldest makes room, so silent peers cannot keep others out. Requests then
+// wait for Accept in a queue; while that is full no further TCP connection is
+// taken and the kernel's backlog fills, as with any listener.
+type listener struct {
+	dev  *device
+	ln   *net.TCPListener
+	addr netip.AddrPort
+
+	ready  chan *id
+	done   chan struct{}
+	closed sync.Once
+	wg     sync.WaitGroup
+
+	mu   sync.Mutex
+	half list.List // of *net.TCPConn, oldest first
+}
+
+// Listen binds a TCP listener.
+func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
+	network, address := "tcp", local.String()
+	switch {
+	case !local.Addr().IsValid():
+		address = net.JoinHostPort("", strconv.Itoa(int(local.Port())))
+	case local.Addr().Is4():
+		network = "tcp4"
+	case local.Addr().Is6() && !local.Addr().Is4In6():
+		network = "tcp6"
+	}
+	lc := net.ListenConfig{KeepAlive: -1}
+	ln, err := lc.Listen(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	if backlog <= 0 {
+		backlog = defaultBacklog
+	}
+	l := &listener{dev: p.dev, ln: ln.(*net.TCPListener), addr: unmapped(ln.Addr()),
+		ready: make(chan *id, backlog), done: make(chan struct{})}
+	if !local.Addr().IsValid() {
+		l.addr = netip.AddrPortFrom(netip.IPv6Unspecified(), l.addr.Port())
+	}
+	l.wg.Add(1)
+	go l.run()
+	return l, nil
+}
+
+func (l *listener) Addr() netip.AddrPort { return l.addr }
+
+// run takes TCP connections.
+func (l *listener) run() {
+	defer l.wg.Done()
+	backoff := time.Millisecond
+	for {
+		conn, err := l.ln.AcceptTCP()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			// Out of descriptors, most likely: wait for some to come back.
+			select {
+			case <-time.After(backoff):
+			case <-l.done:
+				return
+			}
+			backoff = min(2*backoff, time.Second)
+			continue
+		}
+		backoff = time.Millisecond
+		e := l.admit(conn)
+		l.wg.Add(1)
+		go func() {
+			defer l.wg.Done()
+			l.respond(conn, e)
+		}()
+	}
+}
+
+// admit enters a connection among the half open ones.
+func (l *listener) admit(conn *net.TCPConn) *list.Element {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.half.Len() >= l.dev.cfg.MaxHalfOpen {
+		oldest := l.half.Front()
+		l.half.Remove(oldest).(*net.TCPConn).Close()
+	}
+	return l.half.PushBack(conn)
+}
+
+// settle takes a connection off the half open ones.
+func (l *listener) settle(e *list.Element) {
+	l.mu.Lock()
+	l.half.Remove(e) // nothing when it was evicted
+	l.mu.Unlock()
+}
+
+// respond is the passive side of MPA start-up up to the decision.
+func (l *listener) respond(conn *net.TCPConn, e *list.Element) {
+	conn.SetDeadline(time.Now().Add(l.dev.cfg.RequestTimeout))
+	req, err := readStart(conn, false)
+	l.settle(e)
+	if err != nil {
+		conn.Close()
+		return
+	}
+	if req.Markers {
+		rejectStart(conn, &req, nil)
+		return
+	}
+	conn.SetDeadline(time.Time{})
+	i := &id{dev: l.dev, passive: true, conn: conn, request: req, private: req.Private,
+		local: unmapped(conn.LocalAddr()), remote: unmapped(conn.RemoteAddr())}
+	i.param = ibv.ConnParam{ResponderResources: depth(req.ORD, req.Enhanced), InitiatorDepth: depth(req.IRD, req.Enhanced)}
+	select {
+	case l.ready <- i:
+		return
+	default:
+	}
+	select {
+	case l.ready <- i:
+	case <-time.After(l.dev.cfg.ConnectTimeout): // the peer has given up by now
+		rejectStart(conn, &req, nil)
+	case <-l.done:
+		rejectStart(conn, &req, nil)
+	}
+}
+
+// depth is what the peer proposes, as this side's limit.
+func depth(d uint16, enhanced bool) int {
+	if !enhanced || d == iwarpwire.DepthNotNegotiated {
+		return maxRdAtom
+	}
+	return min(int(d), maxRdAtom)
+}
+
+func (l *listener) Accept(ctx context.Context) (ibv.ID, error) {
+	select {
+	case <-l.done:
+		return nil, net.ErrClosed
+	default:
+	}
+	select {
+	case i := <-l.ready:
+		return i, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *listener) Close() error {
+	err := net.ErrClosed
+	l.closed.Do(func() {
+		close(l.done)
+		err = l.ln.Close()
+		l.mu.Lock()
+		for e := l.half.Front(); e != nil; e = e.Next() {
+			e.Value.(*net.TCPConn).Close()
+		}
+		l.mu.Unlock()
+		l.wg.Wait()
+		for {
+			select {
+			case i := <-l.ready:
+				i.Reject(nil)
+			default:
+				return
+			}
+		}
+	})
+	return err
+}

@@ -1,0 +1,201 @@
+package iwarp
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+// pd implements ibv.PD: a table of the STags that its queue pairs may use.
+type pd struct {
+	dev *device
+
+	// gate is held for reading whenever registered memory is touched, always
+	// around non-blocking calls only, and for writing to take a region away.
+	// So a region's Close waits for a copy under way and for nothing else.
+	gate sync.RWMutex
+
+	// Below gate.
+	mrs    map[uint32]*mr // by STag
+	qps    int
+	closed bool
+}
+
+// mr implements ibv.MR. Remote addresses (TO) start at a random base: nothing
+// of the process's layout goes out, and an address that is off by the base is
+// out of bounds instead of right by accident.
+type mr struct {
+	pd     *pd
+	buf    []byte
+	base   uint64
+	stag   uint32
+	access ibv.Access
+
+	// Below pd.gate.
+	dead   bool // the key opens nothing any more
+	closed bool
+}
+
+func (d *device) AllocPD() (ibv.PD, error) {
+	return &pd{dev: d, mrs: make(map[uint32]*mr)}, nil
+}
+
+func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
+	if len(buf) == 0 {
+		return nil, fmt.Errorf("%s: register memory: no bytes: %w", Name, syscall.EINVAL)
+	}
+	if access&(ibv.AccessRemoteWrite|ibv.AccessRemoteAtomic) != 0 && access&ibv.AccessLocalWrite == 0 {
+		return nil, fmt.Errorf("%s: register memory: remote write without local write: %w", Name, syscall.EINVAL)
+	}
+	if access&ibv.AccessRemoteAtomic != 0 {
+		return nil, ibv.Unsupported(Name, "remote atomics")
+	}
+	var r [12]byte
+	p.gate.Lock()
+	defer p.gate.Unlock()
+	if p.closed {
+		return nil, fmt.Errorf("%s: register memory: %w", Name, errPDClosed)
+	}
+	for {
+		rand.Read(r[:])
+		// RFC 5040, section 8.1: keys are not to be guessed. 0 is never valid.
+		stag := binary.BigEndian.Uint32(r[:])
+		if stag == 0 || p.mrs[stag] != nil {
+			continue
+		}
+		// 47 random bits, page aligned like a mapping's address; base+len cannot wrap.
+		base := binary.BigEndian.Uint64(r[4:]) >> 17 &^ 4095
+		m := &mr{pd: p, buf: buf, base: base + 4096, stag: stag, access: access}
+		p.mrs[stag] = m
+		return m, nil
+	}
+}
+
+var errPDClosed = errors.New("protection domain closed")
+
+func (p *pd) Close() error {
+	p.gate.Lock()
+	defer p.gate.Unlock()
+	if p.closed {
+		return fmt.Errorf("%s: %w", Name, errPDClosed)
+	}
+	if p.qps > 0 || len(p.mrs) > 0 {
+		return fmt.Errorf("%s: protection domain with %d queue pairs and %d memory regions: %w",
+			Name, p.qps, len(p.mrs), ibv.ErrBusy)
+	}
+	p.closed = true
+	return nil
+}
+
+func (p *pd) addQP() error {
+	p.gate.Lock()
+	defer p.gate.Unlock()
+	if p.closed {
+		return errPDClosed
+	}
+	p.qps++
+	return nil
+}
+
+func (p *pd) removeQP() {
+	p.gate.Lock()
+	p.qps--
+	p.gate.Unlock()
+}
+
+func (m *mr) LKey() uint32 { return m.stag }
+func (m *mr) RKey() uint32 { return m.stag }
+func (m *mr) Addr() uint64 { return m.base }
+func (m *mr) Len() int     { return len(m.buf) }
+
+func (m *mr) Close() error {
+	m.pd.gate.Lock()
+	defer m.pd.gate.Unlock()
+	if m.closed {
+		return fmt.Errorf("%s: memory region closed twice", Name)
+	}
+	m.closed, m.dead = true, true
+	delete(m.pd.mrs, m.stag)
+	m.buf = nil
+	return nil
+}
+
+// local finds the region of a scatter/gather element. The caller holds the
+// gate for reading.
+func (p *pd) local(s *ibv.SGE, write bool) (*mr, ibv.WCStatus) {
+	m := p.mrs[s.LKey]
+	if m == nil || m.dead || !m.holds(s.Buf) || write && m.access&ibv.AccessLocalWrite == 0 {
+		return nil, ibv.WCLocProtErr
+	}
+	return m, ibv.WCSuccess
+}
+
+// holds reports whether b lies within the region.
+func (m *mr) holds(b []byte) bool {
+	if len(b) == 0 {
+		return true
+	}
+	start, end := addr(m.buf), addr(m.buf)+uintptr(len(m.buf))
+	return addr(b) >= start && addr(b) <= end && uintptr(len(b)) <= end-addr(b)
+}
+
+func addr(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// offset is the tagged offset of a part of the region.
+func (m *mr) offset(b []byte) uint64 {
+	if len(b) == 0 {
+		return m.base
+	}
+	return m.base + uint64(addr(b)-addr(m.buf))
+}
+
+// window returns the n bytes at the tagged offset to, if the peer may have
+// them. The caller holds the gate for reading. write tells an RDMA Write from
+// a Read Request, whose errors belong to different layers.
+func (p *pd) window(stag uint32, to uint64, n int, write bool) (*mr, []byte, *iwarpwire.TermError) {
+	eSTag, eBounds, eAccess, eWrap := iwarpwire.ErrInvalidSTag, iwarpwire.ErrBaseBounds,
+		iwarpwire.ErrInvalidSTag, iwarpwire.ErrTaggedWrap
+	right := ibv.AccessRemoteWrite
+	if !write {
+		eSTag, eBounds, eAccess, eWrap = iwarpwire.ErrRemoteInvalidSTag, iwarpwire.ErrRemoteBounds,
+			iwarpwire.ErrRemoteAccess, iwarpwire.ErrTOWrap
+		right = ibv.AccessRemoteRead
+	}
+	if to+uint64(n) < to {
+		return nil, nil, eWrap
+	}
+	m := p.mrs[stag]
+	switch {
+	case m == nil || m.dead:
+		return nil, nil, eSTag
+	case m.access&right == 0:
+		return nil, nil, eAccess // DDP has no code of its own for a missing right
+	case to < m.base || to-m.base > uint64(len(m.buf)) || uint64(n) > uint64(len(m.buf))-(to-m.base):
+		return nil, nil, eBounds
+	}
+	off := to - m.base
+	return m, m.buf[off : off+uint64(n)], nil
+}
+
+// invalidate takes the key away; the region stays registered until its Close.
+// A region that never was open to the peer is not for the peer to close.
+func (p *pd) invalidate(stag uint32, remote bool) bool {
+	p.gate.Lock()
+	defer p.gate.Unlock()
+	m := p.mrs[stag]
+	if m == nil || m.dead {
+		return false
+	}
+	if remote && m.access&(ibv.AccessRemoteRead|ibv.AccessRemoteWrite) == 0 {
+		return false
+	}
+	m.dead = true
+	return true
+}

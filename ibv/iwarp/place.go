@@ -1,0 +1,313 @@
+package iwarp
+
+import (
+	"fmt"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+// Where payload goes, and what a complete message means: the rules of DDP
+// (RFC 5041) and RDMAP (RFC 5040) on the receiving side.
+
+// aim finds the memory for the payload of the frame whose header was parsed.
+func (l *tcp) aim() *iwarpwire.TermError {
+	rx := &l.rx
+	h := &rx.hdr
+	rx.target.segs, rx.target.off = nil, 0
+	switch h.Op {
+	case iwarpwire.Write:
+		if rx.left == 0 {
+			return nil // needs no valid STag
+		}
+		return l.aimTagged(l.qp.pd.windowFor(h.STag, h.TO, rx.left))
+	case iwarpwire.ReadResponse:
+		return l.aimReadResponse()
+	case iwarpwire.ReadRequest:
+		switch {
+		case h.MSN != rx.readMSN+1:
+			return iwarpwire.ErrMSNRange
+		case h.MO != 0 || !h.Last:
+			return iwarpwire.ErrBadMO
+		case rx.left != iwarpwire.ReadRequestLen-iwarpwire.UntaggedLen:
+			return iwarpwire.ErrTooLong
+		}
+		rx.readMSN++
+		return l.aimControl()
+	case iwarpwire.Terminate:
+		if rx.left > len(rx.ctl) || !h.Last || h.MO != 0 {
+			return iwarpwire.ErrTooLong
+		}
+		return l.aimControl()
+	}
+	return l.aimSend()
+}
+
+func (l *tcp) aimTagged(m *mr, b []byte, term *iwarpwire.TermError) *iwarpwire.TermError {
+	if term != nil {
+		return term
+	}
+	t := &l.rx.target
+	t.one[0] = segment{b, m}
+	t.segs = t.one[:]
+	return nil
+}
+
+func (l *tcp) aimControl() *iwarpwire.TermError {
+	t := &l.rx.target
+	t.one[0] = segment{buf: l.rx.ctl[:l.rx.left]}
+	t.segs = t.one[:]
+	return nil
+}
+
+// windowFor is window for an RDMA Write.
+func (p *pd) windowFor(stag uint32, to uint64, n int) (*mr, []byte, *iwarpwire.TermError) {
+	p.gate.RLock()
+	defer p.gate.RUnlock()
+	return p.window(stag, to, n, true)
+}
+
+// aimSend checks a segment of a Send against the message in progress and takes
+// a receive at the start of one.
+func (l *tcp) aimSend() *iwarpwire.TermError {
+	rx := &l.rx
+	h := &rx.hdr
+	if !rx.inMsg {
+		switch {
+		case h.MSN != rx.sendMSN+1:
+			return iwarpwire.ErrMSNRange
+		case h.MO != 0:
+			return iwarpwire.ErrBadMO
+		}
+		if rx.eatSend {
+			if rx.left > 0 || !h.Last {
+				return iwarpwire.ErrNoRTR
+			}
+			rx.sendMSN++
+			return nil
+		}
+		r, ok := l.qp.popRecv()
+		if !ok {
+			return iwarpwire.ErrNoBuffer
+		}
+		rx.sendMSN++
+		rx.cur, rx.inMsg, rx.filled = r, true, 0
+	} else {
+		switch {
+		case h.MSN != rx.sendMSN:
+			return iwarpwire.ErrMSNRange
+		case h.MO != uint32(rx.filled):
+			return iwarpwire.ErrBadMO
+		}
+	}
+	if rx.left > rx.cur.size-rx.filled {
+		return iwarpwire.ErrTooLong
+	}
+	// Find the element where the bytes so far end.
+	t := &rx.target
+	t.segs, t.off = rx.cur.sgl(), rx.filled
+	for len(t.segs) > 1 && t.off >= len(t.segs[0].buf) {
+		t.off -= len(t.segs[0].buf)
+		t.segs = t.segs[1:]
+	}
+	return nil
+}
+
+// aimReadResponse matches a response against the oldest outstanding read.
+func (l *tcp) aimReadResponse() *iwarpwire.TermError {
+	rx := &l.rx
+	h := &rx.hdr
+	q := l.qp
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	r := q.sq.oldestRead()
+	if r == nil {
+		if l.tx.reads > 0 && rx.left == 0 && h.Last {
+			return nil // answers the Read that was our RTR
+		}
+		return iwarpwire.ErrInvalidSTag
+	}
+	if r.size == 0 {
+		if rx.left > 0 || !h.Last {
+			return iwarpwire.ErrBaseBounds
+		}
+		return nil
+	}
+	s := r.sgl[0]
+	switch {
+	case h.STag != s.mr.stag || s.mr.dead:
+		return iwarpwire.ErrInvalidSTag
+	case h.TO != s.mr.offset(s.buf)+uint64(rx.readDone),
+		rx.left > r.size-rx.readDone,
+		h.Last != (rx.left == r.size-rx.readDone):
+		return iwarpwire.ErrBaseBounds
+	}
+	return l.aimTagged(s.mr, s.buf[rx.readDone:rx.readDone+rx.left], nil)
+}
+
+// oldestRead is the first request that the link has sent and that waits for a
+// Read Response.
+func (s *sendQueue) oldestRead() *sendReq {
+	for i := range s.sent {
+		if r := s.at(i); r.op == ibv.OpRead && !r.done {
+			return r
+		}
+	}
+	return nil
+}
+
+// deliver acts on the frame that was received in full.
+func (l *tcp) deliver() bool {
+	rx := &l.rx
+	h := &rx.hdr
+	n := rx.payload()
+	switch h.Op {
+	case iwarpwire.Write:
+		return true // the target learns of it by a later Send
+	case iwarpwire.ReadResponse:
+		return l.deliverRead(n)
+	case iwarpwire.ReadRequest:
+		return l.serveRead()
+	case iwarpwire.Terminate:
+		return l.terminated(n)
+	}
+	if rx.eatSend {
+		rx.eatSend = false
+		return true
+	}
+	rx.filled += n
+	if !h.Last {
+		return true
+	}
+	wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: l.qp.num, ByteLen: uint32(rx.filled)}
+	if h.Op.Invalidates() {
+		// RFC 5040, section 5.3: the key is gone before the message is delivered.
+		if !l.qp.pd.invalidate(h.InvSTag, true) {
+			l.refuse(iwarpwire.ErrCannotInvalidate)
+			return false
+		}
+		wc.Flags, wc.InvKey = ibv.WCWithInv, h.InvSTag
+	}
+	rx.inMsg, rx.cur = false, recvReq{}
+	solicited := h.Op == iwarpwire.SendSE || h.Op == iwarpwire.SendSEInv
+	if !l.qp.complete(l.qp.recvCQ, &wc, solicited, l) {
+		l.end(fmt.Errorf("%s: %w", Name, ibv.ErrCQOverrun), &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
+		return false
+	}
+	return true
+}
+
+// payload is the payload length of the frame in progress.
+func (rx *receiver) payload() int {
+	if rx.hdr.Tagged {
+		return rx.ulen - iwarpwire.TaggedLen
+	}
+	return rx.ulen - iwarpwire.UntaggedLen
+}
+
+func (l *tcp) deliverRead(n int) bool {
+	rx := &l.rx
+	q := l.qp
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	rx.readDone += n
+	if !rx.hdr.Last {
+		return true
+	}
+	rx.readDone = 0
+	l.tx.reads--
+	if r := q.sq.oldestRead(); r != nil {
+		r.done = true
+	}
+	q.reap(l)
+	l.push() // a read or a fenced request may have waited for this one
+	return true
+}
+
+// serveRead queues the Read Response that the peer asked for.
+func (l *tcp) serveRead() bool {
+	rx := &l.rx
+	var req iwarpwire.ReadReq
+	if term := req.Parse(rx.ctl[:iwarpwire.ReadReqLen]); term != nil {
+		l.violation(term, true)
+		return false
+	}
+	resp := response{stag: req.SinkSTag, to: req.SinkTO}
+	if req.Size > 0 {
+		l.qp.pd.gate.RLock()
+		m, b, term := l.qp.pd.window(req.SrcSTag, req.SrcTO, int(req.Size), false)
+		l.qp.pd.gate.RUnlock()
+		if term != nil {
+			l.violation(term, true)
+			return false
+		}
+		resp.seg[0] = segment{b, m}
+	}
+	l.qp.sq.mu.Lock()
+	fits := len(l.tx.resp) < max(l.ird, 1) // one is always served: it may be the peer's RTR
+	if fits {
+		l.tx.resp = append(l.tx.resp, resp)
+		l.push()
+	}
+	l.qp.sq.mu.Unlock()
+	if !fits {
+		l.violation(iwarpwire.ErrCatastrophic, true)
+	}
+	return fits
+}
+
+// refuse is violation for an error that may concern a receive in progress.
+func (l *tcp) refuse(term *iwarpwire.TermError) {
+	rx := &l.rx
+	if rx.inMsg {
+		wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: l.qp.num, Status: ibv.WCFlushErr}
+		if *term == *iwarpwire.ErrTooLong {
+			wc.Status = ibv.WCLocLenErr
+		}
+		rx.inMsg, rx.cur = false, recvReq{}
+		l.qp.complete(l.qp.recvCQ, &wc, false, l)
+	}
+	culprit := ibv.WCFlushErr
+	if rx.hdr.Op == iwarpwire.ReadResponse {
+		culprit = ibv.WCBadRespErr
+	}
+	l.end(fmt.Errorf("%s: the peer broke the protocol: %w", Name, term), l.terminate(term, false), culprit)
+}
+
+// abandon flushes the receive that was being filled.
+func (rx *receiver) abandon(l *tcp) {
+	if rx.inMsg {
+		l.qp.flushRecv(rx.cur.id, l)
+		rx.inMsg, rx.cur = false, recvReq{}
+	}
+}
+
+// terminated ends the link on the peer's Terminate.
+func (l *tcp) terminated(n int) bool {
+	m, err := iwarpwire.ParseTerminate(l.rx.ctl[:n])
+	if err != nil {
+		l.end(fmt.Errorf("%s: the peer ended the connection without a readable reason: %w", Name, err), nil, ibv.WCFlushErr)
+		return false
+	}
+	culprit := ibv.WCFlushErr
+	if len(m.RDMAP) > 0 || m.Err.Layer == 0 && m.Err.Type == 1 {
+		// It names a Read Request of ours, which is the oldest outstanding.
+		culprit = ibv.WCRemAccessErr
+	} else if m.Err.Layer == 0 && m.Err.Type == 2 {
+		culprit = ibv.WCRemOpErr
+	}
+	l.end(&RemoteError{Layer: m.Err.Layer, Type: m.Err.Type, Code: m.Err.Code}, nil, culprit)
+	return false
+}
+
+// RemoteError says that the peer ended the connection with a Terminate message,
+// and why: layer, error type and code as RFC 5040, section 4.8, numbers them.
+type RemoteError struct {
+	Layer, Type, Code uint8
+}
+
+// Error gives the peer's reason in words.
+func (e *RemoteError) Error() string {
+	return Name + ": the peer ended the connection: " +
+		iwarpwire.TermError{Layer: e.Layer, Type: e.Type, Code: e.Code}.Error()
+}

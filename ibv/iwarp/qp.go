@@ -1,0 +1,465 @@
+package iwarp
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// qp implements ibv.QP: two queues and what happens to the work in them. How
+// the work reaches the peer is the link's business.
+//
+//	INIT --start--> RTS --fail--> ERR
+//	  \______________________________/ SetError before the connection is up
+//
+// Lock order: sq.mu or rq.mu, then pd.gate, then cq.mu.
+type qp struct {
+	dev    *device
+	pd     *pd
+	num    uint32
+	cap    ibv.QPCap
+	all    bool // every send is signalled
+	sendCQ *cq
+	recvCQ *cq
+
+	state  atomic.Uint32 // an ibv.QPState
+	closed atomic.Bool
+	link   atomic.Pointer[tcp] // set once, on the way to RTS
+
+	sq sendQueue
+	rq recvQueue
+}
+
+// sendQueue is the send queue, a ring of requests in three stretches:
+//
+//	head ... sent    handed to the link, waiting to be done in order
+//	sent ... n       not yet handed to the link
+type sendQueue struct {
+	mu   sync.Mutex
+	ring []sendReq
+	head int
+	n    int
+	sent int // of the n, how many the link has
+}
+
+// sendReq is a work request in the send queue.
+type sendReq struct {
+	id     uint64
+	op     ibv.Opcode
+	flags  ibv.SendFlags
+	done   bool // to be completed once all before it are
+	status ibv.WCStatus
+	size   int    // bytes
+	end    uint64 // link: the place in its stream where this request ends
+	invKey uint32
+	rkey   uint32
+	raddr  uint64
+	sgl    []segment
+	copied *[]byte // what sgl points into, when the device had to copy
+}
+
+// segment is an SGE with the region it lies in; inline data has none.
+type segment struct {
+	buf []byte
+	mr  *mr
+}
+
+// recvQueue is the receive queue, a ring of posted receives.
+type recvQueue struct {
+	mu   sync.Mutex
+	ring []recvReq
+	head int
+	n    int
+}
+
+// recvReq is a work request in the receive queue. One element is the common
+// case and needs no memory of its own.
+type recvReq struct {
+	id   uint64
+	size int
+	one  [1]segment
+	more []segment // instead of one
+}
+
+func (r *recvReq) sgl() []segment {
+	if r.more != nil {
+		return r.more
+	}
+	return r.one[:]
+}
+
+func newQP(d *device, p *pd, init *ibv.QPInit) (*qp, error) {
+	c := init.Cap
+	switch {
+	case c.MaxSendWR < 0 || c.MaxRecvWR < 0 || c.MaxSendSGE < 0 || c.MaxRecvSGE < 0 || c.MaxInline < 0:
+		return nil, fmt.Errorf("%s: create queue pair: negative capacity: %w", Name, syscall.EINVAL)
+	case c.MaxSendWR > maxQPWR || c.MaxRecvWR > maxQPWR:
+		return nil, fmt.Errorf("%s: create queue pair: %d sends and %d receives (limit %d each): %w",
+			Name, c.MaxSendWR, c.MaxRecvWR, maxQPWR, ibv.ErrLimit)
+	case c.MaxSendSGE > maxSGE || c.MaxRecvSGE > maxSGE:
+		return nil, fmt.Errorf("%s: create queue pair: %d and %d elements a request (limit %d): %w",
+			Name, c.MaxSendSGE, c.MaxRecvSGE, maxSGE, ibv.ErrLimit)
+	case c.MaxInline > maxInline:
+		return nil, fmt.Errorf("%s: create queue pair: %d inline bytes (limit %d): %w",
+			Name, c.MaxInline, maxInline, ibv.ErrLimit)
+	}
+	sendCQ, ok1 := init.SendCQ.(*cq)
+	recvCQ, ok2 := init.RecvCQ.(*cq)
+	if !ok1 || !ok2 {
+		return nil, fmt.Errorf("%s: create queue pair: completion queues of another device: %w", Name, syscall.EINVAL)
+	}
+	c.MaxInline = max(c.MaxInline, maxInline)
+	c.MaxSendSGE = max(c.MaxSendSGE, 1)
+	c.MaxRecvSGE = max(c.MaxRecvSGE, 1)
+	q := &qp{dev: d, pd: p, num: d.qpn.Add(1), cap: c, all: init.SignalAll, sendCQ: sendCQ, recvCQ: recvCQ}
+	q.state.Store(uint32(ibv.QPSInit))
+	if err := p.addQP(); err != nil {
+		return nil, fmt.Errorf("%s: create queue pair: %w", Name, err)
+	}
+	if err := sendCQ.attach(q); err != nil {
+		p.removeQP()
+		return nil, fmt.Errorf("%s: create queue pair: send completion queue: %w", Name, err)
+	}
+	if err := recvCQ.attach(q); err != nil {
+		sendCQ.detach(q)
+		p.removeQP()
+		return nil, fmt.Errorf("%s: create queue pair: receive completion queue: %w", Name, err)
+	}
+	return q, nil
+}
+
+func (q *qp) QPN() uint32        { return q.num }
+func (q *qp) Cap() ibv.QPCap     { return q.cap }
+func (q *qp) State() ibv.QPState { return ibv.QPState(q.state.Load()) }
+
+// PostSend queues the requests and lets the link take what it can before it
+// returns. What is left of inline data then is copied.
+func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
+	if q.closed.Load() {
+		return 0, fmt.Errorf("%s: post send: queue pair closed: %w", Name, ibv.ErrState)
+	}
+	s := &q.sq
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := q.link.Load()
+	switch q.State() {
+	case ibv.QPSError:
+		for i := range wrs {
+			q.flushSend(wrs[i].ID, wrs[i].Op)
+		}
+		return len(wrs), nil
+	case ibv.QPSRTS:
+	default:
+		return 0, fmt.Errorf("%s: post send in state %s: %w", Name, q.State(), ibv.ErrState)
+	}
+	if l.tx.draining {
+		return 0, fmt.Errorf("%s: post send after disconnect: %w", Name, ibv.ErrState)
+	}
+	var err error
+	posted := 0
+	for i := range wrs {
+		if err = q.pushSend(&wrs[i]); err != nil {
+			break
+		}
+		posted++
+	}
+	if posted > 0 {
+		l.push()
+		q.own(posted)
+	}
+	return posted, err
+}
+
+// pushSend checks a request and appends it. The caller holds sq.mu.
+func (q *qp) pushSend(wr *ibv.SendWR) error {
+	s := &q.sq
+	if s.n == q.cap.MaxSendWR {
+		return fmt.Errorf("%s: post send: %w", Name, ibv.ErrQueueFull)
+	}
+	switch wr.Op {
+	case ibv.OpSend, ibv.OpSendInv, ibv.OpWrite, ibv.OpRead, ibv.OpLocalInv:
+	default:
+		return ibv.Unsupported(Name, wr.Op.String())
+	}
+	if wr.Op == ibv.OpRead && q.link.Load().ord == 0 {
+		return fmt.Errorf("%s: post %s: the peers agreed on none at set-up: %w", Name, wr.Op, ibv.ErrLimit)
+	}
+	if len(wr.SGL) > q.cap.MaxSendSGE || wr.Op == ibv.OpRead && len(wr.SGL) > 1 {
+		return fmt.Errorf("%s: post %s of %d elements: %w", Name, wr.Op, len(wr.SGL), ibv.ErrLimit)
+	}
+	if s.n == len(s.ring) {
+		ring := make([]sendReq, min(max(4, 2*len(s.ring)), q.cap.MaxSendWR))
+		for i := range s.n {
+			ring[i] = s.ring[(s.head+i)%len(s.ring)]
+		}
+		s.ring, s.head = ring, 0
+	}
+	r := s.at(s.n)
+	sgl := r.sgl[:0]
+	*r = sendReq{id: wr.ID, op: wr.Op, flags: wr.Flags, invKey: wr.InvKey, rkey: wr.RKey, raddr: wr.RemoteAddr}
+	if q.all {
+		r.flags |= ibv.SendSignaled
+	}
+	if wr.Op == ibv.OpRead || wr.Op == ibv.OpLocalInv {
+		r.flags &^= ibv.SendInline
+	}
+	for i := range wr.SGL {
+		sgl = append(sgl, segment{buf: wr.SGL[i].Buf})
+		r.size += len(wr.SGL[i].Buf)
+	}
+	r.sgl = sgl
+	if r.size > maxMsgSize {
+		return fmt.Errorf("%s: post %s of %d bytes: %w", Name, wr.Op, r.size, ibv.ErrLimit)
+	}
+	if r.flags&ibv.SendInline != 0 {
+		if r.size > q.cap.MaxInline {
+			return fmt.Errorf("%s: post inline %s of %d bytes: %w", Name, wr.Op, r.size, ibv.ErrLimit)
+		}
+	} else if len(wr.SGL) > 0 {
+		q.pd.gate.RLock()
+		for i := range wr.SGL {
+			m, status := q.pd.local(&wr.SGL[i], wr.Op == ibv.OpRead)
+			if status != ibv.WCSuccess {
+				r.status = status
+				break
+			}
+			r.sgl[i].mr = m
+		}
+		q.pd.gate.RUnlock()
+	}
+	s.n++
+	return nil
+}
+
+// at is the i-th request counted from the oldest.
+func (s *sendQueue) at(i int) *sendReq { return &s.ring[(s.head+i)%len(s.ring)] }
+
+// own takes what is left of the last posted requests out of the caller's
+// hands. Inline data that the link holds already is the link's to copy. The
+// caller holds sq.mu.
+func (q *qp) own(posted int) {
+	s := &q.sq
+	if s.n == 0 {
+		return
+	}
+	l := q.link.Load()
+	l.ownOut()
+	next := s.sent
+	if l.tx.msg.active && !l.tx.msg.resp {
+		next++ // half framed: the link's too
+	}
+	for i := max(s.n-posted, next); i < s.n; i++ {
+		r := s.at(i)
+		if r.flags&ibv.SendInline == 0 || r.size == 0 || r.copied != nil {
+			continue
+		}
+		r.copied = getBlock(r.size)
+		b := (*r.copied)[:0]
+		for _, seg := range r.sgl {
+			b = append(b, seg.buf...)
+		}
+		clear(r.sgl)
+		r.sgl = append(r.sgl[:0], segment{buf: b})
+	}
+}
+
+// reap completes what is done at the head of the send queue. The caller holds
+// sq.mu.
+func (q *qp) reap(from *tcp) {
+	s := &q.sq
+	ok := true
+	for s.sent > 0 && s.at(0).done {
+		ok = q.completeSend(s.at(0), from) && ok
+		s.sent--
+		s.drop()
+	}
+	if !ok {
+		q.overrun()
+	}
+}
+
+// drop forgets the oldest request. The caller holds sq.mu.
+func (s *sendQueue) drop() {
+	r := s.at(0)
+	putBlock(r.copied)
+	clear(r.sgl)
+	*r = sendReq{sgl: r.sgl[:0]}
+	s.head = (s.head + 1) % len(s.ring)
+	s.n--
+}
+
+func (q *qp) completeSend(r *sendReq, from *tcp) bool {
+	if r.status == ibv.WCSuccess && r.flags&ibv.SendSignaled == 0 {
+		return true
+	}
+	wc := ibv.WC{ID: r.id, Status: r.status, Op: wcOp(r.op), QPN: q.num}
+	if r.op == ibv.OpRead {
+		wc.ByteLen = uint32(r.size)
+	}
+	return q.complete(q.sendCQ, &wc, false, from)
+}
+
+func (q *qp) flushSend(id uint64, op ibv.Opcode) {
+	q.complete(q.sendCQ, &ibv.WC{ID: id, Status: ibv.WCFlushErr, Op: wcOp(op), QPN: q.num}, false, nil)
+}
+
+func (q *qp) flushRecv(id uint64, from *tcp) {
+	q.complete(q.recvCQ, &ibv.WC{ID: id, Status: ibv.WCFlushErr, Op: ibv.WCRecv, QPN: q.num}, false, from)
+}
+
+// complete adds a completion, unless the queue pair has been closed: what it
+// had left then is dropped.
+func (q *qp) complete(c *cq, wc *ibv.WC, solicited bool, from *tcp) bool {
+	return q.closed.Load() || c.add(wc, solicited, from)
+}
+
+func wcOp(op ibv.Opcode) ibv.WCOpcode {
+	switch op {
+	case ibv.OpWrite, ibv.OpWriteImm:
+		return ibv.WCWrite
+	case ibv.OpRead:
+		return ibv.WCRead
+	case ibv.OpLocalInv:
+		return ibv.WCLocalInv
+	}
+	return ibv.WCSend
+}
+
+func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
+	if q.closed.Load() {
+		return 0, fmt.Errorf("%s: post receive: queue pair closed: %w", Name, ibv.ErrState)
+	}
+	q.rq.mu.Lock()
+	defer q.rq.mu.Unlock()
+	for i := range wrs {
+		if q.State() == ibv.QPSError {
+			q.flushRecv(wrs[i].ID, nil)
+			continue
+		}
+		if err := q.pushRecv(&wrs[i]); err != nil {
+			return i, err
+		}
+	}
+	return len(wrs), nil
+}
+
+func (q *qp) pushRecv(wr *ibv.RecvWR) error {
+	s := &q.rq
+	if s.n == q.cap.MaxRecvWR {
+		return fmt.Errorf("%s: post receive: %w", Name, ibv.ErrQueueFull)
+	}
+	if len(wr.SGL) > q.cap.MaxRecvSGE {
+		return fmt.Errorf("%s: post receive of %d elements: %w", Name, len(wr.SGL), ibv.ErrLimit)
+	}
+	if s.n == len(s.ring) {
+		ring := make([]recvReq, min(max(4, 2*len(s.ring)), q.cap.MaxRecvWR))
+		for i := range s.n {
+			ring[i] = s.ring[(s.head+i)%len(s.ring)]
+		}
+		s.ring, s.head = ring, 0
+	}
+	r := &s.ring[(s.head+s.n)%len(s.ring)]
+	*r = recvReq{id: wr.ID}
+	sgl := r.one[:0]
+	if len(wr.SGL) > 1 {
+		r.more = make([]segment, 0, len(wr.SGL))
+		sgl = r.more
+	}
+	q.pd.gate.RLock()
+	defer q.pd.gate.RUnlock()
+	for i := range wr.SGL {
+		m, status := q.pd.local(&wr.SGL[i], true)
+		if status != ibv.WCSuccess {
+			// ibv_post_recv(3) leaves the check to the moment of use or makes it
+			// at once; at once says where the mistake is.
+			return fmt.Errorf("%s: post receive, element %d: %w", Name, i, status)
+		}
+		sgl = append(sgl, segment{wr.SGL[i].Buf, m})
+		r.size += len(wr.SGL[i].Buf)
+	}
+	if r.more != nil {
+		r.more = sgl
+	}
+	s.n++
+	return nil
+}
+
+// popRecv takes the oldest posted receive.
+func (q *qp) popRecv() (r recvReq, ok bool) {
+	s := &q.rq
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n == 0 {
+		return recvReq{}, false
+	}
+	r = s.ring[s.head]
+	s.ring[s.head] = recvReq{}
+	s.head = (s.head + 1) % len(s.ring)
+	s.n--
+	return r, true
+}
+
+// fail moves the queue pair to the error state and flushes both queues. culprit
+// is the status for the oldest request that the link has, WCFlushErr for none
+// in particular; from as in cq.add. The link has stopped touching the buffers,
+// except that the caller may be the receiving goroutine itself.
+func (q *qp) fail(culprit ibv.WCStatus, from *tcp) {
+	q.sq.mu.Lock()
+	q.state.Store(uint32(ibv.QPSError))
+	for s := &q.sq; s.n > 0; {
+		r := s.at(0)
+		if !r.done && r.status == ibv.WCSuccess {
+			r.status = ibv.WCFlushErr
+			if s.sent > 0 {
+				r.status, culprit = culprit, ibv.WCFlushErr
+			}
+		}
+		q.completeSend(r, from)
+		s.sent = max(s.sent-1, 0)
+		s.drop()
+	}
+	q.sq.mu.Unlock()
+	for {
+		r, ok := q.popRecv()
+		if !ok {
+			break
+		}
+		q.flushRecv(r.id, from)
+	}
+}
+
+// overrun ends the connection because a completion was lost. It is called with
+// queue locks held, so the work is done elsewhere.
+func (q *qp) overrun() {
+	if l := q.link.Load(); l != nil {
+		go l.abort(fmt.Errorf("%s: %w", Name, ibv.ErrCQOverrun), true)
+	}
+}
+
+func (q *qp) SetError() error {
+	if q.closed.Load() {
+		return fmt.Errorf("%s: queue pair closed: %w", Name, ibv.ErrState)
+	}
+	if l := q.link.Load(); l != nil {
+		l.abort(errAborted, false)
+		return nil
+	}
+	q.fail(ibv.WCFlushErr, nil)
+	return nil
+}
+
+func (q *qp) Close() error {
+	if q.closed.Swap(true) {
+		return fmt.Errorf("%s: queue pair closed twice: %w", Name, ibv.ErrState)
+	}
+	if l := q.link.Load(); l != nil {
+		l.abort(errAborted, false)
+	}
+	q.sendCQ.detach(q)
+	q.recvCQ.detach(q)
+	q.pd.removeQP()
+	return nil
+}

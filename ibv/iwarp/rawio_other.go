@@ -1,0 +1,9 @@
+//go:build !unix
+
+package iwarp
+
+// haveRawIO: only the net package's own calls are used here.
+const haveRawIO = false
+
+func readv(uintptr, [][]byte) (int, bool, error)  { panic("iwarp: no raw descriptors on this system") }
+func writev(uintptr, [][]byte) (int, bool, error) { panic("iwarp: no raw descriptors on this system") }

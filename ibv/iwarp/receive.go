@@ -1,0 +1,394 @@
+package iwarp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+// The way in. Everything here runs in the goroutine that holds the receiving
+// role.
+//
+//  1. pump reads from the socket: into the staging buffer, or, once a header
+//     has told where a payload belongs, straight into that memory, with the
+//     trailer and the next header behind it in staging.
+//  2. parse takes frames apart as far as the bytes go: header checks and
+//     placement (place.go), payload, trailer with the CRC.
+//  3. A message that is complete is delivered: completions, Read Responses.
+//
+// A check that fails ends the link with a Terminate naming layer and code.
+type receiver struct {
+	pump func(uintptr) bool
+
+	staging *[]byte // nil while empty
+	r, w    int     // staging[r:w] is to be parsed
+
+	// The frame in progress.
+	inFrame bool
+	ulen    int
+	hdr     iwarpwire.Header
+	raw     [iwarpwire.UntaggedLen]byte // its header as received, for a Terminate
+	left    int                         // payload bytes to come
+	crc     uint32
+	target  target
+
+	seen    bool // the peer's first frame has come
+	eatSend bool // the first Send is an RTR and goes to no receive
+
+	// Untagged messages.
+	sendMSN uint32 // messages begun on queue 0
+	readMSN uint32 // and on queue 1
+	cur     recvReq
+	inMsg   bool // cur is being filled
+	filled  int  // bytes of cur so far
+
+	// The Read Response in progress.
+	readDone int // bytes placed of the oldest outstanding read
+
+	ctl [iwarpwire.ReadRequestLen + 64]byte // payload of Read Request or Terminate
+	iov [4][]byte
+}
+
+// target is where the payload of the frame in progress goes.
+type target struct {
+	segs []segment // the memory
+	off  int       // bytes of segs[0] that are filled
+	one  [1]segment
+}
+
+// pump reads until the socket is empty (then it asks to be called again) or
+// the receiver has what it came for.
+func (l *tcp) pump(fd uintptr) bool {
+	for {
+		if !l.parse() || l.stop() || l.closing.Load() {
+			return true
+		}
+		n, wait, err := l.readRaw(fd)
+		if wait {
+			l.rx.rest()
+			return l.once
+		}
+		if !l.arrived(n, err) {
+			return true
+		}
+		if l.once {
+			l.parse()
+			return true
+		}
+	}
+}
+
+// pumpPortable does the same with blocking reads, always through staging.
+func (l *tcp) pumpPortable() {
+	for l.parse() && !l.stop() && !l.closing.Load() {
+		rx := &l.rx
+		n, err := l.conn.Read((*rx.stage())[rx.w:])
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			rx.rest()
+			return
+		}
+		if !l.arrivedStaged(n, err) {
+			return
+		}
+		if l.once {
+			l.parse()
+			return
+		}
+	}
+}
+
+// readRaw reads once. While the read goes straight into registered memory the
+// gate is held.
+func (l *tcp) readRaw(fd uintptr) (n int, wait bool, err error) {
+	rx := &l.rx
+	staging := *rx.stage()
+	if !rx.inFrame || rx.left == 0 {
+		return readv(fd, append(rx.iov[:0], staging[rx.w:]))
+	}
+	// parse has used up staging, so it is empty here.
+	extra := staging
+	if rx.left >= len(staging) {
+		// In the middle of bulk data: fetch the next header too, but leave its
+		// payload to be read where it belongs.
+		extra = staging[:iwarpwire.Pad(rx.ulen)+4+2+iwarpwire.UntaggedLen]
+	}
+	bufs := rx.iov[:0]
+	room := rx.left
+	for i := range rx.target.segs {
+		b := rx.target.segs[i].buf
+		if i == 0 {
+			b = b[rx.target.off:]
+		}
+		if len(b) > room {
+			b = b[:room]
+		}
+		if len(b) == 0 {
+			continue
+		}
+		if len(bufs) == len(rx.iov)-1 {
+			break
+		}
+		bufs = append(bufs, b)
+		room -= len(b)
+	}
+	if room == 0 {
+		bufs = append(bufs, extra)
+	}
+	gate := &l.qp.pd.gate
+	gate.RLock()
+	defer gate.RUnlock()
+	if !rx.target.valid() {
+		return 0, false, errRegionGone
+	}
+	return readv(fd, bufs)
+}
+
+var errRegionGone = fmt.Errorf("%s: memory region closed while in use", Name)
+
+func (t *target) valid() bool {
+	for i := range t.segs {
+		if m := t.segs[i].mr; m != nil && m.closed {
+			return false
+		}
+	}
+	return true
+}
+
+// arrived notes n bytes read by readRaw and reports whether to go on.
+func (l *tcp) arrived(n int, err error) bool {
+	if err != nil || n == 0 {
+		l.ending(err)
+		return false
+	}
+	rx := &l.rx
+	if rx.inFrame && rx.left > 0 {
+		k := min(n, rx.left)
+		rx.advance(k, l.crc)
+		n -= k
+	}
+	rx.w += n
+	return true
+}
+
+func (l *tcp) arrivedStaged(n int, err error) bool {
+	if n == 0 || err != nil && n == 0 {
+		l.ending(err)
+		return false
+	}
+	l.rx.w += n
+	return true
+}
+
+// ending meets the end of the TCP stream or its failure.
+func (l *tcp) ending(err error) {
+	rx := &l.rx
+	switch {
+	case l.closing.Load():
+	case err == nil || errors.Is(err, io.EOF):
+		// RFC 5044: a FIN between messages is the orderly end.
+		if rx.inFrame || rx.w > rx.r || rx.inMsg || rx.readDone > 0 {
+			l.end(errPeerQuit, nil, ibv.WCFlushErr)
+			return
+		}
+		l.end(nil, nil, ibv.WCFlushErr)
+	case errors.Is(err, errRegionGone):
+		l.end(errRegionGone, &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
+	default:
+		l.end(&net.OpError{Op: "read", Net: Name, Err: err}, nil, ibv.WCFlushErr)
+	}
+}
+
+// stage returns the staging buffer, with what is unparsed moved to its front.
+func (rx *receiver) stage() *[]byte {
+	if rx.staging == nil {
+		rx.staging = stagingPool.Get().(*[]byte)
+	}
+	if rx.r > 0 {
+		rx.w = copy(*rx.staging, (*rx.staging)[rx.r:rx.w])
+		rx.r = 0
+	}
+	return rx.staging
+}
+
+// rest gives the staging buffer back if it is empty.
+func (rx *receiver) rest() {
+	if rx.r == rx.w && rx.staging != nil {
+		stagingPool.Put(rx.staging)
+		rx.staging, rx.r, rx.w = nil, 0, 0
+	}
+}
+
+// release drops what is unparsed.
+func (rx *receiver) release() {
+	rx.r = rx.w
+	rx.rest()
+}
+
+// advance notes that k payload bytes have been placed in the target.
+func (rx *receiver) advance(k int, crc bool) {
+	rx.left -= k
+	t := &rx.target
+	for k > 0 {
+		b := t.segs[0].buf[t.off:]
+		n := min(k, len(b))
+		if crc {
+			rx.crc = iwarpwire.CRC(rx.crc, b[:n])
+		}
+		t.off += n
+		k -= n
+		if t.off == len(t.segs[0].buf) {
+			t.segs, t.off = t.segs[1:], 0
+		}
+	}
+}
+
+// parse takes apart what staging holds. It reports whether to read on.
+func (l *tcp) parse() bool {
+	rx := &l.rx
+	for !l.ended {
+		if !rx.inFrame {
+			if rx.w-rx.r < 2 {
+				return true
+			}
+			ok, more := l.beginReceive()
+			if !ok {
+				return false
+			}
+			if more {
+				return true
+			}
+		}
+		if rx.left > 0 && rx.w > rx.r && !l.placeStaged() {
+			return false
+		}
+		if rx.left > 0 {
+			return true
+		}
+		tail := iwarpwire.Pad(rx.ulen) + 4
+		if rx.w-rx.r < tail {
+			return true
+		}
+		b := (*rx.staging)[rx.r : rx.r+tail]
+		if l.crc && iwarpwire.CRC(rx.crc, b[:tail-4]) != iwarpwire.GetCRC(b[tail-4:]) {
+			l.violation(iwarpwire.ErrBadCRC, false)
+			return false
+		}
+		rx.r += tail
+		rx.inFrame = false
+		if !rx.seen {
+			l.firstFrame()
+		}
+		if !l.deliver() {
+			return false
+		}
+	}
+	return false
+}
+
+// beginReceive parses the header at the front of staging. more is set when it
+// is not all there; ok is false when the link has ended.
+func (l *tcp) beginReceive() (ok, more bool) {
+	rx := &l.rx
+	b := (*rx.staging)[rx.r:rx.w]
+	ulen := int(binary.BigEndian.Uint16(b))
+	b = b[2:]
+	need := min(ulen, iwarpwire.UntaggedLen)
+	if len(b) > 0 && b[0]&0x80 != 0 {
+		need = min(ulen, iwarpwire.TaggedLen)
+	}
+	if len(b) < need || len(b) == 0 && ulen > 0 {
+		return true, true
+	}
+	n, term := rx.hdr.Parse(b[:min(ulen, len(b))])
+	rx.ulen = ulen
+	clear(rx.raw[:])
+	copy(rx.raw[:], b[:need])
+	if term != nil {
+		l.violation(term, false)
+		return false, false
+	}
+	rx.left = ulen - n
+	if l.crc {
+		rx.crc = iwarpwire.CRC(0, (*rx.staging)[rx.r:rx.r+2+n])
+	}
+	if term := l.aim(); term != nil {
+		l.refuse(term)
+		return false, false
+	}
+	rx.r += 2 + n
+	rx.inFrame = true
+	return true, false
+}
+
+// placeStaged copies payload that was read together with its header.
+func (l *tcp) placeStaged() bool {
+	rx := &l.rx
+	gate := &l.qp.pd.gate
+	gate.RLock()
+	defer gate.RUnlock()
+	if !rx.target.valid() {
+		l.regionGone()
+		return false
+	}
+	for rx.left > 0 && rx.w > rx.r {
+		t := &rx.target
+		n := copy(t.segs[0].buf[t.off:min(len(t.segs[0].buf), t.off+rx.left)], (*rx.staging)[rx.r:rx.w])
+		rx.r += n
+		if n == 0 {
+			t.segs, t.off = t.segs[1:], 0
+			continue
+		}
+		rx.advance(n, l.crc)
+	}
+	return true
+}
+
+// regionGone is ending for errRegionGone, called with the gate held: the end of
+// the link does not need the gate for itself, only lastWords might, and finds
+// it shared.
+func (l *tcp) regionGone() { go l.abort(errRegionGone, true) }
+
+// firstFrame lets a responder send: RFC 5044 makes it wait for the initiator's
+// first FPDU.
+func (l *tcp) firstFrame() {
+	l.rx.seen = true
+	l.qp.sq.mu.Lock()
+	if l.tx.hold {
+		l.tx.hold = false
+		l.push()
+	}
+	l.qp.sq.mu.Unlock()
+}
+
+// violation ends the link because of what the peer sent. withReq adds the Read
+// Request that was refused.
+func (l *tcp) violation(term *iwarpwire.TermError, withReq bool) {
+	l.end(fmt.Errorf("%s: the peer broke the protocol: %w", Name, term), l.terminate(term, withReq), ibv.WCFlushErr)
+}
+
+// terminate makes the Terminate message for the frame in progress.
+func (l *tcp) terminate(term *iwarpwire.TermError, withReq bool) *iwarpwire.TermMsg {
+	rx := &l.rx
+	m := &iwarpwire.TermMsg{Err: *term}
+	if term.Layer == 2 {
+		return m // RFC 5044: nothing of the frame can be trusted
+	}
+	n := iwarpwire.UntaggedLen
+	if rx.raw[0]&0x80 != 0 {
+		n = iwarpwire.TaggedLen
+	}
+	if rx.ulen < n {
+		return m
+	}
+	m.HasSegLen, m.SegLen, m.DDP = true, uint16(rx.ulen), rx.raw[:n]
+	if withReq {
+		m.RDMAP = rx.ctl[:iwarpwire.ReadRequestLen-iwarpwire.UntaggedLen]
+	}
+	return m
+}

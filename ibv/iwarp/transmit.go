@@ -1,0 +1,674 @@
+package iwarp
+
+import (
+	"encoding/binary"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+// The way out. Everything here runs with qp.sq.mu held and never blocks.
+//
+//  1. push is called when there may be something to send. While a sender
+//     goroutine is at work it has nothing to do.
+//  2. frame turns requests and Read Responses into a batch of FPDUs: headers
+//     and small payloads in scratch memory, large payloads where they lie.
+//  3. The batch is offered to the socket. What the socket takes completes
+//     requests (account, then qp.reap).
+//  4. If the socket is full, a sender goroutine (flush) waits for room and goes
+//     on with 2 and 3 until nothing is left.
+type transmitter struct {
+	hold     bool // the peer's first FPDU must come before ours
+	rtr      rtrKind
+	draining bool // after disconnect: nothing more is posted
+	finished bool // our direction of the socket is shut down
+	stopped  bool
+	faulted  bool // the next request cannot be done, the link is ending
+	flushing bool // a sender goroutine owns the socket's way out
+
+	// The batch: framed, and not yet taken by the socket.
+	out      []chunk
+	scratch  *[]byte
+	owned    *[]byte // copies of inline data in out
+	ends     []uint64
+	framed   uint64 // bytes framed so far on this connection
+	taken    uint64 // bytes that the socket has taken
+	boundary uint64 // the last end of an FPDU at or before taken
+
+	msg     outgoing   // the message being framed
+	sendMSN uint32     // messages begun on queue 0
+	readMSN uint32     // and on queue 1
+	reads   int        // our RDMA Reads whose response is not complete
+	resp    []response // Read Responses owed, oldest first
+	turn    bool       // a response goes before the next request
+
+	iov          [batchChunks][]byte
+	write, flush func(uintptr) bool
+	n            int // result of write
+	wait         bool
+	err          error
+}
+
+const (
+	batchChunks = 8         // elements of one writev
+	batchBytes  = 256 << 10 // bytes of one batch, about
+	smallChunk  = 1 << 10   // payloads up to this are copied behind their header
+)
+
+type rtrKind uint8
+
+const (
+	rtrNone rtrKind = iota
+	rtrWrite
+	rtrRead
+)
+
+// chunk is a stretch of bytes on its way to the socket.
+type chunk struct {
+	b      []byte
+	mr     *mr  // the region it lies in, which may be taken away
+	inline bool // the poster's memory, only until the post returns
+}
+
+// outgoing is the message being framed.
+type outgoing struct {
+	active bool
+	resp   bool // a Read Response, else the request at sq.sent
+	inline bool
+	hdr    iwarpwire.Header
+	segs   []segment
+	left   int
+}
+
+// response is a Read Response that is owed.
+type response struct {
+	seg  [1]segment
+	stag uint32
+	to   uint64
+}
+
+// push sends what can be sent now.
+func (l *tcp) push() {
+	t := &l.tx
+	if t.flushing || t.stopped {
+		return
+	}
+	for {
+		if len(t.out) == 0 && !l.frame() {
+			break
+		}
+		if !l.qp.dev.cfg.portable {
+			if err := l.raw.Write(t.write); err != nil {
+				t.err = err
+			}
+			if t.err != nil {
+				l.txFailed()
+				return
+			}
+			l.account(t.n)
+			if !t.wait {
+				continue
+			}
+		}
+		t.flushing = true
+		go l.flush()
+		break
+	}
+	l.qp.reap(nil)
+	l.maybeFinish()
+}
+
+// writeSome offers the batch to the socket once.
+func (l *tcp) writeSome(fd uintptr) bool {
+	t := &l.tx
+	t.n, t.wait, t.err = 0, false, nil
+	bufs, gated, ok := l.gather()
+	if gated {
+		defer l.qp.pd.gate.RUnlock()
+	}
+	if !ok {
+		t.err = errRegionGone
+		return true
+	}
+	t.n, t.wait, t.err = writev(fd, bufs)
+	return true
+}
+
+// gather lists the batch for writev. When it touches registered memory the
+// gate is held on return. ok is false when a region was taken away under it.
+func (l *tcp) gather() (bufs [][]byte, gated, ok bool) {
+	t := &l.tx
+	bufs = t.iov[:0]
+	for i := range t.out {
+		if i == batchChunks {
+			break
+		}
+		c := &t.out[i]
+		if c.mr != nil {
+			if !gated {
+				l.qp.pd.gate.RLock()
+				gated = true
+			}
+			if c.mr.closed {
+				return nil, gated, false
+			}
+		}
+		bufs = append(bufs, c.b)
+	}
+	return bufs, gated, true
+}
+
+// flush is the sender goroutine.
+func (l *tcp) flush() {
+	if l.qp.dev.cfg.portable {
+		l.flushPortable()
+		return
+	}
+	if err := l.raw.Write(l.tx.flush); err != nil {
+		l.qp.sq.mu.Lock()
+		l.tx.flushing = false
+		if !l.tx.stopped {
+			l.txFailed()
+		}
+		l.qp.sq.mu.Unlock()
+	}
+}
+
+// flushSome goes on where push had to leave off; false asks for another call
+// when the socket has room.
+func (l *tcp) flushSome(fd uintptr) bool {
+	t := &l.tx
+	l.qp.sq.mu.Lock()
+	defer l.qp.sq.mu.Unlock()
+	for !t.stopped && (len(t.out) > 0 || l.frame()) {
+		l.writeSome(fd)
+		if t.err != nil {
+			l.txFailed()
+			break
+		}
+		l.account(t.n)
+		if t.wait {
+			return false
+		}
+	}
+	t.flushing = false
+	if !t.stopped {
+		l.maybeFinish()
+	}
+	return true
+}
+
+// flushPortable is the sender goroutine where only blocking writes are to be
+// had: it works on copies, outside the lock.
+func (l *tcp) flushPortable() {
+	t := &l.tx
+	q := l.qp
+	block := getBlock(64 << 10)
+	defer putBlock(block)
+	buf := (*block)[:0]
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	for !t.stopped && (len(t.out) > 0 || l.frame()) {
+		bufs, gated, ok := l.gather()
+		buf = buf[:0]
+		for _, b := range bufs {
+			buf = append(buf, b...)
+		}
+		if gated {
+			q.pd.gate.RUnlock()
+		}
+		if !ok {
+			t.err = errRegionGone
+			l.txFailed()
+			break
+		}
+		// What is in buf counts as taken: the lock is let go for the write, and
+		// whoever ends the link meanwhile must not send it again.
+		l.account(len(buf))
+		q.sq.mu.Unlock()
+		_, err := l.conn.Write(buf)
+		q.sq.mu.Lock()
+		if err != nil && !t.stopped {
+			l.txFailed()
+		}
+	}
+	t.flushing = false
+	if !t.stopped {
+		l.maybeFinish()
+	}
+}
+
+// account notes that the socket took n bytes of the batch.
+func (l *tcp) account(n int) {
+	t := &l.tx
+	t.taken += uint64(n)
+	i := 0
+	for ; i < len(t.out) && n >= len(t.out[i].b); i++ {
+		n -= len(t.out[i].b)
+	}
+	if i < len(t.out) {
+		t.out[i].b = t.out[i].b[n:]
+	}
+	if i > 0 {
+		rest := copy(t.out, t.out[i:])
+		clear(t.out[rest:])
+		t.out = t.out[:rest]
+	}
+	for i = 0; i < len(t.ends) && t.ends[i] <= t.taken; i++ {
+		t.boundary = t.ends[i]
+	}
+	t.ends = t.ends[:copy(t.ends, t.ends[i:])]
+	if len(t.out) == 0 {
+		l.releaseBatch()
+	}
+	s := &l.qp.sq
+	for i := range s.sent {
+		r := s.at(i)
+		if r.end > t.taken {
+			break
+		}
+		if r.op != ibv.OpRead {
+			r.done = true // handed to TCP: the buffer is the poster's again
+		}
+	}
+	l.qp.reap(nil)
+}
+
+func (l *tcp) releaseBatch() {
+	t := &l.tx
+	if t.scratch != nil {
+		*t.scratch = (*t.scratch)[:0]
+		scratchPool.Put(t.scratch)
+		t.scratch = nil
+	}
+	putBlock(t.owned)
+	t.owned = nil
+}
+
+// txFailed stops sending after an error of the socket. The receiver will meet
+// the same end and reads first what the peer still said.
+func (l *tcp) txFailed() {
+	l.tx.stopped = true
+	l.ensureReceiver()
+	if l.tx.err == errRegionGone {
+		go l.abort(errRegionGone, true)
+	}
+}
+
+// stopTransmit drops the batch; the requests in it are flushed by qp.fail.
+func (l *tcp) stopTransmit() {
+	t := &l.tx
+	t.stopped = true
+	clear(t.out)
+	t.out = t.out[:0]
+	t.resp = nil
+	t.msg = outgoing{}
+	l.releaseBatch()
+}
+
+// maybeFinish shuts our direction down once a disconnect has been asked for
+// and nothing is left to send.
+func (l *tcp) maybeFinish() {
+	t := &l.tx
+	if !t.draining || t.finished || t.stopped || t.flushing || len(t.out) > 0 || t.msg.active ||
+		l.qp.sq.n > 0 || len(t.resp) > 0 {
+		return
+	}
+	t.finished = true
+	l.conn.CloseWrite()
+}
+
+// frame makes the next batch and reports whether there is one.
+func (l *tcp) frame() bool {
+	t := &l.tx
+	if t.hold {
+		return false
+	}
+	if t.scratch == nil {
+		t.scratch = scratchPool.Get().(*[]byte)
+	}
+	begin := t.framed
+	for t.framed-begin < batchBytes && len(t.out)+2 < batchChunks && l.room() {
+		if t.rtr != rtrNone {
+			l.frameRTR()
+			continue
+		}
+		if !t.msg.active && !l.nextMessage() {
+			break
+		}
+		if t.msg.active {
+			l.frameSegment()
+		}
+	}
+	if t.framed == begin {
+		l.releaseBatch()
+		l.qp.reap(nil)
+		return false
+	}
+	return true
+}
+
+// room reports whether scratch takes another header, small payload and trailer.
+func (l *tcp) room() bool {
+	s := *l.tx.scratch
+	return cap(s)-len(s) >= 2+iwarpwire.ReadRequestLen+smallChunk+8
+}
+
+// nextMessage starts the next message, if one may go now. It returns true also
+// for requests that need no message.
+func (l *tcp) nextMessage() bool {
+	t := &l.tx
+	s := &l.qp.sq
+	if len(t.resp) > 0 && (t.turn || s.sent == s.n) {
+		t.turn = false
+		r := &t.resp[0]
+		t.msg = outgoing{active: true, resp: true, segs: r.seg[:], left: len(r.seg[0].buf),
+			hdr: iwarpwire.Header{Tagged: true, Op: iwarpwire.ReadResponse, STag: r.stag, TO: r.to}}
+		return true
+	}
+	t.turn = true
+	if s.sent == s.n {
+		return false
+	}
+	r := s.at(s.sent)
+	if r.status != ibv.WCSuccess {
+		// A request that was wrong from the start fails in its turn.
+		if s.sent == 0 && !t.faulted {
+			t.faulted = true
+			go l.abort(r.status, true)
+		}
+		return len(t.resp) > 0
+	}
+	if r.flags&ibv.SendFence != 0 && t.reads > 0 || r.op == ibv.OpRead && t.reads == l.ord {
+		return len(t.resp) > 0
+	}
+	switch r.op {
+	case ibv.OpLocalInv:
+		if !l.qp.pd.invalidate(r.invKey, false) {
+			r.status = ibv.WCMWBindErr
+			return true
+		}
+		r.end, r.done = t.framed, t.taken == t.framed
+		s.sent++
+		return true
+	case ibv.OpRead:
+		l.frameReadRequest(r)
+		return true
+	}
+	h := iwarpwire.Header{}
+	if r.op == ibv.OpWrite {
+		h = iwarpwire.Header{Tagged: true, Op: iwarpwire.Write, STag: r.rkey, TO: r.raddr}
+	} else {
+		t.sendMSN++
+		h = iwarpwire.Header{Op: sendOpcode(r), QN: iwarpwire.QNSend, MSN: t.sendMSN}
+		if r.op == ibv.OpSendInv {
+			h.InvSTag = r.invKey
+		}
+	}
+	t.msg = outgoing{active: true, hdr: h, segs: r.sgl, left: r.size, inline: r.flags&ibv.SendInline != 0 && r.copied == nil}
+	return true
+}
+
+func sendOpcode(r *sendReq) iwarpwire.Opcode {
+	se := r.flags&ibv.SendSolicited != 0
+	switch {
+	case r.op == ibv.OpSendInv && se:
+		return iwarpwire.SendSEInv
+	case r.op == ibv.OpSendInv:
+		return iwarpwire.SendInv
+	case se:
+		return iwarpwire.SendSE
+	}
+	return iwarpwire.Send
+}
+
+// frameSegment frames the next DDP segment of the message.
+func (l *tcp) frameSegment() {
+	t := &l.tx
+	m := &t.msg
+	hl := iwarpwire.UntaggedLen
+	if m.hdr.Tagged {
+		hl = iwarpwire.TaggedLen
+	}
+	n := l.segmentSize(m.left, l.qp.dev.cfg.MaxFPDU-hl)
+	m.left -= n
+	m.hdr.Last = m.left == 0
+	f := l.beginFrame(hl + n)
+	f.header(&m.hdr)
+	for rest := n; rest > 0; {
+		seg := &m.segs[0]
+		k := min(rest, len(seg.buf))
+		if k == 0 {
+			m.segs = m.segs[1:]
+			continue
+		}
+		f.payload(chunk{b: seg.buf[:k], mr: seg.mr, inline: m.inline})
+		seg.buf = seg.buf[k:]
+		rest -= k
+	}
+	f.end()
+	if m.hdr.Tagged {
+		m.hdr.TO += uint64(n)
+	} else {
+		m.hdr.MO += uint32(n)
+	}
+	if !m.hdr.Last {
+		return
+	}
+	if m.resp {
+		t.resp = t.resp[:copy(t.resp, t.resp[1:])]
+	} else {
+		s := &l.qp.sq
+		s.at(s.sent).end = t.framed
+		s.sent++
+	}
+	t.msg = outgoing{}
+}
+
+// segmentSize splits evenly what does not fit one frame, so that no frame is
+// tiny.
+func (l *tcp) segmentSize(left, limit int) int {
+	if left <= limit {
+		return left
+	}
+	frames := (left + limit - 1) / limit
+	return min(limit, ((left+frames-1)/frames+7)&^7)
+}
+
+func (l *tcp) frameReadRequest(r *sendReq) {
+	t := &l.tx
+	t.readMSN++
+	t.reads++
+	req := iwarpwire.ReadReq{Size: uint32(r.size), SrcSTag: r.rkey, SrcTO: r.raddr}
+	if r.size > 0 {
+		req.SinkSTag, req.SinkTO = r.sgl[0].mr.stag, r.sgl[0].mr.offset(r.sgl[0].buf)
+	}
+	l.frameRead(&req)
+	s := &l.qp.sq
+	r.end = t.framed
+	s.sent++
+}
+
+func (l *tcp) frameRead(req *iwarpwire.ReadReq) {
+	f := l.beginFrame(iwarpwire.ReadRequestLen)
+	f.header(&iwarpwire.Header{Op: iwarpwire.ReadRequest, Last: true, QN: iwarpwire.QNReadRequest, MSN: l.tx.readMSN})
+	var b [iwarpwire.ReadRequestLen - iwarpwire.UntaggedLen]byte
+	req.Put(b[:])
+	f.payload(chunk{b: b[:]})
+	f.end()
+}
+
+// frameRTR frames the empty message by which the responder learns that it may
+// send (RFC 6581). STag 1 and offset 0 are what Linux siw uses; nothing looks
+// at them.
+func (l *tcp) frameRTR() {
+	t := &l.tx
+	if t.rtr == rtrRead {
+		t.readMSN++
+		t.reads++
+		l.frameRead(&iwarpwire.ReadReq{SinkSTag: 1, SrcSTag: 1})
+	} else {
+		f := l.beginFrame(iwarpwire.TaggedLen)
+		f.header(&iwarpwire.Header{Tagged: true, Last: true, Op: iwarpwire.Write, STag: 1})
+		f.end()
+	}
+	t.rtr = rtrNone
+}
+
+// fpdu is a frame in the making.
+type fpdu struct {
+	l    *tcp
+	ulen int
+	crc  uint32
+}
+
+func (l *tcp) beginFrame(ulen int) fpdu { return fpdu{l: l, ulen: ulen} }
+
+// grow makes room for n bytes of scratch at the end of the batch, in the last
+// chunk when that is scratch too.
+func (f *fpdu) grow(n int) []byte {
+	t := &f.l.tx
+	s := *t.scratch
+	b := s[len(s) : len(s)+n]
+	*t.scratch = s[:len(s)+n]
+	t.framed += uint64(n)
+	if k := len(t.out); k > 0 {
+		last := &t.out[k-1]
+		if end := len(last.b); last.mr == nil && !last.inline && end > 0 && len(s) > 0 &&
+			&last.b[end-1] == &s[len(s)-1] {
+			last.b = last.b[:end+n] // its capacity reaches to the end of scratch
+			return b
+		}
+	}
+	t.out = append(t.out, chunk{b: b})
+	return b
+}
+
+func (f *fpdu) header(h *iwarpwire.Header) {
+	n := iwarpwire.UntaggedLen
+	if h.Tagged {
+		n = iwarpwire.TaggedLen
+	}
+	b := f.grow(2 + n)
+	binary.BigEndian.PutUint16(b, uint16(f.ulen))
+	h.Put(b[2:])
+	if f.l.crc {
+		f.crc = iwarpwire.CRC(0, b[:2+n])
+	}
+}
+
+func (f *fpdu) payload(c chunk) {
+	t := &f.l.tx
+	small := len(c.b) <= smallChunk && f.l.spare(len(c.b))
+	if c.mr != nil && (small || f.l.crc) {
+		f.l.qp.pd.gate.RLock()
+		defer f.l.qp.pd.gate.RUnlock()
+		if c.mr.closed { // gather finds it and fails the connection
+			small = false
+			c.b = nil
+		}
+	}
+	if f.l.crc {
+		f.crc = iwarpwire.CRC(f.crc, c.b)
+	}
+	if small {
+		copy(f.grow(len(c.b)), c.b)
+		return
+	}
+	t.framed += uint64(len(c.b))
+	t.out = append(t.out, c)
+}
+
+// spare reports whether scratch takes n more bytes and still a trailer and a
+// header.
+func (l *tcp) spare(n int) bool {
+	s := *l.tx.scratch
+	return cap(s)-len(s) >= n+2+iwarpwire.ReadRequestLen+8
+}
+
+func (f *fpdu) end() {
+	pad := iwarpwire.Pad(f.ulen)
+	b := f.grow(pad + 4)
+	clear(b[:pad+4])
+	if f.l.crc {
+		iwarpwire.PutCRC(b[pad:], iwarpwire.CRC(f.crc, b[:pad]))
+	}
+	f.l.tx.ends = append(f.l.tx.ends, f.l.tx.framed)
+}
+
+// ownOut copies what the batch still borrows from the poster.
+func (l *tcp) ownOut() {
+	t := &l.tx
+	n := 0
+	for i := range t.out {
+		if t.out[i].inline {
+			n += len(t.out[i].b)
+		}
+	}
+	if n == 0 {
+		return
+	}
+	// The batch is empty before a post adds to it, or has been owned already;
+	// so nothing is owned twice.
+	t.owned = getBlock(n)
+	b := (*t.owned)[:0]
+	for i := range t.out {
+		if c := &t.out[i]; c.inline {
+			at := len(b)
+			b = append(b, c.b...)
+			c.b, c.inline = b[at:len(b):len(b)], false
+		}
+	}
+	// A message that is half framed goes on from a copy as well.
+	if m := &t.msg; m.active && m.inline && m.left > 0 {
+		rest := make([]byte, 0, m.left)
+		for _, s := range m.segs {
+			rest = append(rest, s.buf...)
+		}
+		m.segs, m.inline = []segment{{buf: rest[len(rest)-m.left:]}}, false
+	}
+}
+
+// lastWords returns what must still be written so that a Terminate can be
+// understood: the rest of the frame in progress, then the Terminate.
+func (l *tcp) lastWords(term *iwarpwire.TermMsg) []byte {
+	t := &l.tx
+	if term == nil || t.stopped || t.hold || t.finished {
+		return nil
+	}
+	var words []byte
+	if t.taken > t.boundary {
+		need := int(t.ends[0] - t.taken)
+		bufs, gated, ok := l.gather()
+		for _, b := range bufs {
+			if k := min(need, len(b)); ok {
+				words = append(words, b[:k]...)
+				need -= k
+			}
+		}
+		if gated {
+			l.qp.pd.gate.RUnlock()
+		}
+		if need > 0 {
+			return nil
+		}
+	}
+	return appendTerminate(words, term, l.crc)
+}
+
+// appendTerminate appends a whole FPDU that holds a Terminate message.
+func appendTerminate(b []byte, term *iwarpwire.TermMsg, crc bool) []byte {
+	start := len(b)
+	b = append(b, make([]byte, 2+iwarpwire.UntaggedLen)...)
+	h := iwarpwire.Header{Op: iwarpwire.Terminate, Last: true, QN: iwarpwire.QNTerminate, MSN: 1}
+	h.Put(b[start+2:])
+	b = term.Append(b)
+	ulen := len(b) - start - 2
+	binary.BigEndian.PutUint16(b[start:], uint16(ulen))
+	b = append(b, make([]byte, iwarpwire.Pad(ulen))...)
+	var sum [4]byte
+	if crc {
+		iwarpwire.PutCRC(sum[:], iwarpwire.CRC(0, b[start:]))
+	}
+	return append(b, sum[:]...)
+}

@@ -1,0 +1,198 @@
+package iwarpwire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+)
+
+// Sizes of MPA, in bytes.
+const (
+	MaxPrivate = 512   // limit of PD_Length, which counts the control bytes of RFC 6581 too
+	StartLen   = 20    // a Start frame without its private data
+	MaxULPDU   = 65535 // what the 16-bit length field can say
+	LengthLen  = 2     // the length field in front of the ULPDU
+	CRCLen     = 4     // the CRC field, always present
+)
+
+// DepthNotNegotiated as IRD or ORD leaves that depth to other means (RFC 6581).
+const DepthNotNegotiated = 0x3fff
+
+// Reasons for refusing a Start frame. They are wrapped with the offending value.
+var (
+	ErrStartLen   = errors.New("mpa: frame length does not match")
+	ErrKey        = errors.New("mpa: wrong key")
+	ErrRevision   = errors.New("mpa: revision not supported")
+	ErrPrivateLen = errors.New("mpa: too much private data")
+	ErrControl    = errors.New("mpa: enhanced frame without its control bytes")
+	ErrDepth      = errors.New("mpa: IRD or ORD does not fit in 14 bits")
+)
+
+const (
+	keyRequest = "MPA ID Req Frame"
+	keyReply   = "MPA ID Rep Frame"
+	keyLen     = len(keyRequest)
+
+	// Flags octet. The low four bits are reserved and not checked: Linux siw
+	// announces a private extension in one of them.
+	flagMarkers  = 0x80
+	flagCRC      = 0x40
+	flagReject   = 0x20
+	flagEnhanced = 0x10
+
+	// RFC 6581 control words: two flags above a 14-bit depth in each.
+	controlLen   = 4
+	depthMask    = 0x3fff
+	flagP2P      = 0x8000 // first word, with IRD
+	flagRTRSend  = 0x4000
+	flagRTRWrite = 0x8000 // second word, with ORD
+	flagRTRRead  = 0x4000
+)
+
+// Start is an MPA Request or Reply frame, the first thing each side sends.
+type Start struct {
+	Reply    bool
+	Markers  bool   // the sender wants to receive markers
+	CRC      bool   // the sender wants CRCs
+	Reject   bool   // the connection is refused; only in a Reply
+	Enhanced bool   // with the fields below (RFC 6581); only from revision 2
+	Rev      uint8  // 1 or 2
+	Private  []byte // the consumer's part: what follows the control bytes of an Enhanced frame
+
+	IRD, ORD uint16 // RDMA Reads the sender serves and issues at a time, or DepthNotNegotiated
+	P2P      bool   // peer-to-peer: the initiator sends a ready-to-receive message first
+	RTRSend  bool   // that message may be a Send,
+	RTRWrite bool   // an RDMA Write,
+	RTRRead  bool   // or an RDMA Read, each of length zero
+}
+
+// Append appends the encoded frame to b. On error it returns b as it was;
+// the errors are ErrRevision, ErrPrivateLen and ErrDepth.
+func (s *Start) Append(b []byte) ([]byte, error) {
+	if s.Rev < 1 || s.Rev > 2 || s.Enhanced && s.Rev < 2 {
+		return b, fmt.Errorf("%w: %d", ErrRevision, s.Rev)
+	}
+	if s.Enhanced && (s.IRD > depthMask || s.ORD > depthMask) {
+		return b, fmt.Errorf("%w: IRD %d, ORD %d", ErrDepth, s.IRD, s.ORD)
+	}
+	privateLen := len(s.Private)
+	if s.Enhanced {
+		privateLen += controlLen
+	}
+	if privateLen > MaxPrivate {
+		return b, fmt.Errorf("%w: %d bytes, the limit is %d", ErrPrivateLen, privateLen, MaxPrivate)
+	}
+
+	if s.Reply {
+		b = append(b, keyReply...)
+	} else {
+		b = append(b, keyRequest...)
+	}
+	flags := bit(s.Markers, flagMarkers) | bit(s.CRC, flagCRC) |
+		bit(s.Reject && s.Reply, flagReject) | bit(s.Enhanced, flagEnhanced)
+	b = append(b, byte(flags), s.Rev)
+	b = binary.BigEndian.AppendUint16(b, uint16(privateLen))
+	if s.Enhanced {
+		b = binary.BigEndian.AppendUint16(b, s.IRD|bit(s.P2P, flagP2P)|bit(s.RTRSend, flagRTRSend))
+		b = binary.BigEndian.AppendUint16(b, s.ORD|bit(s.RTRWrite, flagRTRWrite)|bit(s.RTRRead, flagRTRRead))
+	}
+	return append(b, s.Private...), nil
+}
+
+func bit(on bool, mask uint16) uint16 {
+	if on {
+		return mask
+	}
+	return 0
+}
+
+// ParseStartHeader checks the first StartLen bytes of a Start frame and returns
+// how many bytes of private data follow, control bytes included. The errors are
+// ErrStartLen, ErrKey, ErrRevision and ErrPrivateLen.
+func ParseStartHeader(b []byte, reply bool) (privateLen int, err error) {
+	if len(b) < StartLen {
+		return 0, fmt.Errorf("%w: %d bytes, a header has %d", ErrStartLen, len(b), StartLen)
+	}
+	key := keyRequest
+	if reply {
+		key = keyReply
+	}
+	if string(b[:keyLen]) != key {
+		return 0, fmt.Errorf("%w: %q", ErrKey, b[:keyLen])
+	}
+	if rev := b[17]; rev < 1 || rev > 2 {
+		return 0, fmt.Errorf("%w: %d", ErrRevision, rev)
+	}
+	privateLen = int(binary.BigEndian.Uint16(b[18:]))
+	if privateLen > MaxPrivate {
+		return 0, fmt.Errorf("%w: %d bytes, the limit is %d", ErrPrivateLen, privateLen, MaxPrivate)
+	}
+	return privateLen, nil
+}
+
+// ParseStart decodes a whole Start frame, header and private data and nothing
+// else. Private aliases b. Beside the errors of ParseStartHeader there is
+// ErrControl, for an enhanced frame too short for its control bytes.
+func ParseStart(b []byte, reply bool) (Start, error) {
+	privateLen, err := ParseStartHeader(b, reply)
+	if err != nil {
+		return Start{}, err
+	}
+	private := b[StartLen:]
+	if len(private) != privateLen {
+		return Start{}, fmt.Errorf("%w: %d bytes of private data, the header says %d", ErrStartLen, len(private), privateLen)
+	}
+	flags, rev := b[16], b[17]
+	s := Start{
+		Reply:    reply,
+		Markers:  flags&flagMarkers != 0,
+		CRC:      flags&flagCRC != 0,
+		Reject:   reply && flags&flagReject != 0,
+		Enhanced: rev >= 2 && flags&flagEnhanced != 0,
+		Rev:      rev,
+	}
+	if s.Enhanced {
+		if len(private) < controlLen {
+			return Start{}, fmt.Errorf("%w: %d bytes", ErrControl, len(private))
+		}
+		word0, word1 := binary.BigEndian.Uint16(private), binary.BigEndian.Uint16(private[2:])
+		s.IRD, s.ORD = word0&depthMask, word1&depthMask
+		s.P2P, s.RTRSend = word0&flagP2P != 0, word0&flagRTRSend != 0
+		s.RTRWrite, s.RTRRead = word1&flagRTRWrite != 0, word1&flagRTRRead != 0
+		private = private[controlLen:]
+	}
+	s.Private = private
+	return s, nil
+}
+
+// Pad returns how many zero bytes follow a ULPDU of that length, so that with
+// its length field it fills words of four bytes.
+func Pad(ulpduLen int) int {
+	return -(LengthLen + ulpduLen) & 3
+}
+
+// FPDULen returns the bytes on the wire, from length field to CRC, of the FPDU
+// that carries a ULPDU of that length.
+func FPDULen(ulpduLen int) int {
+	return LengthLen + ulpduLen + Pad(ulpduLen) + CRCLen
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// CRC continues crc, 0 at first, over b. An FPDU's CRC covers everything in
+// front of it: length field, ULPDU and pad.
+func CRC(crc uint32, b []byte) uint32 {
+	return crc32.Update(crc, castagnoli, b)
+}
+
+// PutCRC writes crc into the first CRCLen bytes of b. Where CRCs are off the
+// field is still there and holds 0.
+func PutCRC(b []byte, crc uint32) {
+	binary.LittleEndian.PutUint32(b, crc)
+}
+
+// GetCRC reads what PutCRC wrote.
+func GetCRC(b []byte) uint32 {
+	return binary.LittleEndian.Uint32(b)
+}
