@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
 // cq implements ibv.CQ: a ring that grows as it is used, up to its depth.
@@ -15,8 +16,7 @@ type cq struct {
 	depth int
 
 	mu      sync.Mutex
-	ring    []ibv.WC
-	head, n int
+	ring    ring.Ring[ibv.WC]
 	armed   armState
 	event   bool // an armed-for completion came and Wait has not taken it
 	broken  bool // Interrupt was called and Wait has not taken it
@@ -85,28 +85,16 @@ func (c *cq) single() *tcp {
 func (c *cq) add(wc *ibv.WC, solicited bool, from *tcp) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.n == c.depth {
+	if c.ring.Len() == c.depth {
 		c.overrun = true
 		c.raise(from)
 		return false
 	}
-	if c.n == len(c.ring) {
-		c.grow()
-	}
-	c.ring[(c.head+c.n)%len(c.ring)] = *wc
-	c.n++
+	c.ring.Push(*wc)
 	if c.armed == armedAny || c.armed == armedSolicited && (solicited || wc.Status != ibv.WCSuccess) {
 		c.raise(from)
 	}
 	return true
-}
-
-func (c *cq) grow() {
-	ring := make([]ibv.WC, min(max(4, 2*len(c.ring)), c.depth))
-	for i := range c.n {
-		ring[i] = c.ring[(c.head+i)%len(c.ring)]
-	}
-	c.ring, c.head = ring, 0
 }
 
 // raise makes the event pending and wakes the waiter. The caller holds mu.
@@ -135,7 +123,7 @@ func (c *cq) rouse(from *tcp) {
 
 func (c *cq) Poll(wcs []ibv.WC) (int, error) {
 	c.mu.Lock()
-	if c.n == 0 && c.armed == unarmed && !c.waiting && !c.event {
+	if c.ring.Len() == 0 && c.armed == unarmed && !c.waiting && !c.event {
 		// Whoever polls without arming spins: the caller's time is the
 		// device's to use.
 		if l := c.single(); l != nil {
@@ -144,12 +132,11 @@ func (c *cq) Poll(wcs []ibv.WC) (int, error) {
 			c.mu.Lock()
 		}
 	}
-	n := min(len(wcs), c.n)
+	n := min(len(wcs), c.ring.Len())
 	for i := range n {
-		wcs[i] = c.ring[c.head]
-		c.head = (c.head + 1) % len(c.ring)
+		wcs[i] = *c.ring.At(0)
+		c.ring.Drop()
 	}
-	c.n -= n
 	overrun := c.overrun
 	c.mu.Unlock()
 	if overrun && n == 0 {

@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
 // qp implements ibv.QP: two queues and what happens to the work in them. How
@@ -33,16 +34,12 @@ type qp struct {
 	rq recvQueue
 }
 
-// sendQueue is the send queue, a ring of requests in three stretches:
-//
-//	head ... sent    handed to the link, waiting to be done in order
-//	sent ... n       not yet handed to the link
+// sendQueue is the send queue. The link has the oldest requests, the first
+// sent of them, and they wait to be done in order; the others wait for the link.
 type sendQueue struct {
 	mu   sync.Mutex
-	ring []sendReq
-	head int
-	n    int
-	sent int // of the n, how many the link has
+	reqs ring.Ring[sendReq]
+	sent int
 }
 
 // sendReq is a work request in the send queue.
@@ -67,12 +64,10 @@ type segment struct {
 	mr  *mr
 }
 
-// recvQueue is the receive queue, a ring of posted receives.
+// recvQueue is the receive queue.
 type recvQueue struct {
 	mu   sync.Mutex
-	ring []recvReq
-	head int
-	n    int
+	reqs ring.Ring[recvReq]
 }
 
 // recvReq is a work request in the receive queue. One element is the common
@@ -176,7 +171,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 // pushSend checks a request and appends it. The caller holds sq.mu.
 func (q *qp) pushSend(wr *ibv.SendWR) error {
 	s := &q.sq
-	if s.n == q.cap.MaxSendWR {
+	if s.reqs.Len() == q.cap.MaxSendWR {
 		return fmt.Errorf("%s: post send: %w", Name, ibv.ErrQueueFull)
 	}
 	switch wr.Op {
@@ -190,14 +185,7 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 	if len(wr.SGL) > q.cap.MaxSendSGE || wr.Op == ibv.OpRead && len(wr.SGL) > 1 {
 		return fmt.Errorf("%s: post %s of %d elements: %w", Name, wr.Op, len(wr.SGL), ibv.ErrLimit)
 	}
-	if s.n == len(s.ring) {
-		ring := make([]sendReq, min(max(4, 2*len(s.ring)), q.cap.MaxSendWR))
-		for i := range s.n {
-			ring[i] = s.ring[(s.head+i)%len(s.ring)]
-		}
-		s.ring, s.head = ring, 0
-	}
-	r := s.at(s.n)
+	r := s.reqs.Next()
 	sgl := r.sgl[:0]
 	*r = sendReq{id: wr.ID, op: wr.Op, flags: wr.Flags, invKey: wr.InvKey, rkey: wr.RKey, raddr: wr.RemoteAddr}
 	if q.all {
@@ -212,10 +200,12 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 	}
 	r.sgl = sgl
 	if r.size > maxMsgSize {
+		s.reqs.Undo()
 		return fmt.Errorf("%s: post %s of %d bytes: %w", Name, wr.Op, r.size, ibv.ErrLimit)
 	}
 	if r.flags&ibv.SendInline != 0 {
 		if r.size > q.cap.MaxInline {
+			s.reqs.Undo()
 			return fmt.Errorf("%s: post inline %s of %d bytes: %w", Name, wr.Op, r.size, ibv.ErrLimit)
 		}
 	} else if len(wr.SGL) > 0 {
@@ -230,19 +220,18 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 		}
 		q.pd.gate.RUnlock()
 	}
-	s.n++
 	return nil
 }
 
 // at is the i-th request counted from the oldest.
-func (s *sendQueue) at(i int) *sendReq { return &s.ring[(s.head+i)%len(s.ring)] }
+func (s *sendQueue) at(i int) *sendReq { return s.reqs.At(i) }
 
 // own takes what is left of the last posted requests out of the caller's
 // hands. Inline data that the link holds already is the link's to copy. The
 // caller holds sq.mu.
 func (q *qp) own(posted int) {
 	s := &q.sq
-	if s.n == 0 {
+	if s.reqs.Len() == 0 {
 		return
 	}
 	l := q.link.Load()
@@ -251,7 +240,7 @@ func (q *qp) own(posted int) {
 	if l.tx.msg.active && !l.tx.msg.resp {
 		next++ // half framed: the link's too
 	}
-	for i := max(s.n-posted, next); i < s.n; i++ {
+	for i := max(s.reqs.Len()-posted, next); i < s.reqs.Len(); i++ {
 		r := s.at(i)
 		if r.flags&ibv.SendInline == 0 || r.size == 0 || r.copied != nil {
 			continue
@@ -287,8 +276,7 @@ func (s *sendQueue) drop() {
 	putBlock(r.copied)
 	clear(r.sgl)
 	*r = sendReq{sgl: r.sgl[:0]}
-	s.head = (s.head + 1) % len(s.ring)
-	s.n--
+	s.reqs.Drop()
 }
 
 func (q *qp) completeSend(r *sendReq, from *tcp) bool {
@@ -348,20 +336,13 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 
 func (q *qp) pushRecv(wr *ibv.RecvWR) error {
 	s := &q.rq
-	if s.n == q.cap.MaxRecvWR {
+	if s.reqs.Len() == q.cap.MaxRecvWR {
 		return fmt.Errorf("%s: post receive: %w", Name, ibv.ErrQueueFull)
 	}
 	if len(wr.SGL) > q.cap.MaxRecvSGE {
 		return fmt.Errorf("%s: post receive of %d elements: %w", Name, len(wr.SGL), ibv.ErrLimit)
 	}
-	if s.n == len(s.ring) {
-		ring := make([]recvReq, min(max(4, 2*len(s.ring)), q.cap.MaxRecvWR))
-		for i := range s.n {
-			ring[i] = s.ring[(s.head+i)%len(s.ring)]
-		}
-		s.ring, s.head = ring, 0
-	}
-	r := &s.ring[(s.head+s.n)%len(s.ring)]
+	r := s.reqs.Next()
 	*r = recvReq{id: wr.ID}
 	sgl := r.one[:0]
 	if len(wr.SGL) > 1 {
@@ -383,7 +364,6 @@ func (q *qp) pushRecv(wr *ibv.RecvWR) error {
 	if r.more != nil {
 		r.more = sgl
 	}
-	s.n++
 	return nil
 }
 
@@ -392,14 +372,10 @@ func (q *qp) popRecv() (r recvReq, ok bool) {
 	s := &q.rq
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.n == 0 {
+	if s.reqs.Len() == 0 {
 		return recvReq{}, false
 	}
-	r = s.ring[s.head]
-	s.ring[s.head] = recvReq{}
-	s.head = (s.head + 1) % len(s.ring)
-	s.n--
-	return r, true
+	return s.reqs.Pop(), true
 }
 
 // fail moves the queue pair to the error state and flushes both queues. culprit
@@ -409,7 +385,7 @@ func (q *qp) popRecv() (r recvReq, ok bool) {
 func (q *qp) fail(culprit ibv.WCStatus, from *tcp) {
 	q.sq.mu.Lock()
 	q.state.Store(uint32(ibv.QPSError))
-	for s := &q.sq; s.n > 0; {
+	for s := &q.sq; s.reqs.Len() > 0; {
 		r := s.at(0)
 		if !r.done && r.status == ibv.WCSuccess {
 			r.status = ibv.WCFlushErr

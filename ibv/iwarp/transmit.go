@@ -311,7 +311,7 @@ func (l *tcp) stopTransmit() {
 func (l *tcp) maybeFinish() {
 	t := &l.tx
 	if !t.draining || t.finished || t.stopped || t.flushing || len(t.out) > 0 || t.msg.active ||
-		l.qp.sq.n > 0 || len(t.resp) > 0 {
+		l.qp.sq.reqs.Len() > 0 || len(t.resp) > 0 {
 		return
 	}
 	t.finished = true
@@ -359,7 +359,7 @@ func (l *tcp) room() bool {
 func (l *tcp) nextMessage() bool {
 	t := &l.tx
 	s := &l.qp.sq
-	if len(t.resp) > 0 && (t.turn || s.sent == s.n) {
+	if len(t.resp) > 0 && (t.turn || s.sent == s.reqs.Len()) {
 		t.turn = false
 		r := &t.resp[0]
 		t.msg = outgoing{active: true, resp: true, segs: r.seg[:], left: len(r.seg[0].buf),
@@ -367,7 +367,7 @@ func (l *tcp) nextMessage() bool {
 		return true
 	}
 	t.turn = true
-	if s.sent == s.n {
+	if s.sent == s.reqs.Len() {
 		return false
 	}
 	r := s.at(s.sent)

@@ -1,0 +1,54 @@
+// Package ring is a first-in first-out queue that grows as it is used and
+// allocates nothing once it has its size.
+package ring
+
+// A Ring is a queue. The zero value is empty and ready. It is for one
+// goroutine at a time.
+type Ring[T any] struct {
+	buf  []T // length is a power of two
+	head int
+	n    int
+}
+
+// Len is the number of elements.
+func (r *Ring[T]) Len() int { return r.n }
+
+// At returns the i-th element counted from the oldest. The pointer holds until
+// the next Push or Pop.
+func (r *Ring[T]) At(i int) *T { return &r.buf[(r.head+i)&(len(r.buf)-1)] }
+
+// Push appends an element.
+func (r *Ring[T]) Push(v T) { *r.Next() = v }
+
+// Next appends an element and returns it as it was last used, so that memory
+// it holds can be used again.
+func (r *Ring[T]) Next() *T {
+	if r.n == len(r.buf) {
+		buf := make([]T, max(4, 2*len(r.buf)))
+		for i := range r.n {
+			buf[i] = *r.At(i)
+		}
+		r.buf, r.head = buf, 0
+	}
+	r.n++
+	return r.At(r.n - 1)
+}
+
+// Undo takes back the last Next.
+func (r *Ring[T]) Undo() { r.n-- }
+
+// Pop removes the oldest element; there must be one.
+func (r *Ring[T]) Pop() T {
+	p := r.At(0)
+	v := *p
+	var zero T
+	*p = zero
+	r.Drop()
+	return v
+}
+
+// Drop removes the oldest element and leaves its memory to a later Next.
+func (r *Ring[T]) Drop() {
+	r.head = (r.head + 1) & (len(r.buf) - 1)
+	r.n--
+}

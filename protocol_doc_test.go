@@ -1,0 +1,136 @@
+package rdmanet
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+)
+
+// docVectors returns the blocks of docs/protocol.md that are marked as vectors,
+// by name, without their comments.
+func docVectors(t *testing.T) map[string][]byte {
+	t.Helper()
+	doc, err := os.ReadFile("docs/protocol.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	vectors := make(map[string][]byte)
+	var name string
+	var hexBytes strings.Builder
+	for line := range strings.Lines(string(doc)) {
+		line = strings.TrimRight(line, "\n")
+		fence, inside := strings.CutPrefix(line, "```")
+		switch {
+		case inside && name == "":
+			marked, ok := strings.CutPrefix(fence, "hex ")
+			if !ok {
+				t.Fatalf("a fenced block that is no vector: %q", line)
+			}
+			name = marked
+			hexBytes.Reset()
+		case inside:
+			if vectors[name] != nil {
+				t.Fatalf("two vectors named %s", name)
+			}
+			vectors[name] = unhex(t, hexBytes.String())
+			name = ""
+		case name != "":
+			text, _, _ := strings.Cut(line, "#")
+			hexBytes.WriteString(text)
+		}
+	}
+	if name != "" {
+		t.Fatalf("vector %s has no end", name)
+	}
+	return vectors
+}
+
+// docLimits are those of both ends in section 2 of the document.
+var docLimits = limits{
+	maxSend: 1364, maxReceive: 8192, maxFragmented: 1 << 20,
+	creditsRequested: 255, creditsGranted: 255, maxReadWrite: 8 << 20,
+}
+
+func TestProtocolDocVectors(t *testing.T) {
+	segment := func(h segmentHeader, payload string) []byte {
+		b := make([]byte, dataOffset)
+		return append(b[:h.put(b)], payload...)
+	}
+	request, response, refused := make([]byte, negotiateRequestLen), make([]byte, negotiateResponseLen), make([]byte, negotiateResponseLen)
+	req := docLimits.request()
+	req.put(request)
+	resp := answer(t, docLimits, req, 32)
+	resp.put(response)
+	newer := req
+	newer.MinVersion, newer.MaxVersion = 0x0200, 0x0200
+	b := make([]byte, negotiateRequestLen)
+	_, no, _, _ := docLimits.acceptRequest(b[:newer.put(b)])
+	no.put(refused)
+
+	want := map[string][]byte{
+		"private-rdmanet":    privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN, maxReceive: 8192}.append(nil),
+		"private-plain":      privateData{ird: 32, ord: 1}.append(nil),
+		"negotiate-request":  request,
+		"negotiate-response": response,
+		"negotiate-refusal":  refused,
+		"segment-single":     segment(segmentHeader{CreditsRequested: 255, CreditsGranted: 4, DataOffset: dataOffset, DataLength: 11}, "hello, rdma"),
+		"segment-first": segment(segmentHeader{
+			CreditsRequested: 255, Remaining: 4000 - uint32(segmentData(4000, 1364)),
+			DataOffset: dataOffset, DataLength: uint32(segmentData(4000, 1364)),
+		}, ""),
+		"empty-grant":     segment(segmentHeader{CreditsRequested: 255, CreditsGranted: 16}, ""),
+		"keepalive-probe": segment(segmentHeader{CreditsRequested: 255, Flags: flagResponseRequested}, ""),
+		"fin":             segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
+	}
+	got := docVectors(t)
+	for name, bytesWanted := range want {
+		if !bytes.Equal(got[name], bytesWanted) {
+			t.Errorf("%s in the document:\n% x, encoded:\n% x", name, got[name], bytesWanted)
+		}
+	}
+	for name := range got {
+		if want[name] == nil {
+			t.Errorf("nothing encodes %s", name)
+		}
+	}
+}
+
+// The vectors mean to a receiver what the document says of them.
+func TestProtocolDocVectorsDecode(t *testing.T) {
+	v := docVectors(t)
+	if p := parsePrivate(v["private-rdmanet"]); !p.rdmanet || p.features&featureFIN == 0 || p.maxReceive != 8192 {
+		t.Errorf("private-rdmanet: %+v", p)
+	}
+	if p := parsePrivate(v["private-plain"]); p != (privateData{ird: 32, ord: 1}) {
+		t.Errorf("private-plain: %+v", p)
+	}
+	a, err := docLimits.acceptResponse(v["negotiate-response"])
+	want := agreement{
+		maxSend: 1364, maxReceive: 1364, maxFragmentedSend: 1 << 20, maxFragmentedReceive: 1 << 20,
+		sendCredits: 32, receiveCreditTarget: 255, maxReadWrite: 8 << 20,
+	}
+	if err != nil || a != want {
+		t.Errorf("negotiate-response: %+v, %v; want %+v", a, err, want)
+	}
+	if _, err := docLimits.acceptResponse(v["negotiate-refusal"]); err != statusError(statusNotSupported) {
+		t.Errorf("negotiate-refusal: %v", err)
+	}
+	r := reassembler{max: 1 << 20, fin: true}
+	for _, name := range []string{"segment-single", "empty-grant", "keepalive-probe", "fin"} {
+		var h segmentHeader
+		payload, err := h.parse(v[name])
+		if err == nil {
+			_, _, err = r.accept(&h)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if name == "segment-single" && string(payload) != "hello, rdma" {
+			t.Errorf("%s: payload %q", name, payload)
+		}
+	}
+	if !r.ended {
+		t.Error("fin did not end the stream")
+	}
+}

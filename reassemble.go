@@ -1,0 +1,62 @@
+package rdmanet
+
+var (
+	errMessageSize    = &protocolError{"RemainingDataLength", "message longer than the size negotiated"}
+	errDataBeyondRest = &protocolError{"DataLength", "more than the rest of the message"}
+	errRemaining      = &protocolError{"RemainingDataLength", "not what is left of the message"}
+	errFINInMessage   = &protocolError{"Flags", "FIN before the end of the message"}
+	errDataAfterFIN   = &protocolError{"DataLength", "payload after FIN"}
+)
+
+// A reassembler follows where one message ends and the next begins in the
+// segments received. It holds no data: payload is handed on as it arrives.
+type reassembler struct {
+	max uint32 // MaxFragmentedRecvSize, the longest message we said we take
+	fin bool   // featureFIN was agreed: heed flagFIN
+
+	remaining uint32 // FragmentReassemblyRemaining; 0 between messages
+	ended     bool   // flagFIN was received: no payload may follow
+}
+
+// accept takes the next segment, in the order of arrival, its header parsed
+// before. first and last say whether a message begins and ends with it; the
+// state is unchanged where err is not nil.
+//
+// [MS-SMBD] 3.1.5.8 bounds the sum of both lengths and lets the remainder fall
+// by DataLength with each segment, so what is announced must be exactly that
+// remainder. A message with neither payload nor remainder carries credits, a
+// keep-alive or FIN only: it belongs to no message, leaves the reassembly alone
+// and is neither first nor last. Read literally the text ends the connection
+// when one arrives between two segments, but Linux sends them there. A segment
+// may be empty and announce a remainder, as the text allows: it begins a
+// message, or repeats the remainder of the current one.
+func (r *reassembler) accept(h *segmentHeader) (first, last bool, err error) {
+	sum := uint64(h.DataLength) + uint64(h.Remaining) // cannot wrap
+	if sum > uint64(r.max) {
+		return false, false, errMessageSize
+	}
+	empty := sum == 0
+	remaining := r.remaining
+	if !empty {
+		if r.ended {
+			return false, false, errDataAfterFIN
+		}
+		first = remaining == 0
+		if !first {
+			if h.DataLength > remaining {
+				return false, false, errDataBeyondRest
+			}
+			if h.Remaining != remaining-h.DataLength {
+				return false, false, errRemaining
+			}
+		}
+		remaining = h.Remaining
+	}
+	fin := r.fin && h.Flags&flagFIN != 0
+	if fin && remaining != 0 {
+		return false, false, errFINInMessage
+	}
+	r.ended = r.ended || fin
+	r.remaining = remaining
+	return first, !empty && remaining == 0, nil
+}
