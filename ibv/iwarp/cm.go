@@ -30,7 +30,7 @@ type id struct {
 	param   ibv.ConnParam
 	closed  bool
 	handler func(ibv.Event)
-	past    []ibv.Event // before there was a handler
+	past    []ibv.Event
 }
 
 // setup is what MPA start-up agreed on.
@@ -334,7 +334,6 @@ func (i *id) Notify(f func(ibv.Event)) {
 	i.mu.Lock()
 	i.handler = f
 	past := i.past
-	i.past = nil
 	i.mu.Unlock()
 	for _, e := range past {
 		f(e)
@@ -344,9 +343,7 @@ func (i *id) Notify(f func(ibv.Event)) {
 func (i *id) event(e ibv.Event) {
 	i.mu.Lock()
 	f := i.handler
-	if f == nil {
-		i.past = append(i.past, e)
-	}
+	i.past = append(i.past, e)
 	i.mu.Unlock()
 	if f != nil {
 		f(e)

@@ -193,8 +193,10 @@ func (c *cq) Wait(deadline time.Time) error {
 			c.mu.Unlock()
 			l.receive(c)
 			c.mu.Lock()
-			c.lead = nil
+			c.lead = nil // before the role is free: a kick must meet this goroutine or none
+			c.mu.Unlock()
 			l.leave()
+			c.mu.Lock()
 			continue
 		}
 		c.follow(deadline)

@@ -41,6 +41,10 @@ type tcp struct {
 	once  bool
 	ended bool
 
+	// hangUp asks for the socket to be closed once the role is given up: from
+	// inside a call of RawConn.Read, Close would wait for itself.
+	hangUp bool
+
 	tx transmitter // below qp.sq.mu
 }
 
@@ -106,12 +110,22 @@ func (l *tcp) leave() {
 	if !l.ended {
 		l.seat.Vacant()
 	}
-	l.role.Unlock()
+	l.release()
 	if l.wanted.Swap(false) {
 		l.qp.recvCQ.reconsider()
 		if l.qp.sendCQ != l.qp.recvCQ {
 			l.qp.sendCQ.reconsider()
 		}
+	}
+}
+
+// release unlocks the role, and closes the socket if that was left to do.
+func (l *tcp) release() {
+	hangUp := l.hangUp
+	l.hangUp = false
+	l.role.Unlock()
+	if hangUp {
+		l.conn.Close()
 	}
 }
 
@@ -203,7 +217,7 @@ func (l *tcp) abort(cause error, rst bool) {
 	}
 	l.role.Lock()
 	l.end(cause, nil, ibv.WCFlushErr)
-	l.role.Unlock()
+	l.release()
 }
 
 // end is the end of the link, for any reason, once. The caller holds the role.
@@ -233,7 +247,7 @@ func (l *tcp) end(cause error, term *iwarpwire.TermMsg, culprit ibv.WCStatus) {
 	if len(words) > 0 {
 		go l.speak(words)
 	} else {
-		l.conn.Close()
+		l.hangUp = true
 	}
 	l.notify(ibv.Event{Kind: ibv.EventDisconnected, Err: cause})
 }

@@ -1,0 +1,171 @@
+package rdmanet
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Config adjusts connections. The zero value serves well; sizes that are out
+// of range are refused by Dial and Listen, not silently changed. A Config must
+// not be changed while a Dialer or ListenConfig that holds it is in use.
+type Config struct {
+	// Device names the device to use, "iwarp" for the software device. Empty
+	// leaves the choice to rdmanet. The environment variable RDMANET_DEVICE
+	// overrides it.
+	Device string
+
+	// Provider, if not nil, is where devices come from, and Device and
+	// RDMANET_DEVICE are not looked at: for tests, and for a device that was
+	// set up in a special way.
+	Provider ibv.Provider
+
+	// MaxSendSize and MaxReceiveSize bound a segment, one RDMA Send, in bytes,
+	// headers included: 256 to 1 MiB. 0 means 65560 (64 KiB and a header) on
+	// devices whose registered memory costs nothing until it is used, 8192 on
+	// others. Each receive buffer has MaxReceiveSize bytes. To peers that are
+	// not rdmanet at most 8136 are offered, the most that all known ones take.
+	MaxSendSize    int
+	MaxReceiveSize int
+
+	// MaxFragmentedSize bounds a message, which may have many segments, in
+	// bytes: 131080 to 1 GiB, 0 means 1 MiB. It concerns WriteMsg and ReadMsg;
+	// Write and Read carry any amount.
+	MaxFragmentedSize int
+
+	// InitialReceiveCredits is how many receive buffers a connection starts
+	// with and returns to when idle: 2 to 255, 0 means 4.
+	// MaxReceiveCredits is how many it may grow to while the peer asks for
+	// more and the reader keeps up: up to 255; 0 means as many as make 4 MiB,
+	// at least 16.
+	InitialReceiveCredits int
+	MaxReceiveCredits     int
+
+	// SendCreditTarget is how many receive buffers the peer is asked for: 2 to
+	// 255, 0 means 255.
+	SendCreditTarget int
+
+	// KeepAlive is the time without a word from the peer after which it is
+	// asked for one; without an answer in the same time again, or 20 s if that
+	// is less, the connection is broken. 0 means 120 s, negative never.
+	KeepAlive time.Duration
+
+	// NegotiateTimeout bounds connection set-up after the address is known, on
+	// either side. 0 means 120 s on the active side, where the context's
+	// deadline applies as well, and 20 s on the passive side.
+	NegotiateTimeout time.Duration
+
+	// LingerTimeout bounds how long Close waits for what was written to reach
+	// the peer. 0 means 5 s; negative closes at once and may lose data.
+	LingerTimeout time.Duration
+
+	// BusyPoll is how long Read and Write poll for a completion before they
+	// sleep. It trades processor time for latency. 0 means not at all.
+	BusyPoll time.Duration
+
+	// Logger hears of connections that fail to be set up or break, at level
+	// Debug. nil means nobody does.
+	Logger *slog.Logger
+}
+
+const (
+	minSegment        = 256
+	maxSegment        = 1 << 20
+	plainSegment      = 8136 // Windows refuses a PreferredSendSize above
+	inlineSegment     = 64<<10 + dataOffset
+	pinnedSegment     = 8192
+	creditCeiling     = 255
+	defaultFragmented = 1 << 20
+)
+
+var discardLogger = slog.New(slog.DiscardHandler)
+
+// check reports what is out of range.
+func (c *Config) check() error {
+	var errs []error
+	inRange := func(name string, v, lo, hi int) {
+		if v != 0 && (v < lo || v > hi) {
+			errs = append(errs, fmt.Errorf("rdmanet: Config.%s is %d: must be 0 or %d to %d", name, v, lo, hi))
+		}
+	}
+	inRange("MaxSendSize", c.MaxSendSize, minSegment, maxSegment)
+	inRange("MaxReceiveSize", c.MaxReceiveSize, minSegment, maxSegment)
+	inRange("MaxFragmentedSize", c.MaxFragmentedSize, minFragmentedSize+8, sizeCeiling)
+	inRange("InitialReceiveCredits", c.InitialReceiveCredits, 2, creditCeiling)
+	inRange("MaxReceiveCredits", c.MaxReceiveCredits, 2, creditCeiling)
+	inRange("SendCreditTarget", c.SendCreditTarget, 2, creditCeiling)
+	return errors.Join(errs...)
+}
+
+// settings is a Config with the defaults for one device filled in.
+type settings struct {
+	maxSend, maxReceive, maxFragmented int
+	initial, maximum, target           int // credits
+	keepAlive, probe, linger, busyPoll time.Duration
+	negotiate                          time.Duration
+	log                                *slog.Logger
+}
+
+func (c *Config) settings(dev ibv.Device, passive bool) settings {
+	segment := inlineSegment
+	if dev.Attr().PinsMemory {
+		segment = pinnedSegment
+	}
+	or := func(v, def int) int {
+		if v == 0 {
+			return def
+		}
+		return v
+	}
+	s := settings{
+		maxSend:       or(c.MaxSendSize, segment),
+		maxReceive:    or(c.MaxReceiveSize, segment),
+		maxFragmented: or(c.MaxFragmentedSize, defaultFragmented),
+		target:        or(c.SendCreditTarget, creditCeiling),
+		keepAlive:     c.KeepAlive,
+		linger:        c.LingerTimeout,
+		busyPoll:      c.BusyPoll,
+		negotiate:     c.NegotiateTimeout,
+		log:           c.Logger,
+	}
+	s.maximum = or(c.MaxReceiveCredits, min(creditCeiling, max(16, 4<<20/s.maxReceive)))
+	s.initial = min(or(c.InitialReceiveCredits, 4), s.maximum)
+	if s.keepAlive == 0 {
+		s.keepAlive = 120 * time.Second
+	}
+	s.probe = min(s.keepAlive, 20*time.Second)
+	if s.linger == 0 {
+		s.linger = 5 * time.Second
+	}
+	if s.negotiate <= 0 {
+		s.negotiate = 120 * time.Second
+		if passive {
+			s.negotiate = 20 * time.Second
+		}
+	}
+	if s.log == nil {
+		s.log = discardLogger
+	}
+	return s
+}
+
+// limits is what the two of them offer in negotiation to a peer, which is
+// rdmanet or not.
+func (s *settings) limits(peer privateData) limits {
+	l := limits{
+		maxSend:          uint32(s.maxSend),
+		maxReceive:       uint32(s.maxReceive),
+		maxFragmented:    uint32(s.maxFragmented),
+		creditsRequested: uint16(s.target),
+		creditsGranted:   uint16(s.maximum),
+		maxReadWrite:     0, // no RDMA Read or Write is made for the peer
+	}
+	if !peer.rdmanet {
+		l.maxSend = min(l.maxSend, plainSegment)
+		l.maxReceive = min(l.maxReceive, plainSegment)
+	}
+	return l
+}

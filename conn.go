@@ -1,0 +1,427 @@
+package rdmanet
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/ring"
+	"github.com/rdmanet/rdmanet/internal/vacancy"
+)
+
+// Conn is a connection over a reliably connected queue pair. It implements
+// net.Conn, io.ReaderFrom and io.WriterTo; all methods may be called by several
+// goroutines at once.
+//
+// Errors are *net.OpError but for io.EOF, which Read returns bare. Inside them
+// are found, with errors.Is: os.ErrDeadlineExceeded when a deadline has passed
+// (the connection goes on), net.ErrClosed after Close, syscall.ECONNRESET when
+// the connection broke, syscall.ETIMEDOUT when the peer has gone silent,
+// syscall.EPIPE on a Write after CloseWrite or after the peer has closed, and
+// syscall.ENOBUFS when no memory can be registered.
+type Conn struct {
+	set    settings
+	dom    *domain
+	pool   *pool // receive buffers
+	id     ibv.ID
+	cq     ibv.CQ
+	qp     ibv.QP
+	agreed agreement
+	fin    bool // half-close was agreed
+	peer   privateData
+	inline int // bytes that a send may have without a buffer
+	slots  int // length of the send queue
+	local  *net.TCPAddr
+	remote *net.TCPAddr
+
+	// One Read, and one Write, at a time; each is held while its call waits.
+	readMu  sync.Mutex
+	writeMu sync.Mutex
+
+	event atomic.Pointer[ibv.Event] // the end of the connection, from the device
+
+	// mu guards what follows. It is never held while waiting.
+	mu     sync.Mutex
+	closed bool
+	dead   error // why the connection is over; errPeerClosed for an orderly end
+	stats  Stats
+
+	// Who waits for completions: see progress.go.
+	seat     vacancy.Seat
+	leading  bool
+	readable sync.Cond
+	writable sync.Cond
+	readers  int  // goroutines in readable.Wait
+	writers  int  // and in writable.Wait
+	wantSend bool // a writer waits for the completion of a send
+
+	credits credits
+
+	// Receiving: see recv.go.
+	posted   ring.Ring[*buffer] // receives in the queue pair, oldest first
+	unread   ring.Ring[segment] // for the reader
+	reasm    reassembler
+	eof      bool // the peer's FIN has come
+	deaf     bool // CloseRead or Close: drop what arrives
+	readDue  deadline
+	writeDue deadline
+
+	// Sending: see send.go.
+	send sending
+
+	// Keep-alive: see keepalive.go.
+	timer     *time.Timer
+	heard     bool // something arrived since the timer last looked
+	lastHeard time.Time
+	lastSent  uint64 // segments sent when it last looked
+	probing   bool   // the peer has been asked for an answer
+	warm      bool   // there are credits or receives to give back when idle
+}
+
+// segment is received payload that waits for the reader.
+type segment struct {
+	data []byte
+	buf  *buffer
+	size int  // of the whole message when the segment begins one, else 0
+	last bool // ends its message
+}
+
+func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
+	c := &Conn{set: set, dom: dom, id: id, cq: cq, qp: qp}
+	c.readable.L, c.writable.L = &c.mu, &c.mu
+	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
+	c.slots, c.inline = qp.Cap().MaxSendWR, qp.Cap().MaxInline
+	c.seat.Init(&keepers, c.startKeeper)
+	return c
+}
+
+func tcpAddr(a netip.AddrPort) *net.TCPAddr { return net.TCPAddrFromAddrPort(a) }
+
+// LocalAddr returns the local address, a *net.TCPAddr.
+func (c *Conn) LocalAddr() net.Addr { return c.local }
+
+// RemoteAddr returns the peer's address, a *net.TCPAddr.
+func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+
+// Info returns what carries the connection.
+func (c *Conn) Info() Info {
+	dev := c.id.Device()
+	info := Info{
+		Device:            dev.Name(),
+		Transport:         dev.Attr().Transport.String(),
+		Port:              c.id.Port(),
+		QPN:               c.qp.QPN(),
+		LocalGID:          gidOf(c.id.LocalAddr()),
+		RemoteGID:         gidOf(c.id.RemoteAddr()),
+		Rdmanet:           c.peer.rdmanet,
+		MaxSendSize:       int(c.agreed.maxSend),
+		MaxReceiveSize:    int(c.agreed.maxReceive),
+		MaxFragmentedSize: int(c.agreed.maxFragmentedSend),
+	}
+	if port, err := dev.Port(c.id.Port()); err == nil {
+		info.MTU = port.ActiveMTU
+	}
+	return info
+}
+
+// Stats returns the counters of the moment.
+func (c *Conn) Stats() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stats
+	s.SendCredits, s.ReceiveCredits, s.ReceiveWindow = c.credits.have, c.credits.posted, c.credits.window
+	return s
+}
+
+// MaxMessageSize is the length of the longest message that WriteMsg can send,
+// in bytes.
+func (c *Conn) MaxMessageSize() int { return int(c.agreed.maxFragmentedSend) }
+
+// SetDeadline sets both deadlines; see net.Conn.
+func (c *Conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// SetReadDeadline bounds Read, ReadMsg and WriteTo, those in progress too.
+func (c *Conn) SetReadDeadline(t time.Time) error {
+	return c.setDeadline(&c.readDue, t, c.readExpired)
+}
+
+// SetWriteDeadline bounds Write, WriteMsg, ReadFrom and CloseWrite, those in
+// progress too. A Write that times out has sent what n says and the stream goes
+// on from there.
+func (c *Conn) SetWriteDeadline(t time.Time) error {
+	return c.setDeadline(&c.writeDue, t, c.writeExpired)
+}
+
+func (c *Conn) setDeadline(d *deadline, t time.Time, fire func()) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return c.opError("set", net.ErrClosed)
+	}
+	d.set(t, fire)
+	if d.expired {
+		c.wakeAll()
+	}
+	return nil
+}
+
+func (c *Conn) readExpired()  { c.expired(&c.readDue) }
+func (c *Conn) writeExpired() { c.expired(&c.writeDue) }
+
+func (c *Conn) expired(d *deadline) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d.check() {
+		c.wakeAll()
+	}
+}
+
+// Read reads the next bytes of the stream, as many as are there and fit into
+// p, at least one. It returns io.EOF once the peer has closed, or called
+// CloseWrite, and everything before that has been read.
+func (c *Conn) Read(p []byte) (int, error) {
+	n, err := c.read(p)
+	return n, c.opError("read", err)
+}
+
+// Write sends p and returns when all of it has been handed to the device.
+func (c *Conn) Write(p []byte) (int, error) {
+	n, err := c.write(p, false)
+	return n, c.opError("write", err)
+}
+
+// WriteMsg sends p as one message, which keeps its boundaries for a peer that
+// uses ReadMsg. More than MaxMessageSize bytes are refused with
+// ErrMessageTooLong and nothing is sent. An empty message is legal; it carries
+// flow control and is not delivered. A deadline that passes when part of the
+// message is gone makes the connection unusable for writing.
+func (c *Conn) WriteMsg(p []byte) error {
+	_, err := c.write(p, true)
+	return c.opError("write", err)
+}
+
+// ReadMsg reads one whole message, or what Read has left of one, and returns
+// its length. A message that does not fit into p gives io.ErrShortBuffer and
+// its length as n, and stays. When the deadline passes in the middle, n bytes
+// of the message have been read and the rest is for the next call.
+func (c *Conn) ReadMsg(p []byte) (n int, err error) {
+	n, err = c.readMsg(p)
+	return n, c.opError("read", err)
+}
+
+// ReadFrom writes what r yields until its end; see io.ReaderFrom.
+func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
+	b := copyPool.Get().(*[copyBytes]byte)
+	defer copyPool.Put(b)
+	var total int64
+	for {
+		n, err := r.Read(b[:])
+		if n > 0 {
+			w, werr := c.Write(b[:n])
+			total += int64(w)
+			if werr != nil {
+				return total, werr
+			}
+		}
+		if err == io.EOF {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+const copyBytes = 256 << 10
+
+var copyPool = sync.Pool{New: func() any { return new([copyBytes]byte) }}
+
+// WriteTo reads until the end of the stream and writes to w, straight from the
+// receive buffers; see io.WriterTo.
+func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+	var total int64
+	for {
+		n, err := c.writeSegment(w)
+		total += int64(n)
+		if err == io.EOF {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+// CloseRead ends the reading side: Read returns io.EOF, what still arrives is
+// dropped.
+func (c *Conn) CloseRead() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return c.opError("close", net.ErrClosed)
+	}
+	c.deaf = true
+	c.wakeAll()
+	c.mu.Unlock()
+
+	c.readMu.Lock() // whoever copies from a buffer is out now
+	defer c.readMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropUnread()
+	return nil
+}
+
+// CloseWrite ends the writing side: the peer reads io.EOF after all that was
+// written. It needs a peer that is rdmanet too (Info tells); for others the
+// error matches errors.ErrUnsupported.
+func (c *Conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
+
+// Close ends the connection. What was written reaches the peer first, for
+// which Close waits up to Config.LingerTimeout; calls in progress return with
+// net.ErrClosed at once.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return c.opError("close", net.ErrClosed)
+	}
+	c.closed, c.deaf = true, true
+	c.wakeAll()
+	c.mu.Unlock()
+
+	c.readMu.Lock()
+	defer c.readMu.Unlock()
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	c.linger()
+	return c.opError("close", c.teardown())
+}
+
+// linger sees the last bytes off, within the linger time: FIN, the completion
+// of all sends, the disconnect and the peer's own.
+func (c *Conn) linger() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropUnread()
+	if c.set.linger < 0 || c.dead != nil {
+		return
+	}
+	c.writeDue.set(time.Now().Add(c.set.linger), c.writeExpired)
+	defer c.writeDue.stop()
+	alive := func() bool { return c.dead == nil && !c.writeDue.expired }
+	if c.fin && !c.send.finSent {
+		for alive() && !c.canSend() {
+			c.waitToSend()
+		}
+		if alive() {
+			c.postFIN()
+		}
+	}
+	if alive() {
+		c.postMarker()
+	}
+	for alive() && c.send.busy() {
+		c.wantSend = true
+		c.await(&c.writable, &c.writers)
+	}
+	if !alive() || c.id.Disconnect() != nil {
+		return
+	}
+	for alive() {
+		c.await(&c.writable, &c.writers)
+	}
+}
+
+// teardown releases what the connection holds, in the order that verbs want.
+func (c *Conn) teardown() error {
+	err := c.qp.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dead == nil {
+		c.dead = net.ErrClosed
+	}
+	c.seat.Taken()
+	for c.leading {
+		c.cq.Interrupt()
+		c.writers++
+		c.writable.Wait()
+		c.writers--
+	}
+	c.readDue.stop()
+	c.writeDue.stop()
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	for c.posted.Len() > 0 {
+		c.pool.put(c.posted.Pop())
+	}
+	c.dropUnread()
+	c.send.release(c.sendPool())
+	return errors.Join(err, c.cq.Close(), c.id.Close(), c.dom.release())
+}
+
+// fail ends the connection because of err, the first one only.
+func (c *Conn) fail(err error) {
+	if c.dead != nil {
+		return
+	}
+	c.dead = broken(err)
+	c.set.log.Debug("rdmanet: connection broken", "local", c.local, "remote", c.remote, "err", err)
+	c.qp.SetError()
+	c.wakeAll()
+}
+
+func (c *Conn) opError(op string, err error) error {
+	return opError(op, c.local, c.remote, err)
+}
+
+// readErr is why Read cannot go on when nothing is unread.
+func (c *Conn) readErr() error {
+	switch {
+	case c.closed:
+		return net.ErrClosed
+	case c.readDue.expired:
+		return os.ErrDeadlineExceeded
+	case c.deaf, c.eof && c.unread.Len() == 0:
+		return io.EOF
+	case c.unread.Len() > 0:
+		return nil
+	case c.dead == errPeerClosed && (c.fin || c.reasm.remaining > 0):
+		return errTruncated // rdmanet peers say FIN before they go
+	case c.dead == errPeerClosed:
+		return io.EOF
+	}
+	return c.dead
+}
+
+// writeErr is why Write cannot go on.
+func (c *Conn) writeErr() error {
+	switch {
+	case c.closed:
+		return net.ErrClosed
+	case c.writeDue.expired:
+		return os.ErrDeadlineExceeded
+	case c.dead != nil:
+		return c.dead
+	case c.send.finSent:
+		return errWriteClosed
+	case c.send.cut:
+		return errMessageCut
+	}
+	return nil
+}
+
+// String names the two ends and the device.
+func (c *Conn) String() string {
+	return fmt.Sprintf("rdmanet: %v to %v on %s", c.local, c.remote, c.id.Device().Name())
+}

@@ -1,0 +1,87 @@
+package rdmanet
+
+import "math"
+
+// credits is the flow control of one connection, [MS-SMBD] 3.1.5.1 and
+// 3.1.5.9: a message may be sent only where the peer has posted a receive for
+// it, and each side tells the other how many it has posted anew.
+//
+// How many receives are kept posted follows use. A connection starts with
+// initial; when the peer has used up all it had while the reader keeps up, the
+// window doubles, up to maximum and to what the peer asks for.
+type credits struct {
+	have      int // sends that the peer can take
+	posted    int // receives posted
+	ungranted int // of these, how many the peer has not been told of
+	target    int // receives that the peer wants posted
+	window    int // receives to keep posted or unread
+
+	initial, maximum int
+
+	drained bool // the reader has found nothing since the window last grew
+	unpaid  bool // a receive that carried payload was posted again and not yet granted
+}
+
+// receive notes an arrived message: its receive is used up, and what it says
+// holds from now on. The sum of credits is bounded by what their count on the
+// wire can say.
+func (c *credits) receive(h *segmentHeader) {
+	c.posted--
+	c.have = min(c.have+int(h.CreditsGranted), math.MaxUint16)
+	// With one receive on each side the two could only speak by turns, and
+	// every grant would call for a grant: a peer that asks for one gets two.
+	c.target = max(int(h.CreditsRequested), 2)
+	if c.posted == 0 && c.drained {
+		c.window = min(2*c.window, c.maximum)
+		c.drained = false
+	}
+}
+
+// room is how many receives to post now, with unread buffers in the reader's
+// queue. sending is set while something waits to be sent: with the last credit
+// it may go only together with a grant, so there must be one to give.
+func (c *credits) room(unread int, sending bool) int {
+	n := min(c.window, c.target) - c.posted - unread
+	if n <= 0 && sending && c.have == 1 && c.ungranted == 0 && c.posted+unread < c.maximum {
+		return 1
+	}
+	return max(n, 0)
+}
+
+// post notes n newly posted receives.
+func (c *credits) post(n int) {
+	c.posted += n
+	c.ungranted += n
+}
+
+// spendable is how many messages may be sent now: the last credit is kept for
+// a message that grants some.
+func (c *credits) spendable() int {
+	if c.ungranted > 0 {
+		return c.have // the first of them carries the grant
+	}
+	return max(c.have-1, 0)
+}
+
+// spend takes the credit for one message and returns the grant that it must
+// carry.
+func (c *credits) spend() (granted uint16) {
+	g := min(c.ungranted, math.MaxUint16)
+	c.have--
+	c.ungranted -= g
+	c.unpaid = false
+	return uint16(g)
+}
+
+// held is how many credits the peer has in hand or on the way.
+func (c *credits) held() int { return c.posted - c.ungranted }
+
+// owed reports whether a grant is due although nothing else is to be sent:
+// when the peer could not send at all, or when it has used half of its credits
+// for payload. Grants in answer to mere grants would never end.
+func (c *credits) owed() bool {
+	if c.ungranted == 0 {
+		return false
+	}
+	return c.held() == 0 || c.unpaid && c.held() <= c.posted/2
+}

@@ -1,0 +1,52 @@
+package rdmanet
+
+import "time"
+
+// deadline is the read or the write deadline of a connection. Its fields are
+// guarded by the lock of whoever holds it.
+type deadline struct {
+	at      time.Time
+	expired bool
+	timer   *time.Timer
+}
+
+// set moves the deadline; a zero t is none. fire is called after it has
+// passed, and must call check under the lock; it is remembered from the first
+// set.
+func (d *deadline) set(t time.Time, fire func()) {
+	d.at, d.expired = t, false
+	if t.IsZero() {
+		if d.timer != nil {
+			d.timer.Stop()
+		}
+		return
+	}
+	wait := time.Until(t)
+	if wait <= 0 {
+		d.expired = true
+		if d.timer != nil {
+			d.timer.Stop()
+		}
+		return
+	}
+	if d.timer == nil {
+		d.timer = time.AfterFunc(wait, fire)
+	} else {
+		d.timer.Reset(wait)
+	}
+}
+
+// check updates expired when the timer has fired. A firing that was meant for
+// an earlier deadline changes nothing.
+func (d *deadline) check() bool {
+	if !d.at.IsZero() && !time.Now().Before(d.at) {
+		d.expired = true
+	}
+	return d.expired
+}
+
+func (d *deadline) stop() {
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+}

@@ -1,0 +1,81 @@
+// Package rdmanet carries the byte streams of package net over RDMA queue
+// pairs. A server moves to it by one line:
+//
+//	ln, err := rdmanet.Listen("rdma", ":7777") // was: net.Listen("tcp", ":7777")
+//	if err != nil {
+//		// handle error
+//	}
+//	for {
+//		conn, err := ln.Accept()
+//		if err != nil {
+//			// handle error
+//		}
+//		go handle(conn)
+//	}
+//
+// and so does a client:
+//
+//	conn, err := rdmanet.Dial("rdma", "server.example:7777") // was: net.Dial("tcp", ...)
+//	if err != nil {
+//		// handle error
+//	}
+//	fmt.Fprintf(conn, "hello\n")
+//
+// What comes back is a net.Listener and a net.Conn with all that their users
+// count on: deadlines, half-close, several goroutines at once, io.EOF at the
+// end and *net.OpError around every other error. So it can be handed to
+// net/http, gRPC, crypto/tls or a multiplexer as it is:
+//
+//	http.Serve(ln, handler)
+//	http.Transport{DialContext: rdmanet.DialContext}
+//
+// # Networks and addresses
+//
+// The networks are "rdma", "rdma4" (IPv4 only) and "rdma6" (IPv6 only). "tcp",
+// "tcp4" and "tcp6" mean the same three, for code that passes a network of its
+// own choice to the function it was given; they never mean plain TCP.
+//
+// Addresses are those of TCP, since that is the port space in which RDMA
+// connections are named: LocalAddr, RemoteAddr and Addr return *net.TCPAddr.
+// [Conn.Info] tells what RDMA adds to that: device, port, queue pair number,
+// GIDs, path MTU.
+//
+// # Devices
+//
+// A device is what carries queue pairs. The one that is included speaks iWARP
+// (RFC 5040, 5041 and 5044) over TCP in software: it is called "iwarp", works
+// on every system that Go runs on and needs no privileges. [Config].Device
+// names the device that must be used, and the environment variable
+// RDMANET_DEVICE overrides it; otherwise the package chooses. Package ibv has
+// the interfaces that a device implements.
+//
+// # The protocol
+//
+// Connections speak SMB Direct 1.0 as [MS-SMBD] specifies it: a negotiation,
+// then messages, cut into segments that fit the peer's receive buffers and sent
+// only against credits that the peer granted. Two ends that are both this
+// package recognise each other when they connect and then have half-close too.
+// docs/protocol.md in the repository has the bytes.
+//
+// [Conn.WriteMsg] and [Conn.ReadMsg] keep the boundaries of messages, for
+// programs that want them instead of a stream.
+//
+// # Memory and buffers
+//
+// A buffer that is passed to Read or Write belongs to the package only until
+// the call returns, also when it returns early because of a deadline. Data that
+// Write took is sent even if Close follows at once, for as long as
+// [Config].LingerTimeout allows.
+//
+// Each connection owns receive buffers. There are few of them while it is idle
+// and more while its peer sends, up to [Config].MaxReceiveCredits buffers of
+// [Config].MaxReceiveSize bytes.
+//
+// # What it does not do
+//
+// There are no file descriptors behind the connections, so assertions to
+// *net.TCPConn or syscall.Conn do not hold. RDMA has no encryption of its own;
+// put crypto/tls on top where the network is not trusted.
+//
+// [MS-SMBD]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smbd/
+package rdmanet

@@ -1,0 +1,106 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// netName is what net.OpError and net.Addr give as the network of errors.
+const netName = "rdma"
+
+// opError wraps an error for the caller, once, at the package's edge. io.EOF
+// stays bare, as readers compare it.
+func opError(op string, source, addr net.Addr, err error) error {
+	if err == nil || err == io.EOF {
+		return err
+	}
+	return &net.OpError{Op: op, Net: netName, Source: source, Addr: addr, Err: err}
+}
+
+// dialError is the inner error of a failed Dial or Listen: a context's end is
+// told in net's words.
+func dialError(err error) error {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return timeoutError{err}
+	case errors.Is(err, context.Canceled):
+		return canceledError{err}
+	}
+	return err
+}
+
+// timeoutError is a timeout as net reports it: Timeout is true, and it matches
+// context.DeadlineExceeded and os.ErrDeadlineExceeded.
+type timeoutError struct{ err error }
+
+func (e timeoutError) Error() string        { return "i/o timeout: " + e.err.Error() }
+func (e timeoutError) Timeout() bool        { return true }
+func (e timeoutError) Temporary() bool      { return true }
+func (e timeoutError) Unwrap() error        { return e.err }
+func (e timeoutError) Is(target error) bool { return target == os.ErrDeadlineExceeded }
+
+type canceledError struct{ err error }
+
+func (e canceledError) Error() string { return "operation was canceled: " + e.err.Error() }
+func (e canceledError) Unwrap() error { return e.err }
+
+// resetError says that the connection broke; it matches ECONNRESET, or
+// ETIMEDOUT where the peer has gone silent, and what led to it.
+type resetError struct {
+	errno syscall.Errno
+	cause error
+}
+
+func (e *resetError) Error() string {
+	if e.cause == nil {
+		return e.errno.Error()
+	}
+	return e.errno.Error() + ": " + e.cause.Error()
+}
+
+func (e *resetError) Timeout() bool   { return e.errno == syscall.ETIMEDOUT }
+func (e *resetError) Temporary() bool { return false }
+
+func (e *resetError) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.errno}
+	}
+	return []error{e.errno, e.cause}
+}
+
+// broken turns what ended a connection into the error of Read.
+func broken(cause error) error {
+	if r, ok := cause.(*resetError); ok {
+		return r
+	}
+	var wc *ibv.WCError
+	errno := syscall.ECONNRESET
+	if errors.As(cause, &wc) {
+		errno = wcErrno(wc.Status)
+	}
+	return &resetError{errno, cause}
+}
+
+// wcErrno is the errno for a completion that failed. A transport that gave up
+// retrying has lost its peer, which TCP calls a timeout.
+func wcErrno(s ibv.WCStatus) syscall.Errno {
+	switch s {
+	case ibv.WCRetryExcErr, ibv.WCRNRRetryExcErr, ibv.WCRespTimeoutErr:
+		return syscall.ETIMEDOUT
+	}
+	return syscall.ECONNRESET
+}
+
+var (
+	errPeerClosed  = &resetError{syscall.EPIPE, errors.New("the peer has closed the connection")}
+	errWriteClosed = &resetError{syscall.EPIPE, errors.New("CloseWrite was called")}
+	errTruncated   = &resetError{syscall.ECONNRESET, errors.New("the peer went away in the middle of its stream")}
+	errSilent      = &resetError{syscall.ETIMEDOUT, errors.New("no answer to keep-alive")}
+	errMessageCut  = errors.New("message cut short by an earlier deadline: the connection is unusable")
+)

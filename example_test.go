@@ -1,0 +1,225 @@
+package rdmanet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/rdmanet/rdmanet"
+)
+
+// A server and a client, as over TCP.
+func Example() {
+	ln, err := rdmanet.Listen("rdma", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		conn, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		io.Copy(conn, conn)
+	}()
+
+	conn, err := rdmanet.Dial("rdma", ln.Addr().String())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "hello over a queue pair")
+	answer := make([]byte, 23)
+	if _, err := io.ReadFull(conn, answer); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", answer)
+	// Output: hello over a queue pair
+}
+
+// An HTTP server and client differ from those over TCP in one line each.
+func Example_http() {
+	ln, err := rdmanet.Listen("rdma", "127.0.0.1:0") // instead of net.Listen
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ln.Close()
+	go http.Serve(ln, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "you asked for %s", r.URL.Path)
+	}))
+
+	client := http.Client{Transport: &http.Transport{
+		DialContext: rdmanet.DialContext, // instead of a net.Dialer's
+	}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get("http://" + ln.Addr().String() + "/this")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", body)
+	// Output: you asked for /this
+}
+
+// Deadlines work as on any net.Conn: a read that met one can be repeated.
+func ExampleConn_SetReadDeadline() {
+	server, client := connect()
+	defer server.Close()
+	defer client.Close()
+
+	client.SetReadDeadline(time.Now().Add(-time.Second))
+	p := make([]byte, 10)
+	_, err := client.Read(p)
+	fmt.Println(errors.Is(err, os.ErrDeadlineExceeded))
+
+	client.SetReadDeadline(time.Time{}) // none
+	fmt.Fprint(server, "better late")
+	n, err := client.Read(p[:6])
+	fmt.Printf("%s %v\n", p[:n], err)
+	// Output:
+	// true
+	// better <nil>
+}
+
+// CloseWrite ends one direction; the answer still comes in the other.
+func ExampleConn_CloseWrite() {
+	server, client := connect()
+	defer client.Close()
+	go func() {
+		defer server.Close()
+		question, err := io.ReadAll(server)
+		if err == nil {
+			fmt.Fprintf(server, "%d bytes arrived", len(question))
+		}
+	}()
+
+	fmt.Fprint(client, "all that I have")
+	if err := client.CloseWrite(); err != nil {
+		log.Fatal(err)
+	}
+	answer, err := io.ReadAll(client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", answer)
+	// Output: 15 bytes arrived
+}
+
+// Messages arrive as they were sent, whatever the boundaries of the segments.
+func ExampleConn_WriteMsg() {
+	server, client := connect()
+	defer server.Close()
+	defer client.Close()
+
+	go func() {
+		for _, msg := range []string{"one", "two", "three"} {
+			if err := client.WriteMsg([]byte(msg)); err != nil {
+				log.Fatal(err)
+			}
+		}
+	}()
+	p := make([]byte, server.MaxMessageSize())
+	for range 3 {
+		n, err := server.ReadMsg(p)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%q\n", p[:n])
+	}
+	// Output:
+	// "one"
+	// "two"
+	// "three"
+}
+
+// Info tells what the addresses of a connection cannot.
+func ExampleConn_Info() {
+	server, client := connect()
+	defer server.Close()
+	defer client.Close()
+
+	info := client.Info()
+	fmt.Println(info.Device, info.RemoteGID)
+	// Output: iwarp ::ffff:127.0.0.1
+}
+
+// A Dialer sets limits for one connection; its zero value is what Dial uses.
+func ExampleDialer() {
+	ln, err := rdmanet.Listen("rdma", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		if conn, err := ln.Accept(); err == nil {
+			defer conn.Close()
+			fmt.Fprint(conn, "welcome")
+		}
+	}()
+
+	d := rdmanet.Dialer{
+		Timeout: 5 * time.Second,
+		Config: rdmanet.Config{
+			Device:    "iwarp",
+			KeepAlive: 30 * time.Second,
+		},
+	}
+	conn, err := d.DialContext(context.Background(), "rdma", ln.Addr().String())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer conn.Close()
+	greeting, err := io.ReadAll(conn)
+	fmt.Printf("%s %v\n", greeting, err)
+	// Output: welcome <nil>
+}
+
+// The errors are those of package net, so what tests for them still works.
+func ExampleDial_errors() {
+	ln, err := rdmanet.Listen("rdma", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	addr := ln.Addr().String()
+	ln.Close() // so nobody listens there
+
+	_, err = rdmanet.Dial("rdma", addr)
+	var opErr *net.OpError
+	if errors.As(err, &opErr) {
+		fmt.Println(opErr.Op, opErr.Net, opErr.Addr.String() == addr)
+	}
+	// Output: dial rdma true
+}
+
+// connect returns the two ends of a connection.
+func connect() (server, client *rdmanet.Conn) {
+	ln, err := rdmanet.Listen("rdma", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ln.Close()
+	dialed := make(chan net.Conn, 1)
+	go func() {
+		conn, err := rdmanet.Dial("rdma", ln.Addr().String())
+		if err != nil {
+			log.Fatal(err)
+		}
+		dialed <- conn
+	}()
+	accepted, err := ln.Accept()
+	if err != nil {
+		log.Fatal(err)
+	}
+	return accepted.(*rdmanet.Conn), (<-dialed).(*rdmanet.Conn)
+}

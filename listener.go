@@ -1,0 +1,300 @@
+package rdmanet
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Listen announces on the local address. network is as for Dial; address is
+// host:port, where an empty host means every address and port 0 a port that is
+// free. The listener returned is a *Listener.
+func Listen(network, address string) (net.Listener, error) {
+	return new(ListenConfig).Listen(context.Background(), network, address)
+}
+
+// ListenConfig holds options for listening. The zero value is what Listen uses.
+type ListenConfig struct {
+	Config
+
+	// Backlog bounds the connections that are set up and wait for Accept, and
+	// those that are being set up; of the latter the oldest makes room for a
+	// new one. 0 means 1024.
+	Backlog int
+}
+
+const defaultBacklog = 1024
+
+// Listen announces on the local address; see the function Listen. ctx concerns
+// the resolution of the address only.
+func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	l, addr, err := lc.listen(ctx, network, address)
+	if err != nil {
+		return nil, opError("listen", nil, addr, dialError(err))
+	}
+	return l, nil
+}
+
+func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*Listener, net.Addr, error) {
+	n, err := parseNetwork(network)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := lc.check(); err != nil {
+		return nil, nil, err
+	}
+	providers, err := lc.providers()
+	if err != nil {
+		return nil, nil, err
+	}
+	locals, err := resolve(ctx, net.DefaultResolver, n, address, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	local := locals[0]
+	for _, a := range locals {
+		if a.Addr().Is4() { // as net has it: IPv4 where a name has both
+			local = a
+			break
+		}
+	}
+	backlog := lc.Backlog
+	if backlog <= 0 {
+		backlog = defaultBacklog
+	}
+	l := &Listener{cfg: lc.Config, backlog: backlog, ready: make(chan *Conn, backlog), done: make(chan struct{})}
+	l.due.timedOut = make(chan struct{})
+	for _, p := range providers {
+		ln, err := p.Listen(ctx, local, backlog)
+		if err != nil {
+			l.Close()
+			return nil, tcpAddr(local), err
+		}
+		l.listeners = append(l.listeners, ln)
+		local = netip.AddrPortFrom(local.Addr(), ln.Addr().Port())
+		l.addr = tcpAddr(ln.Addr())
+	}
+	for _, ln := range l.listeners {
+		l.wg.Add(1)
+		go l.run(ln)
+	}
+	return l, nil, nil
+}
+
+// Listener accepts connections. It implements net.Listener; all methods may be
+// called by several goroutines at once.
+//
+// Connections are set up before Accept hands them out, each within
+// Config.NegotiateTimeout and beside the others, so a peer that is slow or
+// silent holds up nobody.
+type Listener struct {
+	cfg       Config
+	backlog   int
+	addr      *net.TCPAddr
+	listeners []ibv.Listener
+
+	ready  chan *Conn
+	done   chan struct{}
+	closed sync.Once
+	wg     sync.WaitGroup
+
+	mu   sync.Mutex
+	half list.List // of context.CancelFunc: connections being set up, oldest first
+	due  acceptDeadline
+}
+
+// run takes connection requests.
+func (l *Listener) run(ln ibv.Listener) {
+	defer l.wg.Done()
+	ctx := context.Background()
+	for {
+		id, err := ln.Accept(ctx)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			select { // nothing to do but to try again, not at once
+			case <-time.After(10 * time.Millisecond):
+			case <-l.done:
+				return
+			}
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		e := l.admit(cancel)
+		l.wg.Add(1)
+		go func() {
+			defer l.wg.Done()
+			defer cancel()
+			l.setUp(ctx, id, e)
+		}()
+	}
+}
+
+// admit enters a connection among those being set up.
+func (l *Listener) admit(cancel context.CancelFunc) *list.Element {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.half.Len() >= l.backlog {
+		oldest := l.half.Front()
+		l.half.Remove(oldest).(context.CancelFunc)()
+	}
+	return l.half.PushBack(cancel)
+}
+
+func (l *Listener) setUp(ctx context.Context, id ibv.ID, e *list.Element) {
+	remote := tcpAddr(id.RemoteAddr())
+	c, err := accept(ctx, &l.cfg, id)
+	l.mu.Lock()
+	l.half.Remove(e)
+	l.mu.Unlock()
+	if err != nil {
+		l.cfg.log("set-up failed", remote, err)
+		return
+	}
+	select {
+	case <-l.done:
+	default:
+		select {
+		case l.ready <- c:
+			return
+		case <-l.done:
+		}
+	}
+	c.Close()
+}
+
+// Accept waits for the next connection, a *Conn.
+func (l *Listener) Accept() (net.Conn, error) {
+	c, err := l.accept()
+	if err != nil {
+		return nil, opError("accept", nil, l.addr, err)
+	}
+	return c, nil
+}
+
+// AcceptRDMA is Accept with the concrete type.
+func (l *Listener) AcceptRDMA() (*Conn, error) {
+	c, err := l.accept()
+	if err != nil {
+		return nil, opError("accept", nil, l.addr, err)
+	}
+	return c, nil
+}
+
+func (l *Listener) accept() (*Conn, error) {
+	for {
+		timedOut, changed := l.due.watch()
+		select {
+		case <-l.done:
+			return nil, net.ErrClosed
+		case <-timedOut:
+			return nil, os.ErrDeadlineExceeded
+		default:
+		}
+		select {
+		case c := <-l.ready:
+			return c, nil
+		case <-l.done:
+			return nil, net.ErrClosed
+		case <-timedOut:
+			return nil, os.ErrDeadlineExceeded
+		case <-changed:
+		}
+	}
+}
+
+// Addr returns the address, a *net.TCPAddr with the port that was chosen.
+func (l *Listener) Addr() net.Addr { return l.addr }
+
+// SetDeadline bounds Accept, calls in progress too; a zero t is no bound.
+func (l *Listener) SetDeadline(t time.Time) error {
+	select {
+	case <-l.done:
+		return opError("set", nil, l.addr, net.ErrClosed)
+	default:
+	}
+	l.due.set(t)
+	return nil
+}
+
+// Close stops listening. Connections that were accepted go on; those that were
+// not are closed.
+func (l *Listener) Close() error {
+	err := net.ErrClosed
+	l.closed.Do(func() {
+		err = nil
+		close(l.done)
+		for _, ln := range l.listeners {
+			err = errors.Join(err, ln.Close())
+		}
+		l.mu.Lock()
+		for e := l.half.Front(); e != nil; e = e.Next() {
+			e.Value.(context.CancelFunc)()
+		}
+		l.mu.Unlock()
+		l.wg.Wait()
+		l.due.set(time.Time{})
+		var wg sync.WaitGroup
+		for {
+			select {
+			case c := <-l.ready:
+				wg.Go(func() { c.Close() })
+				continue
+			default:
+			}
+			break
+		}
+		wg.Wait()
+	})
+	if err != nil {
+		return opError("close", nil, l.addr, err)
+	}
+	return nil
+}
+
+// acceptDeadline is a deadline as channels, for select.
+type acceptDeadline struct {
+	mu       sync.Mutex
+	timer    *time.Timer
+	timedOut chan struct{} // closed when the deadline has passed
+	changed  chan struct{} // closed when a new deadline is set
+}
+
+func (d *acceptDeadline) watch() (timedOut, changed <-chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.changed == nil {
+		d.changed = make(chan struct{})
+	}
+	return d.timedOut, d.changed
+}
+
+func (d *acceptDeadline) set(t time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+	timedOut := make(chan struct{})
+	d.timedOut = timedOut
+	if d.changed != nil {
+		close(d.changed)
+		d.changed = nil
+	}
+	switch wait := time.Until(t); {
+	case t.IsZero():
+	case wait <= 0:
+		close(timedOut)
+	default:
+		d.timer = time.AfterFunc(wait, func() { close(timedOut) })
+	}
+}

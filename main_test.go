@@ -1,0 +1,5 @@
+package rdmanet
+
+import "context"
+
+var tctx = context.Background()

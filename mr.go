@@ -1,0 +1,172 @@
+package rdmanet
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Registered memory. All connections of a device share one protection domain
+// and the slabs in it: stretches of memory outside the Go heap (whose freed
+// pages the runtime would give back to the kernel behind the device's back),
+// each registered once and cut into buffers of one size. What a slab's buffers
+// hold is not cleared between uses, so a buffer is never longer for its user
+// than the bytes that the device has put there.
+
+// domain is the shared memory of one device.
+type domain struct {
+	dev ibv.Device
+	pd  ibv.PD
+
+	mu    sync.Mutex
+	users int
+	pools map[int]*pool // by buffer size
+}
+
+// pool holds buffers of one size.
+type pool struct {
+	dom  *domain
+	size int
+
+	mu    sync.Mutex
+	free  []*buffer // last in, first out: the warmest memory is used first
+	slabs []*slab
+}
+
+// slab is a registered stretch of memory.
+type slab struct {
+	mem     []byte
+	mr      ibv.MR
+	buffers []buffer
+}
+
+// buffer is a piece of a slab.
+type buffer struct {
+	b    []byte
+	lkey uint32
+}
+
+func (b *buffer) sge(n int) ibv.SGE { return ibv.SGE{Buf: b.b[:n], LKey: b.lkey} }
+
+const (
+	pageSize   = 4096
+	slabBytes  = 1 << 20 // about; pinned memory comes in smaller steps
+	pinnedSlab = 256 << 10
+)
+
+var domains struct {
+	mu sync.Mutex
+	m  map[ibv.Device]*domain
+}
+
+// acquireDomain returns the device's domain, to be released once.
+func acquireDomain(dev ibv.Device) (*domain, error) {
+	domains.mu.Lock()
+	defer domains.mu.Unlock()
+	d := domains.m[dev]
+	if d == nil {
+		pd, err := dev.AllocPD()
+		if err != nil {
+			return nil, err
+		}
+		d = &domain{dev: dev, pd: pd, pools: make(map[int]*pool)}
+		if domains.m == nil {
+			domains.m = make(map[ibv.Device]*domain)
+		}
+		domains.m[dev] = d
+	}
+	d.users++
+	return d, nil
+}
+
+// release gives the domain up. The last one to do so frees all memory; every
+// buffer must be back.
+func (d *domain) release() error {
+	domains.mu.Lock()
+	defer domains.mu.Unlock()
+	d.users--
+	if d.users > 0 {
+		return nil
+	}
+	delete(domains.m, d.dev)
+	var errs []error
+	for _, p := range d.pools {
+		for _, s := range p.slabs {
+			errs = append(errs, s.close())
+		}
+	}
+	return errors.Join(append(errs, d.pd.Close())...)
+}
+
+func (s *slab) close() error {
+	if err := s.mr.Close(); err != nil {
+		return err // the device may still use it: better leaked than unmapped
+	}
+	return freePages(s.mem)
+}
+
+// pool returns the pool of buffers for at least n bytes.
+func (d *domain) pool(n int) *pool {
+	size := (n + 511) &^ 511
+	if size > pageSize {
+		size = (n + pageSize - 1) &^ (pageSize - 1) // whole pages: untouched ones cost nothing
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.pools[size]
+	if p == nil {
+		p = &pool{dom: d, size: size}
+		d.pools[size] = p
+	}
+	return p
+}
+
+// get returns a buffer. Memory that the device cannot register matches
+// syscall.ENOBUFS.
+func (p *pool) get() (*buffer, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.free) == 0 {
+		if err := p.grow(); err != nil {
+			return nil, fmt.Errorf("%w: %d bytes of registered memory on %s: %w (raise the limit on locked memory, ulimit -l, or lower Config.MaxReceiveCredits)",
+				syscall.ENOBUFS, p.size, p.dom.dev.Name(), err)
+		}
+	}
+	b := p.free[len(p.free)-1]
+	p.free = p.free[:len(p.free)-1]
+	return b, nil
+}
+
+// put takes a buffer back, which no work request may name any more.
+func (p *pool) put(b *buffer) {
+	p.mu.Lock()
+	p.free = append(p.free, b)
+	p.mu.Unlock()
+}
+
+func (p *pool) grow() error {
+	total := slabBytes
+	if p.dom.dev.Attr().PinsMemory {
+		total = pinnedSlab
+	}
+	total = max(total/p.size, 1) * p.size
+	mem, err := allocPages(total)
+	if err != nil {
+		return err
+	}
+	mr, err := p.dom.pd.RegMR(mem, ibv.AccessLocalWrite)
+	if err != nil {
+		return errors.Join(err, freePages(mem))
+	}
+	s := &slab{mem: mem, mr: mr, buffers: make([]buffer, total/p.size)}
+	for i := range s.buffers {
+		b := &s.buffers[i]
+		b.b, b.lkey = mem[i*p.size:(i+1)*p.size:(i+1)*p.size], mr.LKey()
+		p.free = append(p.free, b)
+	}
+	p.slabs = append(p.slabs, s)
+	return nil
+}

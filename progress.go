@@ -1,0 +1,186 @@
+package rdmanet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/vacancy"
+)
+
+// Who waits for completions. At any time at most one goroutine, the leader,
+// waits on the completion queue; it handles whatever comes, for everybody, and
+// wakes those whose turn it is.
+//
+//  1. A Read or Write that must wait becomes the leader if there is none (so a
+//     reply needs no goroutine switch), else it waits for the leader.
+//  2. A leader that leaves wakes one of the others to take over.
+//  3. When nobody is left and stays away for a millisecond, a keeper goroutine
+//     is started: credits, keep-alive and the peer's end need answers even when
+//     the program is busy elsewhere. It leaves as soon as somebody waits.
+
+var keepers = vacancy.Sweeper{Period: time.Millisecond}
+
+var wcPool = sync.Pool{New: func() any { return new([32]ibv.WC) }}
+
+// await waits until something may have changed. The caller holds mu, and again
+// on return; cond and waiting are its own side's.
+func (c *Conn) await(cond *sync.Cond, waiting *int) {
+	if c.leading {
+		if c.wantSend {
+			// The leader may sleep for receives only.
+			c.cq.Arm(false)
+			if c.poll() > 0 {
+				return
+			}
+		}
+		*waiting++
+		cond.Wait()
+		*waiting--
+		return
+	}
+	c.lead()
+	c.pass()
+}
+
+// pass gives the lead to somebody who waits.
+func (c *Conn) pass() {
+	if c.readers > 0 {
+		c.readable.Signal()
+	}
+	if c.writers > 0 {
+		c.writable.Signal()
+	}
+}
+
+// lead waits for completions once and handles them. The caller holds mu.
+func (c *Conn) lead() {
+	c.leading = true
+	c.seat.Taken()
+	if !c.spin() {
+		c.sleep()
+	}
+	c.leading = false
+	if !c.closed {
+		c.seat.Vacant()
+	}
+}
+
+// sleep waits for the next event: arm, look once more, then wait.
+func (c *Conn) sleep() {
+	// A peer that is rdmanet marks its messages as solicited; the completions
+	// of our own sends then wake nobody.
+	if err := c.cq.Arm(c.peer.rdmanet && !c.wantSend); err != nil {
+		c.fail(err)
+		return
+	}
+	if c.poll() > 0 || c.dead != nil {
+		return
+	}
+	c.mu.Unlock()
+	err := c.cq.Wait(time.Time{})
+	c.mu.Lock()
+	if err != nil && !errors.Is(err, ibv.ErrInterrupted) && !errors.Is(err, net.ErrClosed) {
+		c.fail(err)
+	}
+	c.poll()
+}
+
+// spin polls for Config.BusyPoll and reports whether something came.
+func (c *Conn) spin() bool {
+	if c.set.busyPoll <= 0 {
+		return false
+	}
+	for start := time.Now(); time.Since(start) < c.set.busyPoll; {
+		if c.poll() > 0 || c.dead != nil || c.readDue.expired || c.writeDue.expired || c.closed {
+			return true
+		}
+		c.mu.Unlock() // let others in
+		c.mu.Lock()
+	}
+	return false
+}
+
+// poll handles the completions that are there and returns how many. The caller
+// holds mu.
+func (c *Conn) poll() int {
+	// The event is looked at first: what it ends was completed before it.
+	event := c.event.Load()
+	wcs := wcPool.Get().(*[32]ibv.WC)
+	defer wcPool.Put(wcs)
+	total := 0
+	for {
+		n, err := c.cq.Poll(wcs[:])
+		if err != nil {
+			c.fail(err)
+			break
+		}
+		for i := range wcs[:n] {
+			c.complete(&wcs[i])
+		}
+		total += n
+		if n < len(wcs) {
+			break
+		}
+	}
+	if event != nil && c.dead == nil {
+		c.dead = errPeerClosed
+		if event.Kind != ibv.EventDisconnected || event.Err != nil {
+			c.dead = broken(fmt.Errorf("%s: %w", event.Kind, event.Err))
+		}
+		c.wakeAll()
+	}
+	if total > 0 {
+		c.replenish()
+		c.sendControl()
+	}
+	return total
+}
+
+// complete handles one completion.
+func (c *Conn) complete(wc *ibv.WC) {
+	if wc.ID&sendID != 0 {
+		c.sent(wc)
+	} else {
+		c.received(wc)
+	}
+}
+
+// status ends the connection over a failed completion. Flushed requests are
+// the consequence of an end, not its cause: the device reports that on its own.
+func (c *Conn) status(wc *ibv.WC, op ibv.WCOpcode) {
+	if wc.Status != ibv.WCFlushErr {
+		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ sendID, VendorErr: wc.VendorErr, Device: c.id.Device().Name()})
+	}
+}
+
+// notify hears from the device that the connection is over. It comes from the
+// device's goroutines and takes no lock.
+func (c *Conn) notify(e ibv.Event) {
+	c.event.CompareAndSwap(nil, &e)
+	c.cq.Interrupt()
+}
+
+// wakeAll makes everybody look again, the leader too.
+func (c *Conn) wakeAll() {
+	c.readable.Broadcast()
+	c.writable.Broadcast()
+	if c.leading {
+		c.cq.Interrupt()
+	}
+}
+
+// startKeeper is called when nobody has led for a while.
+func (c *Conn) startKeeper() { go c.keep() }
+
+func (c *Conn) keep() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.closed && c.dead == nil && !c.leading && c.readers == 0 && c.writers == 0 {
+		c.lead()
+	}
+	c.pass()
+}

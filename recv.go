@@ -1,0 +1,257 @@
+package rdmanet
+
+import (
+	"io"
+	"os"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// The way in.
+//
+//  1. Receives of the negotiated size are posted, as many as the credit window
+//     says (replenish).
+//  2. A completion hands one back with a message: it is checked, its credits
+//     and flags are heeded, its payload joins the unread queue (received).
+//  3. Read copies from the queue; a buffer that is used up is posted again and
+//     granted to the peer with the next message, or with one of its own.
+//
+// Everything but the copying runs with mu held.
+
+// received handles the completion of a receive.
+func (c *Conn) received(wc *ibv.WC) {
+	buf := c.posted.Pop()
+	if wc.Status != ibv.WCSuccess {
+		c.credits.posted--
+		c.pool.put(buf)
+		c.status(wc, ibv.WCRecv)
+		return
+	}
+	var h segmentHeader
+	payload, err := h.parse(buf.b[:min(int(wc.ByteLen), len(buf.b))])
+	if err != nil {
+		c.credits.posted--
+		c.pool.put(buf)
+		c.fail(err)
+		return
+	}
+	c.credits.receive(&h)
+	c.heard, c.probing = true, false
+	c.warmUp()
+	if h.Flags&flagResponseRequested != 0 {
+		c.send.answer = true
+	}
+	size := int(h.DataLength) + int(h.Remaining)
+	first, last, err := c.reasm.accept(&h)
+	switch {
+	case err != nil:
+		c.pool.put(buf)
+		c.fail(err)
+		return
+	case len(payload) == 0 || c.deaf:
+		c.stats.countReceived(len(payload), last)
+		c.reuse(buf)
+	default:
+		c.stats.countReceived(len(payload), last)
+		if !first {
+			size = 0
+		}
+		c.unread.Push(segment{data: payload, buf: buf, size: size, last: last})
+	}
+	if c.deaf && len(payload) > 0 {
+		c.credits.unpaid = true
+	}
+	if c.reasm.ended && !c.eof {
+		c.eof = true
+		c.readable.Broadcast()
+	} else if len(payload) > 0 && c.readers > 0 {
+		c.readable.Signal()
+	}
+	if c.writers > 0 {
+		c.writable.Signal()
+	}
+}
+
+func (s *Stats) countReceived(n int, last bool) {
+	if n == 0 {
+		s.EmptyReceived++
+		return
+	}
+	s.SegmentsReceived++
+	s.BytesReceived += uint64(n)
+	if last {
+		s.MessagesReceived++
+	}
+}
+
+// reuse posts a buffer again, or gives it back when the window is full.
+func (c *Conn) reuse(buf *buffer) {
+	if c.dead != nil || c.credits.room(c.unread.Len(), c.send.waiting) == 0 {
+		c.pool.put(buf)
+		return
+	}
+	c.postRecv(buf)
+}
+
+// postRecv posts one receive.
+func (c *Conn) postRecv(buf *buffer) {
+	wr := recvWRs.Get().(*[1]ibv.RecvWR)
+	defer recvWRs.Put(wr)
+	wr[0].SGL = append(wr[0].SGL[:0], buf.sge(int(c.agreed.maxReceive)))
+	_, err := c.qp.PostRecv(wr[:])
+	if err != nil {
+		c.pool.put(buf)
+		c.fail(err)
+		return
+	}
+	c.posted.Push(buf)
+	c.credits.post(1)
+}
+
+// replenish posts receives up to the window.
+func (c *Conn) replenish() {
+	for c.dead == nil && c.credits.room(c.unread.Len(), c.send.waiting) > 0 {
+		buf, err := c.pool.get()
+		if err != nil {
+			if c.posted.Len()+c.unread.Len() == 0 {
+				c.fail(err)
+			}
+			return // fewer will do
+		}
+		c.postRecv(buf)
+	}
+}
+
+// consumed takes the head of the unread queue off after its last byte was read.
+func (c *Conn) consumed() {
+	s := c.unread.Pop()
+	c.credits.unpaid = true
+	c.reuse(s.buf)
+}
+
+// dropUnread throws away what nobody will read.
+func (c *Conn) dropUnread() {
+	for c.unread.Len() > 0 {
+		c.consumed()
+	}
+	c.sendControl()
+}
+
+// waitReadable waits until there is something to read, or returns why not. A
+// deadline in the past wins over data.
+func (c *Conn) waitReadable() error {
+	for {
+		if c.readDue.expired && !c.closed {
+			return os.ErrDeadlineExceeded
+		}
+		if err := c.readErr(); err != nil || c.unread.Len() > 0 {
+			return err
+		}
+		c.credits.drained = true
+		c.await(&c.readable, &c.readers)
+	}
+}
+
+// copyUnlocked is the length from which a copy is made without holding mu.
+const copyUnlocked = 4 << 10
+
+// take copies from the head of the unread queue into p.
+func (c *Conn) take(p []byte) (n int, last bool) {
+	s := c.unread.At(0)
+	data := s.data
+	if n = min(len(p), len(data)); n >= copyUnlocked {
+		// Only the reader, who holds readMu, takes from the queue.
+		c.mu.Unlock()
+		copy(p, data[:n])
+		c.mu.Lock()
+		s = c.unread.At(0)
+	} else {
+		copy(p, data[:n])
+	}
+	c.stats.BytesCopied += uint64(n)
+	s.data = data[n:]
+	s.size = 0 // begun: ReadMsg takes the rest as it is
+	if len(s.data) > 0 {
+		return n, false
+	}
+	last = s.last
+	c.consumed()
+	return n, last
+}
+
+func (c *Conn) read(p []byte) (n int, err error) {
+	c.readMu.Lock()
+	defer c.readMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(p) == 0 {
+		if c.closed {
+			return 0, c.readErr()
+		}
+		return 0, nil
+	}
+	if err := c.waitReadable(); err != nil {
+		return 0, err
+	}
+	for n < len(p) && c.unread.Len() > 0 && !c.closed {
+		k, _ := c.take(p[n:])
+		n += k
+	}
+	c.replenish()
+	c.sendControl()
+	return n, nil
+}
+
+func (c *Conn) readMsg(p []byte) (n int, err error) {
+	c.readMu.Lock()
+	defer c.readMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		if err := c.waitReadable(); err != nil {
+			if err == io.EOF && n > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return n, err
+		}
+		if size := c.unread.At(0).size; size > len(p) {
+			return size, io.ErrShortBuffer
+		}
+		if n == len(p) {
+			return n, io.ErrShortBuffer // the rest of a message that Read has begun
+		}
+		k, last := c.take(p[n:])
+		n += k
+		c.replenish()
+		c.sendControl()
+		if last {
+			return n, nil
+		}
+	}
+}
+
+// writeSegment passes the next unread bytes to w without copying them.
+func (c *Conn) writeSegment(w io.Writer) (n int, err error) {
+	c.readMu.Lock()
+	defer c.readMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.waitReadable(); err != nil {
+		return 0, c.opError("read", err)
+	}
+	data := c.unread.At(0).data
+	c.mu.Unlock()
+	n, err = w.Write(data) // the buffer stays the queue's head while readMu is held
+	c.mu.Lock()
+	if n < len(data) && err == nil {
+		err = io.ErrShortWrite
+	}
+	s := c.unread.At(0)
+	s.data, s.size = data[n:], 0
+	if len(s.data) == 0 {
+		c.consumed()
+	}
+	c.replenish()
+	c.sendControl()
+	return n, err
+}

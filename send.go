@@ -1,0 +1,409 @@
+package rdmanet
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/ring"
+)
+
+// The way out.
+//
+//  1. Write waits until it may send: the peer's credits, room in the send
+//     queue, no other post under way (waitToSend).
+//  2. It cuts what may go now into segments and posts them in one call (post).
+//     Each batch of a stream is a message of its own, so a message never
+//     straddles a wait; WriteMsg's message may.
+//  3. Payload goes inline where the device takes that much, else through
+//     registered buffers; either way the caller's memory is free on return.
+//  4. Only some sends are signalled; a completion stands for all before it
+//     (sent).
+//
+// Messages without payload, for credits, answers and FIN, are posted by
+// whoever finds them due (sendControl). The post itself is made without mu, so
+// that reading goes on; sending.posting keeps the order.
+type sending struct {
+	posting bool // a batch is being handed to the device
+	waiting bool // a writer waits for credits
+
+	seq      uint64 // sends posted
+	done     uint64 // sends completed
+	inFlight int    // bytes posted and not known to be completed
+	unmarked int    // bytes, and
+	since    int    // sends, since the last signalled one
+	marks    ring.Ring[mark]
+
+	answer  bool // the peer asked for a message
+	probe   bool // we ask the peer for one
+	finSent bool
+	mid     bool // a message has begun and not ended
+	cut     bool // it never will: a deadline passed
+	idle    bool // nothing was sent for a while
+}
+
+// mark is a signalled send and what its completion frees.
+type mark struct {
+	seq   uint64
+	bytes int
+	bufs  []*buffer
+}
+
+const (
+	sendID = 1 << 63 // set in the IDs of sends
+
+	batchSegments = 16        // in one post
+	batchBudget   = 256 << 10 // bytes in flight in the device, about
+	markBytes     = 64 << 10  // signalled at the latest after so many bytes
+	reservedSlots = 4         // of the send queue, for messages without payload
+)
+
+// batch is the memory for one post.
+type batch struct {
+	wrs  [batchSegments]ibv.SendWR
+	sges [2 * batchSegments]ibv.SGE
+	hdrs [batchSegments][dataOffset]byte
+}
+
+var (
+	batches = sync.Pool{New: func() any { return new(batch) }}
+	recvWRs = sync.Pool{New: func() any { return new([1]ibv.RecvWR) }}
+)
+
+// busy reports whether sends are not known to be completed.
+func (s *sending) busy() bool { return s.done < s.seq }
+
+// release gives back the buffers of sends that will never complete.
+func (s *sending) release(p *pool) {
+	for s.marks.Len() > 0 {
+		for _, b := range s.marks.Pop().bufs {
+			p.put(b)
+		}
+	}
+}
+
+// sent handles the completion of a send.
+func (c *Conn) sent(wc *ibv.WC) {
+	s := &c.send
+	if seq := wc.ID &^ sendID; seq > s.done {
+		s.done = seq
+	}
+	for s.marks.Len() > 0 && s.marks.At(0).seq <= s.done {
+		m := s.marks.Pop()
+		s.inFlight -= m.bytes
+		for _, b := range m.bufs {
+			c.sendPool().put(b)
+		}
+	}
+	if wc.Status != ibv.WCSuccess {
+		c.status(wc, ibv.WCSend)
+	}
+	if c.wantSend {
+		c.wantSend = false
+		c.writable.Broadcast()
+	}
+}
+
+// freeSlots is the room in the send queue.
+func (c *Conn) freeSlots() int { return c.slots - int(c.send.seq-c.send.done) }
+
+// canSend reports whether one more message, empty or not, may be posted now.
+func (c *Conn) canSend() bool {
+	return !c.send.posting && c.credits.spendable() > 0 && c.freeSlots() > 0
+}
+
+// waitToSend waits for what keeps canSend, or a batch with payload, from going.
+func (c *Conn) waitToSend() {
+	s := &c.send
+	switch {
+	case s.posting:
+	case c.credits.spendable() == 0:
+		s.waiting = true
+		c.replenish() // for a grant that the last credit may go with
+		if c.credits.spendable() > 0 {
+			s.waiting = false
+			return
+		}
+		c.stats.CreditStalls++
+	default:
+		if c.poll() > 0 {
+			return
+		}
+		c.stats.QueueStalls++
+		c.wantSend = true
+	}
+	c.await(&c.writable, &c.writers)
+	s.waiting = false
+}
+
+func (c *Conn) write(p []byte, message bool) (n int, err error) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if message {
+		if err := checkMessageLength(len(p), c.agreed.maxFragmentedSend); err != nil {
+			return 0, err
+		}
+	}
+	for {
+		if err := c.writeErr(); err != nil {
+			c.send.cut = c.send.mid
+			return n, err
+		}
+		if len(p) == 0 {
+			if message && n == 0 {
+				return 0, c.sendEmpty()
+			}
+			return n, nil
+		}
+		segs, size := c.sendable(len(p))
+		if segs == 0 {
+			c.waitToSend()
+			continue
+		}
+		rest := 0
+		if message {
+			rest = len(p) - size
+		}
+		c.send.idle, c.send.mid = false, rest > 0
+		if err := c.post(p[:size], segs, rest, 0); err != nil {
+			return n, err
+		}
+		n += size
+		p = p[size:]
+	}
+}
+
+// sendable returns how many segments with how much payload may be posted now,
+// of n bytes to be sent.
+func (c *Conn) sendable(n int) (segs, size int) {
+	if c.send.posting {
+		return 0, 0
+	}
+	budget := batchBudget - c.send.inFlight
+	if budget <= 0 && c.poll() > 0 {
+		budget = batchBudget - c.send.inFlight
+	}
+	segs = min(c.credits.spendable(), c.freeSlots()-reservedSlots, batchSegments)
+	if segs <= 0 || budget <= 0 {
+		return 0, 0
+	}
+	full := segmentData(n, int(c.agreed.maxSend))
+	size = min(n, segs*full, max(budget, full), int(c.agreed.maxFragmentedSend))
+	return (size + full - 1) / full, size
+}
+
+// sendEmpty sends a message without payload because the caller wants one.
+func (c *Conn) sendEmpty() error {
+	for !c.canSend() {
+		if err := c.writeErr(); err != nil {
+			return err
+		}
+		c.waitToSend()
+	}
+	c.stats.MessagesSent++
+	return c.post(nil, 1, 0, 0)
+}
+
+// post hands p to the device as segs segments of one message, of which rest
+// bytes follow later. flags go with the last segment. The caller holds mu, has
+// seen that all this may go, and finds mu held again.
+func (c *Conn) post(p []byte, segs, rest int, flags uint16) error {
+	s := &c.send
+	b := batches.Get().(*batch)
+	defer batches.Put(b)
+	var bufs []*buffer
+	left := len(p)
+	for i := range segs {
+		n := segmentData(left, int(c.agreed.maxSend))
+		h := segmentHeader{
+			CreditsRequested: c.requested(),
+			CreditsGranted:   c.credits.spend(),
+			Remaining:        uint32(left - n + rest),
+			DataLength:       uint32(n),
+		}
+		if n > 0 {
+			h.DataOffset = dataOffset
+		}
+		if i == segs-1 {
+			h.Flags = flags
+			h.Flags |= c.answerFlags()
+		}
+		sgl := b.sges[2*i : 2*i : 2*i+2]
+		sgl = append(sgl, ibv.SGE{Buf: b.hdrs[i][:h.put(b.hdrs[i][:])]})
+		if n > 0 {
+			sgl = append(sgl, ibv.SGE{Buf: p[len(p)-left : len(p)-left+n]})
+		}
+		wr := &b.wrs[i]
+		*wr = ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSolicited | ibv.SendInline, SGL: sgl}
+		if len(sgl[0].Buf)+n > c.inline {
+			buf, err := c.stage(wr)
+			if err != nil {
+				c.fail(err)
+				break
+			}
+			bufs = append(bufs, buf)
+		}
+		left -= n
+		s.seq++
+		s.since++
+		s.unmarked += n
+		s.inFlight += n
+		wr.ID = sendID | s.seq
+		if s.unmarked >= markBytes || s.since >= c.slots/4 || flags&flagFIN != 0 || i == segs-1 && len(bufs) > 0 {
+			wr.Flags |= ibv.SendSignaled
+			s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, bufs: bufs})
+			s.unmarked, s.since, bufs = 0, 0, nil
+			c.stats.Signaled++
+		}
+		c.stats.countSent(n)
+	}
+	if len(p) > 0 && rest == 0 {
+		c.stats.MessagesSent++
+	}
+	if c.dead != nil {
+		for _, buf := range bufs {
+			c.sendPool().put(buf)
+		}
+		return c.dead
+	}
+	c.stats.Posts++
+	s.posting = true
+	c.mu.Unlock()
+	_, err := c.qp.PostSend(b.wrs[:segs])
+	clear(b.sges[:2*segs]) // the pool must not keep the caller's memory alive
+	c.mu.Lock()
+	s.posting = false
+	if err != nil && c.dead == nil {
+		c.fail(fmt.Errorf("post send: %w", err))
+	}
+	c.sendControl()
+	if c.writers > 0 {
+		c.writable.Signal()
+	}
+	if err != nil {
+		return c.dead
+	}
+	return nil
+}
+
+func (s *Stats) countSent(n int) {
+	if n == 0 {
+		s.EmptySent++
+		return
+	}
+	s.SegmentsSent++
+	s.BytesSent += uint64(n)
+}
+
+// stage copies a send that is too long to go inline into a registered buffer.
+func (c *Conn) stage(wr *ibv.SendWR) (*buffer, error) {
+	buf, err := c.sendPool().get()
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	for _, e := range wr.SGL {
+		n += copy(buf.b[n:], e.Buf)
+	}
+	c.stats.BytesCopied += uint64(n)
+	wr.SGL = append(wr.SGL[:0], buf.sge(n))
+	wr.Flags &^= ibv.SendInline
+	return buf, nil
+}
+
+// sendPool is where buffers for sends come from that do not go inline.
+func (c *Conn) sendPool() *pool {
+	return c.dom.pool(int(c.agreed.maxSend))
+}
+
+// sendControl posts the messages without payload that are due: grants that
+// nothing else would carry, the answer that the peer asked for, our own probe.
+// A batch under way takes their place and calls again when it is out.
+func (c *Conn) sendControl() {
+	if c.send.posting || c.dead != nil {
+		return
+	}
+	due := c.send.answer || c.send.probe || c.credits.owed()
+	if !due || !c.canSend() || c.midMessage() {
+		return
+	}
+	c.post(nil, 1, 0, 0)
+}
+
+// midMessage reports whether a message of ours is unfinished. To a peer that
+// follows the letter of [MS-SMBD] 3.1.5.8 nothing may come between its segments.
+func (c *Conn) midMessage() bool { return c.send.mid && !c.peer.rdmanet }
+
+// answerFlags are the flags of a message that takes the place of the answer
+// and the probe that are due. The answer does not ask back: two peers would
+// never stop.
+func (c *Conn) answerFlags() uint16 {
+	s := &c.send
+	s.answer = false
+	if !s.probe {
+		return 0
+	}
+	s.probe = false
+	c.stats.KeepAliveSent++
+	return flagResponseRequested
+}
+
+// requested is what we tell the peer of how many credits we want: few when
+// there is nothing to send, see keepalive.go.
+func (c *Conn) requested() uint16 {
+	if c.send.idle {
+		return uint16(c.set.initial)
+	}
+	return uint16(c.set.target)
+}
+
+// postFIN ends our stream.
+func (c *Conn) postFIN() error {
+	c.send.finSent = true
+	return c.post(nil, 1, 0, flagFIN)
+}
+
+// postMarker makes sure that the completion of everything posted can be waited
+// for: an RDMA Write of no bytes needs neither a credit nor a key.
+func (c *Conn) postMarker() {
+	s := &c.send
+	for s.posting && c.dead == nil && !c.writeDue.expired {
+		c.await(&c.writable, &c.writers)
+	}
+	if s.since == 0 || s.posting || c.freeSlots() == 0 || c.dead != nil {
+		return
+	}
+	s.seq++
+	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked})
+	s.unmarked, s.since = 0, 0
+	c.stats.Signaled++
+	_, err := c.qp.PostSend([]ibv.SendWR{{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled}})
+	if err != nil {
+		c.fail(fmt.Errorf("post write: %w", err))
+	}
+}
+
+func (c *Conn) closeWrite() error {
+	if !c.fin {
+		return fmt.Errorf("close the writing side: the peer is not rdmanet: %w", errors.ErrUnsupported)
+	}
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.send.finSent {
+		return nil
+	}
+	for {
+		if err := c.writeErr(); err != nil {
+			return err
+		}
+		if c.canSend() {
+			return c.postFIN()
+		}
+		c.waitToSend()
+	}
+}

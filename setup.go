@@ -1,0 +1,317 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Setting a connection up: resources, the connection of the queue pairs, and
+// SMB Direct negotiation ([MS-SMBD] 3.1.5.2, 3.1.5.3, 3.1.5.6, 3.1.5.7).
+
+const (
+	sendSlots    = 128 // work requests in the send queue
+	negotiateBuf = 512 // bytes of the one receive for negotiation
+	readDepth    = 16  // RDMA Reads at a time, where the device can
+)
+
+// setup is a connection in the making. What it has acquired is released by
+// abandon, or handed over to the Conn.
+type setup struct {
+	set  settings
+	dom  *domain
+	id   ibv.ID
+	cq   ibv.CQ
+	qp   ibv.QP
+	pool *pool // negotiation buffers
+	recv *buffer
+	send *buffer
+}
+
+// begin acquires what a connection needs on the ID's device, with one receive
+// posted. It takes the ID over: on error it is closed.
+func begin(cfg *Config, id ibv.ID, passive bool) (s *setup, err error) {
+	s = &setup{id: id, set: cfg.settings(id.Device(), passive)}
+	defer func() {
+		if err != nil {
+			s.abandon()
+		}
+	}()
+	if s.dom, err = acquireDomain(id.Device()); err != nil {
+		return nil, err
+	}
+	attr := id.Device().Attr()
+	slots := min(sendSlots, attr.MaxQPWR)
+	recvs := min(s.set.maximum+1, attr.MaxQPWR)
+	if s.cq, err = id.Device().CreateCQ(min(slots+recvs+1, attr.MaxCQE)); err != nil {
+		return nil, err
+	}
+	init := ibv.QPInit{SendCQ: s.cq, RecvCQ: s.cq, Cap: ibv.QPCap{MaxSendWR: slots, MaxRecvWR: recvs,
+		MaxSendSGE: 2, MaxRecvSGE: 1, MaxInline: min(attr.MaxInline, s.set.maxSend)}}
+	if s.qp, err = id.CreateQP(s.dom.pd, init); err != nil {
+		return nil, err
+	}
+	s.pool = s.dom.pool(negotiateBuf)
+	if s.recv, err = s.pool.get(); err != nil {
+		return nil, err
+	}
+	_, err = s.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{s.recv.sge(negotiateBuf)}}})
+	return s, err
+}
+
+// abandon releases everything.
+func (s *setup) abandon() {
+	if s.qp != nil {
+		s.qp.Close()
+	}
+	s.releaseBuffers()
+	if s.cq != nil {
+		s.cq.Close()
+	}
+	s.id.Close()
+	if s.dom != nil {
+		s.dom.release()
+	}
+}
+
+func (s *setup) releaseBuffers() {
+	for _, b := range []**buffer{&s.recv, &s.send} {
+		if *b != nil {
+			s.pool.put(*b)
+			*b = nil
+		}
+	}
+}
+
+// param is what the connection manager carries for us.
+func (s *setup) param() ibv.ConnParam {
+	attr := s.id.Device().Attr()
+	p := ibv.ConnParam{
+		ResponderResources: min(readDepth, attr.MaxQPRdAtom),
+		InitiatorDepth:     min(readDepth, attr.MaxQPInitRdAtom),
+	}
+	p.Private = privateData{ird: uint32(p.ResponderResources), ord: uint32(p.InitiatorDepth), rdmanet: true,
+		features: featureFIN, maxReceive: uint32(s.set.maxReceive)}.append(nil)
+	return p
+}
+
+// connect is the active side: from a resolved ID to a connection. It takes the
+// ID over.
+func connect(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
+	s, err := begin(cfg, id, false)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.set.negotiate)
+	defer cancel()
+	c, err := s.initiate(ctx)
+	if err != nil {
+		s.abandon()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (s *setup) initiate(ctx context.Context) (*Conn, error) {
+	if err := s.id.Connect(ctx, s.param()); err != nil {
+		return nil, err
+	}
+	peer := parsePrivate(s.id.PrivateData())
+	lim := s.set.limits(peer)
+	req := lim.request()
+	var b [negotiateRequestLen]byte
+	if err := s.sendMessage(b[:req.put(b[:])]); err != nil {
+		return nil, err
+	}
+	answer, err := s.receiveMessage(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("smb direct negotiation: %w", err)
+	}
+	a, err := lim.acceptResponse(answer)
+	if err != nil {
+		return nil, err
+	}
+	return s.establish(a, peer, nil)
+}
+
+// accept is the passive side: from a connection request to a connection. It
+// takes the ID over.
+func accept(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
+	s, err := begin(cfg, id, true)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.set.negotiate)
+	defer cancel()
+	c, err := s.respond(ctx)
+	if err != nil {
+		s.abandon()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (s *setup) respond(ctx context.Context) (*Conn, error) {
+	peer := parsePrivate(s.id.PrivateData())
+	if err := s.id.Accept(ctx, s.param()); err != nil {
+		return nil, err
+	}
+	request, err := s.receiveMessage(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("smb direct negotiation: %w", err)
+	}
+	lim := s.set.limits(peer)
+	a, resp, status, err := lim.acceptRequest(request)
+	if err != nil {
+		if status != statusOK {
+			s.refuse(ctx, resp)
+		}
+		return nil, err
+	}
+	c, err := s.establish(a, peer, &resp)
+	if errors.Is(err, syscall.ENOBUFS) {
+		s.refuse(ctx, refusal(statusInsufficientResources))
+	}
+	return c, err
+}
+
+// refuse sends a failure response and gives it time to arrive.
+func (s *setup) refuse(ctx context.Context, resp negotiateResponse) {
+	var b [negotiateResponseLen]byte
+	gone := make(chan struct{})
+	s.id.Notify(func(ibv.Event) { close(gone) })
+	if s.sendMessage(b[:resp.put(b[:])]) != nil || s.id.Disconnect() != nil {
+		return
+	}
+	t := time.NewTimer(time.Second)
+	defer t.Stop()
+	select {
+	case <-gone:
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// establish makes the connection out of what was agreed. On the passive side
+// resp is sent once receives are posted; on the active side the first message
+// grants ours. The setup's resources are the Conn's from then on, unless there
+// is an error.
+func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse) (*Conn, error) {
+	s.releaseBuffers()
+	c := newConn(s.set, s.dom, s.id, s.cq, s.qp)
+	c.agreed, c.peer = a, peer
+	c.fin = peer.rdmanet && peer.features&featureFIN != 0
+	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin}
+	c.pool = s.dom.pool(int(a.maxReceive))
+	c.credits = credits{
+		have:    int(a.sendCredits),
+		target:  max(int(a.receiveCreditTarget), 2),
+		window:  s.set.initial,
+		initial: s.set.initial,
+		maximum: s.set.maximum,
+		drained: true,
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first, err := c.pool.get()
+	if err != nil {
+		return nil, err
+	}
+	c.postRecv(first)
+	c.replenish()
+	if c.dead != nil {
+		c.recall()
+		return nil, fmt.Errorf("post receives: %w", c.dead)
+	}
+	if resp != nil {
+		resp.CreditsGranted = uint16(c.credits.posted)
+		c.credits.ungranted = 0
+		var b [negotiateResponseLen]byte
+		if err := s.sendMessage(b[:resp.put(b[:])]); err != nil {
+			c.recall()
+			return nil, err
+		}
+	}
+	s.id.Notify(c.notify)
+	c.startTimer()
+	c.seat.Vacant()
+	c.sendControl()
+	return c, nil
+}
+
+// recall gives back what the receives of a failed set-up hold.
+func (c *Conn) recall() {
+	c.qp.Close()
+	for c.posted.Len() > 0 {
+		c.pool.put(c.posted.Pop())
+	}
+}
+
+// sendMessage sends a negotiation message. It costs no credit.
+func (s *setup) sendMessage(b []byte) error {
+	wr := ibv.SendWR{ID: sendID, Op: ibv.OpSend, Flags: ibv.SendSolicited, SGL: []ibv.SGE{{Buf: b}}}
+	if len(b) <= s.qp.Cap().MaxInline {
+		wr.Flags |= ibv.SendInline
+	} else {
+		var err error
+		if s.send, err = s.pool.get(); err != nil {
+			return err
+		}
+		copy(s.send.b, b)
+		wr.SGL[0] = s.send.sge(len(b))
+	}
+	_, err := s.qp.PostSend([]ibv.SendWR{wr})
+	return err
+}
+
+// receiveMessage waits for the peer's negotiation message.
+func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
+	stop := context.AfterFunc(ctx, s.cq.Interrupt)
+	defer stop()
+	gone := make(chan ibv.Event, 8)
+	s.id.Notify(func(e ibv.Event) {
+		gone <- e
+		s.cq.Interrupt()
+	})
+	var wcs [1]ibv.WC
+	var end *ibv.Event
+	for {
+		if err := s.cq.Arm(false); err != nil {
+			return nil, err
+		}
+		n, err := s.cq.Poll(wcs[:])
+		if err != nil {
+			return nil, err
+		}
+		wc := &wcs[0]
+		switch {
+		case n == 1 && wc.Status != ibv.WCSuccess && wc.Status != ibv.WCFlushErr:
+			return nil, broken(&ibv.WCError{Status: wc.Status, Op: wc.Op, ID: wc.ID &^ sendID, Device: s.id.Device().Name()})
+		case n == 1 && wc.Status == ibv.WCSuccess && wc.ID&sendID == 0:
+			return s.recv.b[:min(wc.ByteLen, negotiateBuf)], nil
+		case n == 1:
+			continue
+		case end != nil && end.Err == nil:
+			return nil, broken(io.ErrUnexpectedEOF)
+		case end != nil:
+			return nil, broken(end.Err)
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		select {
+		case e := <-gone:
+			end = &e // a last look at what was completed before
+			continue
+		default:
+		}
+		if err := s.cq.Wait(time.Time{}); err != nil && !errors.Is(err, ibv.ErrInterrupted) {
+			return nil, err
+		}
+	}
+}
