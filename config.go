@@ -37,14 +37,14 @@ type Config struct {
 	MaxFragmentedSize int
 
 	// InitialReceiveCredits is how many receive buffers a connection starts
-	// with and returns to when idle: 2 to 255, 0 means 4.
+	// with and returns to when idle: 3 to 255, 0 means 4.
 	// MaxReceiveCredits is how many it may grow to while the peer asks for
-	// more and the reader keeps up: up to 255; 0 means as many as make 4 MiB,
+	// more and the reader keeps up: 3 to 255; 0 means as many as make 4 MiB,
 	// at least 16.
 	InitialReceiveCredits int
 	MaxReceiveCredits     int
 
-	// SendCreditTarget is how many receive buffers the peer is asked for: 2 to
+	// SendCreditTarget is how many receive buffers the peer is asked for: 3 to
 	// 255, 0 means 255.
 	SendCreditTarget int
 
@@ -94,9 +94,9 @@ func (c *Config) check() error {
 	inRange("MaxSendSize", c.MaxSendSize, minSegment, maxSegment)
 	inRange("MaxReceiveSize", c.MaxReceiveSize, minSegment, maxSegment)
 	inRange("MaxFragmentedSize", c.MaxFragmentedSize, minFragmentedSize+8, sizeCeiling)
-	inRange("InitialReceiveCredits", c.InitialReceiveCredits, 2, creditCeiling)
-	inRange("MaxReceiveCredits", c.MaxReceiveCredits, 2, creditCeiling)
-	inRange("SendCreditTarget", c.SendCreditTarget, 2, creditCeiling)
+	inRange("InitialReceiveCredits", c.InitialReceiveCredits, minCredits, creditCeiling)
+	inRange("MaxReceiveCredits", c.MaxReceiveCredits, minCredits, creditCeiling)
+	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
 	return errors.Join(errs...)
 }
 

@@ -56,6 +56,7 @@ type Conn struct {
 	// Who waits for completions: see progress.go.
 	seat     vacancy.Seat
 	leading  bool
+	sleeping bool // the leader is in CQ.Wait
 	readable sync.Cond
 	writable sync.Cond
 	readers  int  // goroutines in readable.Wait
@@ -67,6 +68,9 @@ type Conn struct {
 	// Receiving: see recv.go.
 	posted   ring.Ring[*buffer] // receives in the queue pair, oldest first
 	unread   ring.Ring[segment] // for the reader
+	kept     int                // of the unread segments, how many keep a buffer
+	spill    *spill             // see spill.go
+	spilled  int                // bytes
 	reasm    reassembler
 	eof      bool // the peer's FIN has come
 	deaf     bool // CloseRead or Close: drop what arrives
@@ -87,10 +91,12 @@ type Conn struct {
 
 // segment is received payload that waits for the reader.
 type segment struct {
-	data []byte
-	buf  *buffer
-	size int  // of the whole message when the segment begins one, else 0
-	last bool // ends its message
+	data  []byte
+	buf   *buffer // where it lies: in the buffer that it came in,
+	spill *spill  // or in spill memory,
+	n     int     // n bytes of it
+	size  int     // of the whole message when the segment begins one, else 0
+	last  bool    // ends its message
 }
 
 func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
@@ -320,7 +326,7 @@ func (c *Conn) linger() {
 	defer c.writeDue.stop()
 	alive := func() bool { return c.dead == nil && !c.writeDue.expired }
 	if c.fin && !c.send.finSent {
-		for alive() && !c.canSend() {
+		for alive() && !c.canFIN() {
 			c.waitToSend()
 		}
 		if alive() {

@@ -2,6 +2,11 @@ package rdmanet
 
 import "math"
 
+// minCredits is how many receives a side posts at least. With one each, besides
+// that for FIN, the two could only speak by turns, and every grant would call
+// for a grant.
+const minCredits = 3
+
 // credits is the flow control of one connection, [MS-SMBD] 3.1.5.1 and
 // 3.1.5.9: a message may be sent only where the peer has posted a receive for
 // it, and each side tells the other how many it has posted anew.
@@ -18,6 +23,10 @@ type credits struct {
 
 	initial, maximum int
 
+	// Between rdmanet peers one credit is set aside for FIN, so that a stream
+	// can be ended although its reader takes nothing.
+	reserveOut, reserveIn int
+
 	drained bool // the reader has found nothing since the window last grew
 	unpaid  bool // a receive that carried payload was posted again and not yet granted
 }
@@ -28,21 +37,19 @@ type credits struct {
 func (c *credits) receive(h *segmentHeader) {
 	c.posted--
 	c.have = min(c.have+int(h.CreditsGranted), math.MaxUint16)
-	// With one receive on each side the two could only speak by turns, and
-	// every grant would call for a grant: a peer that asks for one gets two.
-	c.target = max(int(h.CreditsRequested), 2)
+	c.target = max(int(h.CreditsRequested), minCredits)
 	if c.posted == 0 && c.drained {
 		c.window = min(2*c.window, c.maximum)
 		c.drained = false
 	}
 }
 
-// room is how many receives to post now, with unread buffers in the reader's
-// queue. sending is set while something waits to be sent: with the last credit
+// room is how many receives to post now, while unread buffers are kept for the
+// reader. sending is set while something waits to be sent: with the last credit
 // it may go only together with a grant, so there must be one to give.
 func (c *credits) room(unread int, sending bool) int {
 	n := min(c.window, c.target) - c.posted - unread
-	if n <= 0 && sending && c.have == 1 && c.ungranted == 0 && c.posted+unread < c.maximum {
+	if n <= 0 && sending && c.have-c.reserveOut == 1 && c.ungranted == 0 && c.posted+unread < c.maximum {
 		return 1
 	}
 	return max(n, 0)
@@ -57,10 +64,11 @@ func (c *credits) post(n int) {
 // spendable is how many messages may be sent now: the last credit is kept for
 // a message that grants some.
 func (c *credits) spendable() int {
-	if c.ungranted > 0 {
-		return c.have // the first of them carries the grant
+	have := c.have - c.reserveOut
+	if c.ungranted == 0 {
+		have-- // else the first of them carries the grant
 	}
-	return max(c.have-1, 0)
+	return max(have, 0)
 }
 
 // spend takes the credit for one message and returns the grant that it must
@@ -83,5 +91,5 @@ func (c *credits) owed() bool {
 	if c.ungranted == 0 {
 		return false
 	}
-	return c.held() == 0 || c.unpaid && c.held() <= c.posted/2
+	return c.held() <= c.reserveIn || c.unpaid && c.held() <= c.posted/2
 }

@@ -37,12 +37,18 @@ func (d *deadline) set(t time.Time, fire func()) {
 }
 
 // check updates expired when the timer has fired. A firing that was meant for
-// an earlier deadline changes nothing.
+// an earlier deadline, or that comes early because the wall clock was set,
+// changes nothing but waits on.
 func (d *deadline) check() bool {
-	if !d.at.IsZero() && !time.Now().Before(d.at) {
-		d.expired = true
+	if d.at.IsZero() || d.expired {
+		return d.expired
 	}
-	return d.expired
+	if wait := time.Until(d.at); wait > 0 {
+		d.timer.Reset(wait)
+		return false
+	}
+	d.expired = true
+	return true
 }
 
 func (d *deadline) stop() {

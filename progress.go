@@ -80,9 +80,11 @@ func (c *Conn) sleep() {
 	if c.poll() > 0 || c.dead != nil {
 		return
 	}
+	c.sleeping = true
 	c.mu.Unlock()
 	err := c.cq.Wait(time.Time{})
 	c.mu.Lock()
+	c.sleeping = false
 	if err != nil && !errors.Is(err, ibv.ErrInterrupted) && !errors.Is(err, net.ErrClosed) {
 		c.fail(err)
 	}
@@ -109,6 +111,8 @@ func (c *Conn) spin() bool {
 func (c *Conn) poll() int {
 	// The event is looked at first: what it ends was completed before it.
 	event := c.event.Load()
+	news := c.stats.received()
+	wanted := c.wantSend
 	wcs := wcPool.Get().(*[32]ibv.WC)
 	defer wcPool.Put(wcs)
 	total := 0
@@ -136,6 +140,9 @@ func (c *Conn) poll() int {
 	if total > 0 {
 		c.replenish()
 		c.sendControl()
+	}
+	if c.sleeping && (c.stats.received() != news || wanted && !c.wantSend) {
+		c.cq.Interrupt() // what the leader waits for may be what was taken here
 	}
 	return total
 }

@@ -56,13 +56,24 @@ func (c *Conn) received(wc *ibv.WC) {
 		if !first {
 			size = 0
 		}
-		c.unread.Push(segment{data: payload, buf: buf, size: size, last: last})
+		s := segment{data: payload, buf: buf, size: size, last: last}
+		if c.spillable(payload) {
+			s.n = len(payload)
+			s.data, s.spill = c.intoSpill(payload)
+			s.buf = nil
+			c.reuse(buf)
+			c.credits.unpaid = true
+		} else {
+			c.kept++
+		}
+		c.unread.Push(s)
 	}
 	if c.deaf && len(payload) > 0 {
 		c.credits.unpaid = true
 	}
 	if c.reasm.ended && !c.eof {
 		c.eof = true
+		c.credits.reserveIn = 0
 		c.readable.Broadcast()
 	} else if len(payload) > 0 && c.readers > 0 {
 		c.readable.Signal()
@@ -71,6 +82,9 @@ func (c *Conn) received(wc *ibv.WC) {
 		c.writable.Signal()
 	}
 }
+
+// received is the number of messages that have come.
+func (s *Stats) received() uint64 { return s.SegmentsReceived + s.EmptyReceived }
 
 func (s *Stats) countReceived(n int, last bool) {
 	if n == 0 {
@@ -86,7 +100,7 @@ func (s *Stats) countReceived(n int, last bool) {
 
 // reuse posts a buffer again, or gives it back when the window is full.
 func (c *Conn) reuse(buf *buffer) {
-	if c.dead != nil || c.credits.room(c.unread.Len(), c.send.waiting) == 0 {
+	if c.dead != nil || c.credits.room(c.kept, c.send.waiting) == 0 {
 		c.pool.put(buf)
 		return
 	}
@@ -110,10 +124,10 @@ func (c *Conn) postRecv(buf *buffer) {
 
 // replenish posts receives up to the window.
 func (c *Conn) replenish() {
-	for c.dead == nil && c.credits.room(c.unread.Len(), c.send.waiting) > 0 {
+	for c.dead == nil && c.credits.room(c.kept, c.send.waiting) > 0 {
 		buf, err := c.pool.get()
 		if err != nil {
-			if c.posted.Len()+c.unread.Len() == 0 {
+			if c.posted.Len()+c.kept == 0 {
 				c.fail(err)
 			}
 			return // fewer will do
@@ -125,6 +139,11 @@ func (c *Conn) replenish() {
 // consumed takes the head of the unread queue off after its last byte was read.
 func (c *Conn) consumed() {
 	s := c.unread.Pop()
+	if s.spill != nil {
+		c.outOfSpill(s.spill, s.n)
+		return
+	}
+	c.kept--
 	c.credits.unpaid = true
 	c.reuse(s.buf)
 }

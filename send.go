@@ -113,11 +113,18 @@ func (c *Conn) canSend() bool {
 	return !c.send.posting && c.credits.spendable() > 0 && c.freeSlots() > 0
 }
 
+// canFIN reports whether FIN may be posted now: it has a credit of its own.
+func (c *Conn) canFIN() bool {
+	return !c.send.posting && c.credits.have > 0 && c.freeSlots() > 0
+}
+
 // waitToSend waits for what keeps canSend, or a batch with payload, from going.
 func (c *Conn) waitToSend() {
 	s := &c.send
 	switch {
 	case s.posting:
+		c.waitPosted()
+		return
 	case c.credits.spendable() == 0:
 		s.waiting = true
 		c.replenish() // for a grant that the last credit may go with
@@ -135,6 +142,14 @@ func (c *Conn) waitToSend() {
 	}
 	c.await(&c.writable, &c.writers)
 	s.waiting = false
+}
+
+// waitPosted waits for the end of a post by another goroutine. That needs no
+// completion, so it is no time to become the leader.
+func (c *Conn) waitPosted() {
+	c.writers++
+	c.writable.Wait()
+	c.writers--
 }
 
 func (c *Conn) write(p []byte, message bool) (n int, err error) {
@@ -363,6 +378,7 @@ func (c *Conn) requested() uint16 {
 // postFIN ends our stream.
 func (c *Conn) postFIN() error {
 	c.send.finSent = true
+	c.credits.reserveOut = 0
 	return c.post(nil, 1, 0, flagFIN)
 }
 
@@ -370,10 +386,10 @@ func (c *Conn) postFIN() error {
 // for: an RDMA Write of no bytes needs neither a credit nor a key.
 func (c *Conn) postMarker() {
 	s := &c.send
-	for s.posting && c.dead == nil && !c.writeDue.expired {
-		c.await(&c.writable, &c.writers)
+	for s.posting {
+		c.waitPosted()
 	}
-	if s.since == 0 || s.posting || c.freeSlots() == 0 || c.dead != nil {
+	if s.since == 0 || c.freeSlots() == 0 || c.dead != nil {
 		return
 	}
 	s.seq++
@@ -401,7 +417,7 @@ func (c *Conn) closeWrite() error {
 		if err := c.writeErr(); err != nil {
 			return err
 		}
-		if c.canSend() {
+		if c.canFIN() {
 			return c.postFIN()
 		}
 		c.waitToSend()

@@ -210,11 +210,14 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	c.pool = s.dom.pool(int(a.maxReceive))
 	c.credits = credits{
 		have:    int(a.sendCredits),
-		target:  max(int(a.receiveCreditTarget), 2),
+		target:  max(int(a.receiveCreditTarget), minCredits),
 		window:  s.set.initial,
 		initial: s.set.initial,
 		maximum: s.set.maximum,
 		drained: true,
+	}
+	if c.fin {
+		c.credits.reserveOut, c.credits.reserveIn = 1, 1
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -95,7 +95,9 @@ func (l *tcp) sit() bool {
 	}
 	if !l.role.TryLock() {
 		l.wanted.Store(true)
-		return false
+		if !l.role.TryLock() { // its holder, if there still is one, sees wanted when it leaves
+			return false
+		}
 	}
 	if l.ended {
 		l.role.Unlock()

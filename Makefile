@@ -1,0 +1,73 @@
+# make test runs everything once; CONTRIBUTING.md says what the others are for.
+
+SHELL       := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+GO          ?= go
+COUNT       ?= 3
+FUZZTIME    ?= 10s
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
+# The root module and those nested in it; ./... does not cross from one to
+# another.
+MODULES := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testdata/*'))
+
+# $(call each,command) runs command in the directory of every module.
+each = @for m in $(MODULES); do (echo "== $$m: $(1)"; cd $$m; $(1)) || exit 1; done
+
+.PHONY: all test race bench fuzz lint format vet staticcheck vuln tidy-check cross
+
+all: lint cross test
+
+# Every test of every module, with the race detector.
+test:
+	$(call each,$(GO) test -race ./...)
+
+# The same several times over, in random order, on one processor and on two.
+race:
+	$(call each,$(GO) test -race -shuffle=on -count=$(COUNT) -cpu=1$(comma)2 -timeout=60m ./...)
+
+# Every benchmark once; docs/performance.md has the commands for real figures.
+bench:
+	$(call each,$(GO) test -run='^$$' -bench=. -benchmem -timeout=60m ./...)
+
+# Every fuzz target of every module, FUZZTIME each.
+fuzz:
+	@for m in $(MODULES); do \
+		cd $$m; \
+		$(GO) test -list='^Fuzz' ./... | awk '/^Fuzz/ { name[n++] = $$1 } \
+			/^ok/ { for (i = 0; i < n; i++) print $$2, name[i]; n = 0 }' | \
+		while read -r pkg target; do \
+			echo "== $$pkg $$target"; \
+			$(GO) test -run='^$$' -fuzz="^$$target\$$" -fuzztime=$(FUZZTIME) "$$pkg" </dev/null; \
+		done; \
+		cd "$(CURDIR)"; \
+	done
+
+lint: format vet staticcheck tidy-check
+
+format:
+	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt these:"; echo "$$files"; exit 1; fi
+
+vet:
+	$(call each,$(GO) vet ./...)
+
+staticcheck:
+	$(call each,$(GO) run $(STATICCHECK) ./...)
+
+# Needs the vulnerability database of the network, so it is not part of lint.
+vuln:
+	$(call each,$(GO) run $(GOVULNCHECK) ./...)
+
+tidy-check:
+	$(call each,$(GO) mod tidy -diff)
+
+# What cannot run here must at least compile, tests included.
+cross:
+	$(call each,CGO_ENABLED=0 $(GO) build ./...)
+	$(call each,GOOS=linux GOARCH=arm64 $(GO) vet ./...)
+	$(call each,GOOS=darwin GOARCH=arm64 $(GO) vet ./...)
+	$(call each,GOOS=windows GOARCH=amd64 $(GO) vet ./...)
+
+comma := ,

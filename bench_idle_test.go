@@ -1,0 +1,249 @@
+package rdmanet_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/rpc"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+)
+
+var (
+	idleCount = flag.Int("idle", 10000, "connections of BenchmarkIdleConns")
+	idleWait  = flag.Duration("idlewait", 7*time.Second, "how long they idle before memory is measured; rdmanet gives memory back after 5s")
+)
+
+// idleMessage is the size of an echo on an idle connection.
+const idleMessage = 64
+
+// BenchmarkIdleConns opens many connections between two fresh processes, echoes
+// once on each, lets them idle, and echoes once more. The far end has a
+// goroutine blocked in Read on each; this end has one too, or none. It reports
+//
+//	B/connend  growth of the resident memory of both processes, by connection end
+//	dials/s    rate of the dials alone
+//	conns/s    rate of the dials with the first echo on each connection
+//	wakes/s    rate of the echoes after the idle time
+//	ratio      dials/s of rdmanet to those of TCP
+//
+// Memory of the kernel is not in it, neither TCP's nor a device's.
+func BenchmarkIdleConns(b *testing.B) {
+	for _, reading := range []bool{true, false} {
+		var tcpRate float64
+		for _, transport := range benchTransports {
+			b.Run(fmt.Sprintf("reading=%t/transport=%s", reading, transport), func(b *testing.B) {
+				if runtime.GOOS != "linux" {
+					b.Skip("resident memory is read from /proc: run it on Linux")
+				}
+				var rate float64
+				for b.Loop() {
+					rate = benchmarkIdle(b, transport, reading)
+				}
+				b.ReportMetric(0, "ns/op") // not shown: the idle time is in it
+				if transport == "tcp" {
+					tcpRate = rate
+				} else if tcpRate > 0 {
+					b.ReportMetric(rate/tcpRate, "ratio")
+				}
+			})
+		}
+	}
+}
+
+// benchmarkIdle returns the rate of the dials, a second.
+func benchmarkIdle(b *testing.B, transport string, reading bool) float64 {
+	scope := &benchScope{TB: b}
+	defer scope.end()
+	near, far := startBenchPeer(scope, 2), startBenchPeer(scope, 2)
+	n := *idleCount
+	for _, end := range []*rpc.Client{near, far} {
+		var limit int
+		callBench(b, end, "FileLimit", struct{}{}, &limit)
+		if need := n + 100; limit < need {
+			b.Fatalf("%d connections take %d file descriptors a process, the limit is %d (ulimit -Hn)", n, need, limit)
+		}
+	}
+	before := residentMemory(b, near) + residentMemory(b, far)
+
+	target := listenBench(scope, far, BenchService{Transport: transport, Name: "echo", Size: idleMessage})
+	var dialed, echoed, woken time.Duration
+	callBench(b, near, "DialIdle", IdleDial{target.transport, target.addr, n, reading}, &dialed)
+	callBench(b, near, "EchoIdle", struct{}{}, &echoed)
+	time.Sleep(*idleWait)
+	grown := residentMemory(b, near) + residentMemory(b, far) - before
+	callBench(b, near, "EchoIdle", struct{}{}, &woken)
+	callBench(b, near, "CloseIdle", struct{}{}, new(struct{}))
+
+	rate := float64(n) / dialed.Seconds()
+	b.ReportMetric(float64(grown)/float64(2*n), "B/connend")
+	b.ReportMetric(rate, "dials/s")
+	b.ReportMetric(float64(n)/(dialed+echoed).Seconds(), "conns/s")
+	b.ReportMetric(float64(n)/woken.Seconds(), "wakes/s")
+	return rate
+}
+
+func residentMemory(tb testing.TB, end *rpc.Client) (n int64) {
+	callBench(tb, end, "ResidentMemory", struct{}{}, &n)
+	return n
+}
+
+func callBench(tb testing.TB, end *rpc.Client, method string, args, reply any) {
+	if err := end.Call("FarEnd."+method, args, reply); err != nil {
+		tb.Fatalf("%s: %v", method, err)
+	}
+}
+
+// idleConns are the connections of the dialling process.
+type idleConns struct {
+	conns   []net.Conn
+	reading bool       // each has a goroutine that reads into answers
+	answers chan error // one for each echo: nil, or why it failed
+}
+
+// IdleDial are the arguments of DialIdle.
+type IdleDial struct {
+	Transport, Addr string
+	N               int
+	Reading         bool
+}
+
+// idleWorkers is how many dials or echoes are under way at a time.
+const idleWorkers = 16
+
+// DialIdle opens the connections and tells how long it took.
+func (f *benchFarEnd) DialIdle(a IdleDial, took *time.Duration) error {
+	idle := &idleConns{make([]net.Conn, a.N), a.Reading, make(chan error, idleWorkers)}
+	f.mu.Lock()
+	f.idle = idle
+	f.mu.Unlock()
+	target := benchTarget{a.Transport, a.Addr}
+	start := time.Now()
+	err := inParallel(a.N, idleWorkers, func(i int) (err error) {
+		if idle.conns[i], err = target.dial(); err == nil && a.Reading {
+			go idle.read(i)
+		}
+		return err
+	})
+	*took = time.Since(start)
+	return err
+}
+
+// EchoIdle echoes once on each connection and tells how long it took.
+func (f *benchFarEnd) EchoIdle(_ struct{}, took *time.Duration) error {
+	idle := f.idleConns()
+	start := time.Now()
+	go inParallel(len(idle.conns), idleWorkers, func(i int) error {
+		if _, err := idle.conns[i].Write(idlePayload(i)); err != nil {
+			idle.answers <- err
+		} else if !idle.reading {
+			idle.answers <- idle.answer(i, make([]byte, idleMessage))
+		}
+		return nil
+	})
+	var errs []error
+	for range idle.conns {
+		if err := <-idle.answers; err != nil && len(errs) < 3 {
+			errs = append(errs, err)
+		}
+	}
+	*took = time.Since(start)
+	return errors.Join(errs...)
+}
+
+// CloseIdle closes the connections.
+func (f *benchFarEnd) CloseIdle(struct{}, *struct{}) error {
+	conns := f.idleConns().conns
+	return inParallel(len(conns), idleWorkers, func(i int) error { return conns[i].Close() })
+}
+
+func (f *benchFarEnd) idleConns() *idleConns {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.idle
+}
+
+// read reports every answer on connection i until it is closed.
+func (idle *idleConns) read(i int) {
+	buf := make([]byte, idleMessage)
+	for {
+		err := idle.answer(i, buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		idle.answers <- err
+		if err != nil {
+			return
+		}
+	}
+}
+
+// answer takes the answer on connection i, which must be what was sent there.
+func (idle *idleConns) answer(i int, buf []byte) error {
+	if _, err := io.ReadFull(idle.conns[i], buf); err != nil {
+		return err
+	}
+	if !bytes.Equal(buf, idlePayload(i)) {
+		return fmt.Errorf("connection %d: wrong answer", i)
+	}
+	return nil
+}
+
+// idlePayload is what is sent on connection i.
+func idlePayload(i int) []byte {
+	return binary.BigEndian.AppendUint64(make([]byte, idleMessage-8, idleMessage), uint64(i))
+}
+
+// ResidentMemory gives free memory back to the system and returns what is left,
+// in bytes.
+func (f *benchFarEnd) ResidentMemory(_ struct{}, n *int64) error {
+	debug.FreeOSMemory() // collects garbage first
+	kib, err := procField("/proc/self/status", "VmRSS:")
+	*n = kib << 10
+	return err
+}
+
+// FileLimit returns how many files the process may have open. The Go runtime
+// has raised the soft limit to the hard one.
+func (f *benchFarEnd) FileLimit(_ struct{}, n *int) error {
+	limit, err := procField("/proc/self/limits", "Max open files")
+	*n = int(limit)
+	return err
+}
+
+// procField returns the first number after name in a file of /proc.
+func procField(file, name string) (n int64, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := bytes.Cut(data, []byte(name))
+	if _, err := fmt.Sscan(string(rest), &n); err != nil {
+		return 0, fmt.Errorf("%s: %s: %w", file, name, err)
+	}
+	return n, nil
+}
+
+// TestIdleConns wakes connections that have idled, with and without a blocked
+// Read at this end.
+func TestIdleConns(t *testing.T) {
+	for _, reading := range []bool{true, false} {
+		for _, transport := range benchTransports {
+			t.Run(fmt.Sprintf("reading=%t/%s", reading, transport), func(t *testing.T) {
+				end := startBenchPeer(t, 1)
+				target := listenBench(t, end, BenchService{Transport: transport, Name: "echo", Size: idleMessage})
+				callBench(t, end, "DialIdle", IdleDial{target.transport, target.addr, 50, reading}, new(time.Duration))
+				callBench(t, end, "EchoIdle", struct{}{}, new(time.Duration))
+				callBench(t, end, "EchoIdle", struct{}{}, new(time.Duration))
+				callBench(t, end, "CloseIdle", struct{}{}, new(struct{}))
+			})
+		}
+	}
+}

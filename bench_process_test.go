@@ -1,0 +1,282 @@
+package rdmanet_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/rpc"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rdmanet/rdmanet"
+)
+
+// The far end of the benchmarks is a benchFarEnd behind net/rpc: in this
+// process over a pipe, or in a second run of the test binary over its standard
+// input and output. Only the control goes that way; what is measured goes over
+// the listeners that the far end opens.
+
+var (
+	benchProcesses = flag.Int("processes", 1, "`processes` for benchmarks: with 2 the far end has its own")
+	benchRounds    = flag.Int("rounds", 11, "slices of each transport in BenchmarkCompare")
+	benchSlice     = flag.Duration("slice", 250*time.Millisecond, "length of a slice in BenchmarkCompare")
+	benchBusyPoll  = flag.Duration("busypoll", 0, "Config.BusyPoll of both ends in benchmarks")
+)
+
+// benchPeerEnv makes the test binary serve as a far end.
+const benchPeerEnv = "RDMANET_BENCH_PEER"
+
+var benchTransports = []string{"tcp", "rdmanet"}
+
+// A benchTarget is a service of the far end, reached over one transport.
+type benchTarget struct{ transport, addr string }
+
+func (t benchTarget) dialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if t.transport == "tcp" {
+		var d net.Dialer
+		return d.DialContext(ctx, network, addr)
+	}
+	var d rdmanet.Dialer
+	d.Config.BusyPoll = *benchBusyPoll
+	return d.DialContext(ctx, network, addr)
+}
+
+func (t benchTarget) dial() (net.Conn, error) {
+	return t.dialContext(context.Background(), "tcp", t.addr)
+}
+
+func (t benchTarget) mustDial(tb testing.TB) net.Conn {
+	c, err := t.dial()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { c.Close() })
+	return c
+}
+
+// A BenchService is what the far end is asked to serve, over which transport. It
+// is exported for net/rpc.
+type BenchService struct {
+	Transport, Name string
+	Size            int // of the buffer, in bytes
+}
+
+// The services, each for one connection. Those that take a length have it in
+// eight bytes, most significant first.
+var benchServices = map[string]func(c net.Conn, buf []byte) error{
+	"sink": func(c net.Conn, buf []byte) error { // length, bytes; a byte back when all have come
+		for {
+			if _, err := io.ReadFull(c, buf[:8]); err != nil {
+				return err
+			}
+			for left := binary.BigEndian.Uint64(buf); left > 0; {
+				n, err := c.Read(buf[:min(left, uint64(len(buf)))])
+				if err != nil {
+					return err
+				}
+				left -= uint64(n)
+			}
+			if _, err := c.Write(buf[:1]); err != nil {
+				return err
+			}
+		}
+	},
+	"source": func(c net.Conn, buf []byte) error { // length; that many bytes back, and one more
+		for {
+			if _, err := io.ReadFull(c, buf[:8]); err != nil {
+				return err
+			}
+			for left := binary.BigEndian.Uint64(buf); left > 0; {
+				n, err := c.Write(buf[:min(left, uint64(len(buf)))])
+				if err != nil {
+					return err
+				}
+				left -= uint64(n)
+			}
+			if _, err := c.Write(buf[:1]); err != nil {
+				return err
+			}
+		}
+	},
+	"echo": func(c net.Conn, buf []byte) error { // a buffer; the same back
+		for {
+			if _, err := io.ReadFull(c, buf); err != nil {
+				return err
+			}
+			if _, err := c.Write(buf); err != nil {
+				return err
+			}
+		}
+	},
+	"hangup": func(c net.Conn, buf []byte) error { // a byte; the end
+		_, err := io.ReadFull(c, buf[:1])
+		return err
+	},
+}
+
+// A benchFarEnd opens services on request. Its exported methods are for net/rpc.
+type benchFarEnd struct {
+	mu    sync.Mutex
+	close map[string]func() // by address
+	idle  *idleConns        // of DialIdle
+}
+
+// Listen starts a service on a port of its own and returns the address.
+func (f *benchFarEnd) Listen(s BenchService, addr *string) error {
+	l, err := s.listen()
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	stop := l.Close
+	if serve, ok := benchServices[s.Name]; ok {
+		wg.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					if !errors.Is(err, net.ErrClosed) {
+						fmt.Fprintln(os.Stderr, "far end:", err)
+					}
+					return
+				}
+				wg.Go(func() {
+					defer c.Close()
+					serve(c, make([]byte, s.Size))
+				})
+			}
+		})
+	} else {
+		srv := &http.Server{Handler: benchBody(make([]byte, s.Size))}
+		wg.Go(func() { srv.Serve(l) })
+		stop = srv.Close
+	}
+	*addr = l.Addr().String()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.close[*addr] = func() {
+		stop()
+		wg.Wait()
+	}
+	return nil
+}
+
+func (s BenchService) listen() (net.Listener, error) {
+	if s.Transport == "tcp" {
+		return net.Listen("tcp", "127.0.0.1:0")
+	}
+	var lc rdmanet.ListenConfig
+	lc.Config.BusyPoll = *benchBusyPoll
+	return lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
+}
+
+// Close ends the service at addr, once its connections have ended.
+func (f *benchFarEnd) Close(addr string, _ *struct{}) error {
+	f.mu.Lock()
+	end := f.close[addr]
+	delete(f.close, addr)
+	f.mu.Unlock()
+	end()
+	return nil
+}
+
+// benchBody is the answer to every HTTP request.
+type benchBody []byte
+
+func (body benchBody) ServeHTTP(w http.ResponseWriter, _ *http.Request) { w.Write(body) }
+
+// listenBench asks peer for a service that lasts as long as tb.
+func listenBench(tb testing.TB, peer *rpc.Client, s BenchService) benchTarget {
+	target := benchTarget{transport: s.Transport}
+	if err := peer.Call("FarEnd.Listen", s, &target.addr); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := peer.Call("FarEnd.Close", target.addr, new(struct{})); err != nil {
+			tb.Error(err)
+		}
+	})
+	return target
+}
+
+// startBenchPeer starts a far end in a process of its own if processes is 2,
+// else in this one. It ends with tb, or when this process dies.
+func startBenchPeer(tb testing.TB, processes int) *rpc.Client {
+	if processes != 2 {
+		near, far := net.Pipe()
+		go serveBenchPeer(far)
+		peer := rpc.NewClient(near)
+		tb.Cleanup(func() { peer.Close() })
+		return peer
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run=^TestBenchmarks$", "-busypoll="+benchBusyPoll.String())
+	cmd.Env = append(os.Environ(), benchPeerEnv+"=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	peer := rpc.NewClient(benchControl{out, in})
+	tb.Cleanup(func() {
+		peer.Close()
+		if err := cmd.Wait(); err != nil {
+			tb.Error("far end:", err)
+		}
+	})
+	return peer
+}
+
+// benchControl is the control connection between two processes.
+type benchControl struct {
+	io.Reader
+	io.WriteCloser
+}
+
+func serveBenchPeer(control io.ReadWriteCloser) {
+	server := rpc.NewServer()
+	if err := server.RegisterName("FarEnd", &benchFarEnd{close: make(map[string]func())}); err != nil {
+		panic(err)
+	}
+	server.ServeConn(control)
+}
+
+// TestBenchmarks does a few operations of every benchmark with two processes.
+// It is also where the second process comes in.
+func TestBenchmarks(t *testing.T) {
+	if os.Getenv(benchPeerEnv) != "" {
+		control := benchControl{os.Stdin, os.Stdout}
+		os.Stdout = os.Stderr // the control connection is not for printing
+		serveBenchPeer(control)
+		os.Exit(0) // closed, or the parent is gone
+	}
+	peer := startBenchPeer(t, 2)
+	for _, group := range append(benchGroups(), benchGroup{"Read", readCases()}) {
+		for _, c := range group.cases {
+			for _, transport := range benchTransports {
+				t.Run(group.name+"/"+c.name+"/"+transport, func(t *testing.T) {
+					if err := c.start(t, peer, transport)(new(benchStopwatch), 5); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+	}
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rdmanet/rdmanet"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// The benchmarks call a server in a second run of the test binary.
+// docs/performance.md in the root of the repository has the commands.
+
+var (
+	benchRounds   = flag.Int("rounds", 11, "slices of each transport in BenchmarkCompare")
+	benchSlice    = flag.Duration("slice", 250*time.Millisecond, "length of a slice in BenchmarkCompare")
+	benchBusyPoll = flag.Duration("busypoll", 0, "Config.BusyPoll of both ends")
+)
+
+var benchTransports = []string{"tcp", "rdmanet"}
+
+// benchServerEnv names the transport that the test binary is to serve.
+const benchServerEnv = "RDMANET_BENCH_SERVER"
+
+const (
+	benchMethod  = "/rdmanet.bench.Echo/Unary"
+	benchPayload = 128 // bytes, in the request and in the answer
+)
+
+var benchInFlight = []int{1, 64}
+
+// BenchmarkUnary makes unary calls on one connection.
+func BenchmarkUnary(b *testing.B) {
+	for _, inFlight := range benchInFlight {
+		for _, transport := range benchTransports {
+			b.Run(fmt.Sprintf("inflight=%d/transport=%s", inFlight, transport), func(b *testing.B) {
+				conn, stop := startBench(b, transport)
+				defer stop()
+				benchCalls(b, conn, inFlight, inFlight) // connects
+				b.ReportAllocs()
+				b.ResetTimer()
+				elapsed := benchCalls(b, conn, b.N, inFlight)
+				b.ReportMetric(float64(b.N)/elapsed.Seconds(), "req/s")
+			})
+		}
+	}
+}
+
+// BenchmarkCompare is what BenchmarkCompare of the root package is, for unary
+// calls.
+func BenchmarkCompare(b *testing.B) {
+	for _, inFlight := range benchInFlight {
+		b.Run(fmt.Sprintf("Unary/inflight=%d", inFlight), func(b *testing.B) {
+			for b.Loop() {
+				compareTransports(b, inFlight)
+			}
+			b.ReportMetric(0, "ns/op") // not shown: it would be the time of the comparison
+		})
+	}
+}
+
+func compareTransports(b *testing.B, inFlight int) {
+	n := [2]int{1, 1} // calls that fill a slice
+	var rates [2][]float64
+	var ratios []float64
+	for round := range *benchRounds {
+		for turn := range benchTransports {
+			i := (round + turn) % len(benchTransports) // who begins alternates too
+			rates[i] = append(rates[i], compareSlice(b, benchTransports[i], inFlight, &n[i]))
+		}
+		ratios = append(ratios, rates[1][round]/rates[0][round])
+	}
+	b.ReportMetric(quantile(rates[0], 0.5), "tcp-req/s")
+	b.ReportMetric(quantile(rates[1], 0.5), "rdma-req/s")
+	b.ReportMetric(quantile(ratios, 0.5), "ratio")
+	b.ReportMetric(quantile(ratios, 0.25), "ratio-q1")
+	b.ReportMetric(quantile(ratios, 0.75), "ratio-q3")
+}
+
+// compareSlice returns the calls a second of a slice of about n calls, and
+// leaves in n what would have filled it.
+func compareSlice(b *testing.B, transport string, inFlight int, n *int) float64 {
+	conn, stop := startBench(b, transport)
+	defer stop()
+	timed := func(n int) (elapsed time.Duration, fill int) {
+		elapsed = benchCalls(b, conn, n, inFlight)
+		grow := float64(*benchSlice) / float64(max(elapsed, 1))
+		return elapsed, max(1, int(float64(n)*min(grow, 100)))
+	}
+	for warm := time.Duration(0); warm < *benchSlice/4; {
+		warm, *n = timed(max(*n/3, 1))
+	}
+	done := *n
+	elapsed, fill := timed(done)
+	*n = fill
+	return float64(done) / elapsed.Seconds()
+}
+
+// quantile interpolates nothing: the nearest value of the sample serves.
+func quantile(sample []float64, q float64) float64 {
+	sorted := slices.Sorted(slices.Values(sample))
+	return sorted[int(q*float64(len(sorted)-1)+0.5)]
+}
+
+// benchCalls makes n calls, inFlight at a time, and returns how long it took.
+func benchCalls(tb testing.TB, conn *grpc.ClientConn, n, inFlight int) time.Duration {
+	var next atomic.Int64
+	errs := make(chan error, inFlight)
+	start := time.Now()
+	for range inFlight {
+		go func() {
+			in, out := wrapperspb.Bytes(make([]byte, benchPayload)), new(wrapperspb.BytesValue)
+			for next.Add(1) <= int64(n) {
+				if err := conn.Invoke(context.Background(), benchMethod, in, out); err != nil {
+					errs <- err
+					return
+				}
+				if len(out.Value) != benchPayload {
+					errs <- fmt.Errorf("answer of %d bytes", len(out.Value))
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	var err error
+	for range inFlight {
+		err = errors.Join(err, <-errs)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return time.Since(start)
+}
+
+// startBench starts a server process and returns a client of it. The server
+// ends with stop, or when this process dies.
+func startBench(tb testing.TB, transport string) (conn *grpc.ClientConn, stop func()) {
+	exe, err := os.Executable()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run=^TestBenchmarks$", "-busypoll="+benchBusyPoll.String())
+	cmd.Env = append(os.Environ(), benchServerEnv+"="+transport)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	addr, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		tb.Fatal("server process: ", err)
+	}
+	conn, err = grpc.NewClient("passthrough:///"+strings.TrimSpace(addr),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			if transport == "tcp" {
+				return new(net.Dialer).DialContext(ctx, "tcp", addr)
+			}
+			var d rdmanet.Dialer
+			d.Config.BusyPoll = *benchBusyPoll
+			return d.DialContext(ctx, "tcp", addr)
+		}))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return conn, func() {
+		conn.Close()
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			tb.Error("server process:", err)
+		}
+	}
+}
+
+// serveBench prints the address of a server and ends with standard input.
+func serveBench(transport string) error {
+	var l net.Listener
+	var err error
+	if transport == "tcp" {
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+	} else {
+		var lc rdmanet.ListenConfig
+		lc.Config.BusyPoll = *benchBusyPoll
+		l, err = lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
+	}
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer()
+	server.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "rdmanet.bench.Echo",
+		Methods: []grpc.MethodDesc{{
+			MethodName: "Unary",
+			Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+				message := new(wrapperspb.BytesValue)
+				return message, decode(message)
+			},
+		}},
+	}, nil)
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		server.Stop()
+	}()
+	fmt.Println(l.Addr())
+	return server.Serve(l)
+}
+
+// TestBenchmarks makes a few calls over each transport. It is also where the
+// second process comes in.
+func TestBenchmarks(t *testing.T) {
+	if transport := os.Getenv(benchServerEnv); transport != "" {
+		if err := serveBench(transport); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	for _, transport := range benchTransports {
+		t.Run(transport, func(t *testing.T) {
+			conn, stop := startBench(t, transport)
+			defer stop()
+			for _, inFlight := range benchInFlight {
+				benchCalls(t, conn, 100, inFlight)
+			}
+		})
+	}
+}

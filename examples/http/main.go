@@ -1,0 +1,46 @@
+// Command http is a file server and a client that fetches files from it and
+// checks them by their SHA-256, with net/http as it comes. -h2 makes it HTTP/2
+// over TLS.
+package main
+
+import (
+	"context"
+	"flag"
+	"net"
+
+	"github.com/rdmanet/rdmanet/examples/internal/demo"
+)
+
+func main() {
+	size := flag.Int64("size", 1<<30, "server: `bytes` of the file "+madeName+" that it makes and removes again")
+	dir := flag.String("dir", "", "server: serve this `directory` instead of a file made for the purpose")
+	h2 := flag.Bool("h2", false, "server: HTTP/2 over TLS, with a certificate made for the purpose")
+
+	demo.Main(demo.Program{
+		Serve: func(ln net.Listener) error {
+			if *dir == "" {
+				made, remove, err := makeFile(*size)
+				if err != nil {
+					return err
+				}
+				defer remove()
+				*dir = made
+			}
+			if !*h2 {
+				return serve(ln, *dir)
+			}
+			cert, err := selfSigned()
+			if err != nil {
+				return err
+			}
+			return serveTLS(ln, *dir, cert)
+		},
+		Client: func(ctx context.Context, dial demo.DialFunc, addr string) (string, error) {
+			names := flag.Args()
+			if len(names) == 0 {
+				names = []string{madeName}
+			}
+			return fetchAll(ctx, dial, addr, names)
+		},
+	})
+}

@@ -1,0 +1,128 @@
+// Package demo is what the example programs share: the flags, and the
+// demonstration that runs a server and its client as two processes.
+package demo
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+)
+
+// A Program is a server and its client.
+type Program struct {
+	// Serve calls Ready and then serves ln until ln is closed.
+	Serve func(ln net.Listener) error
+
+	// Client uses the server at addr, which is what Serve gave to Ready. It
+	// returns in one line what it found, or an error.
+	Client func(ctx context.Context, dial DialFunc, addr string) (string, error)
+}
+
+// DialFunc connects to addr.
+type DialFunc func(ctx context.Context, addr string) (net.Conn, error)
+
+// options are the flags that all examples have.
+type options struct {
+	serve    string
+	dial     string
+	network  string
+	device   string
+	untilEOF bool
+}
+
+// Main parses the flags, runs p in the way that they ask for and does not
+// return. The exit status is 0 only if everything was as it should be.
+func Main(p Program) {
+	var o options
+	flag.StringVar(&o.serve, "serve", "", "be the server on this `address`")
+	flag.StringVar(&o.dial, "dial", "", "be the client of the server at this `address`")
+	flag.StringVar(&o.network, "network", "rdma", "rdma, rdma4 or rdma6; or tcp, tcp4, tcp6 for plain TCP through package net")
+	flag.StringVar(&o.device, "device", "", "RDMA `device`, for instance iwarp; by default rdmanet chooses")
+	flag.BoolVar(&o.untilEOF, "until-eof", false, "with -serve: stop at the end of standard input")
+	flag.Usage = usage
+	flag.Parse()
+
+	if err := p.run(o); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name(), err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func usage() {
+	fmt.Fprintf(flag.CommandLine.Output(), "usage: %s [flags]\nWithout -serve and -dial it runs both, as two processes.\n\n", name())
+	flag.PrintDefaults()
+}
+
+func name() string { return filepath.Base(os.Args[0]) }
+
+func (p Program) run(o options) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+
+	switch {
+	case o.serve != "" && o.dial != "":
+		return errors.New("-serve and -dial exclude each other")
+	case o.serve != "":
+		return p.server(ctx, o)
+	case o.dial != "":
+		return p.client(ctx, o)
+	default:
+		return p.both(ctx, o)
+	}
+}
+
+// server serves until it is interrupted or standard input ends.
+func (p Program) server(ctx context.Context, o options) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if o.untilEOF {
+		go func() {
+			io.Copy(io.Discard, os.Stdin)
+			cancel()
+		}()
+	}
+
+	ln, err := o.listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { ln.Close() })()
+
+	err = p.Serve(ln)
+	if ctx.Err() != nil {
+		return nil // asked to stop, so the closed listener is no failure
+	}
+	return err
+}
+
+// client runs the client against the server that -dial names.
+func (p Program) client(ctx context.Context, o options) error {
+	found, err := p.Client(ctx, o.dialer(), o.dial)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ok:", found)
+	return nil
+}
+
+// readyPrefix begins the line that says where a server can be reached.
+const readyPrefix = "listening on "
+
+// Ready says that clients may come. addr is what they give to -dial.
+func Ready(addr string) { fmt.Println(readyPrefix + addr) }
+
+// loopback is an address with any free port that only this machine reaches.
+func (o options) loopback() string {
+	if strings.HasSuffix(o.network, "6") {
+		return "[::1]:0"
+	}
+	return "127.0.0.1:0"
+}

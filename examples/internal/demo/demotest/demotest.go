@@ -1,0 +1,59 @@
+// Package demotest runs an example's main from its tests, in a process of its
+// own.
+package demotest
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/rdmanet/rdmanet"
+)
+
+// asMain in the environment makes the test program be the example instead.
+const asMain = "RDMANET_EXAMPLE_MAIN"
+
+// Main is for TestMain: it runs the tests, or main in a process that Run
+// started.
+func Main(m *testing.M, main func()) {
+	if os.Getenv(asMain) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// Run runs the example's main with args and returns all that it printed. The
+// error is not nil if its exit status is not 0.
+func Run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, args...)
+	// Under the race detector a process would otherwise linger a second.
+	cmd.Env = append(os.Environ(), asMain+"=1", "GORACE=atexit_sleep_ms=0")
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Serve runs serve on a listener of rdmanet's on this machine until the test
+// ends, and returns the address.
+func Serve(t *testing.T, serve func(net.Listener) error) string {
+	t.Helper()
+	ln, err := rdmanet.Listen("rdma", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		serve(ln)
+	}()
+	t.Cleanup(func() {
+		ln.Close()
+		<-done
+	})
+	return ln.Addr().String()
+}

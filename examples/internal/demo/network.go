@@ -1,0 +1,35 @@
+package demo
+
+import (
+	"context"
+	"net"
+	"strings"
+
+	"github.com/rdmanet/rdmanet"
+)
+
+// listen is where the examples meet rdmanet on the server's side. Both
+// ListenConfigs have the same method, so the rest of a program cannot tell.
+func (o options) listen(ctx context.Context) (net.Listener, error) {
+	if o.plainTCP() {
+		var lc net.ListenConfig
+		return lc.Listen(ctx, o.network, o.serve)
+	}
+	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Device: o.device}}
+	return lc.Listen(ctx, o.network, o.serve)
+}
+
+// dialer is the same for the client's side.
+func (o options) dialer() DialFunc {
+	dial := (&rdmanet.Dialer{Config: rdmanet.Config{Device: o.device}}).DialContext
+	if o.plainTCP() {
+		dial = new(net.Dialer).DialContext
+	}
+	return func(ctx context.Context, addr string) (net.Conn, error) {
+		return dial(ctx, o.network, addr)
+	}
+}
+
+// plainTCP reports whether package net is wanted. (To rdmanet itself the tcp
+// networks are other names for the rdma ones.)
+func (o options) plainTCP() bool { return strings.HasPrefix(o.network, "tcp") }
