@@ -85,11 +85,17 @@ func (c *credits) spend() (granted uint16) {
 func (c *credits) held() int { return c.posted - c.ungranted }
 
 // owed reports whether a grant is due although nothing else is to be sent:
-// when the peer could not send at all, or when it has used half of its credits
-// for payload. Grants in answer to mere grants would never end.
-func (c *credits) owed() bool {
+// when the peer could not send at all, or when it has used most of its credits
+// for payload. It may wait longer while the reader is busy, whose program may
+// be about to write, than when it goes to sleep (idle). Grants in answer to
+// mere grants would never end.
+func (c *credits) owed(idle bool) bool {
 	if c.ungranted == 0 {
 		return false
 	}
-	return c.held() <= c.reserveIn || c.unpaid && c.held() <= c.posted/2
+	low := c.posted / 4
+	if idle {
+		low = c.posted / 2
+	}
+	return c.held() <= c.reserveIn || c.unpaid && c.held() <= low
 }

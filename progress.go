@@ -18,11 +18,11 @@ import (
 //  1. A Read or Write that must wait becomes the leader if there is none (so a
 //     reply needs no goroutine switch), else it waits for the leader.
 //  2. A leader that leaves wakes one of the others to take over.
-//  3. When nobody is left and stays away for a millisecond, a keeper goroutine
+//  3. When nobody is left and stays away for a while, a keeper goroutine
 //     is started: credits, keep-alive and the peer's end need answers even when
 //     the program is busy elsewhere. It leaves as soon as somebody waits.
 
-var keepers = vacancy.Sweeper{Period: time.Millisecond}
+var keepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 
 var wcPool = sync.Pool{New: func() any { return new([32]ibv.WC) }}
 

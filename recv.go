@@ -167,6 +167,9 @@ func (c *Conn) waitReadable() error {
 			return err
 		}
 		c.credits.drained = true
+		if c.control(true) {
+			continue
+		}
 		c.await(&c.readable, &c.readers)
 	}
 }

@@ -338,14 +338,21 @@ func (c *Conn) sendPool() *pool {
 // nothing else would carry, the answer that the peer asked for, our own probe.
 // A batch under way takes their place and calls again when it is out.
 func (c *Conn) sendControl() {
+	c.control(false)
+}
+
+// control is sendControl; idle is set when nothing else is about to be sent. It
+// reports whether something was posted, for which mu was let go.
+func (c *Conn) control(idle bool) bool {
 	if c.send.posting || c.dead != nil {
-		return
+		return false
 	}
-	due := c.send.answer || c.send.probe || c.credits.owed()
+	due := c.send.answer || c.send.probe || c.credits.owed(idle)
 	if !due || !c.canSend() || c.midMessage() {
-		return
+		return false
 	}
 	c.post(nil, 1, 0, 0)
+	return true
 }
 
 // midMessage reports whether a message of ours is unfinished. To a peer that

@@ -80,7 +80,7 @@ func New(cfg Config) *Provider {
 	}
 	cfg.portable = cfg.portable || !haveRawIO
 	d := &device{cfg: cfg}
-	d.sweeper.Period = 2 * time.Millisecond
+	d.sweeper.Min, d.sweeper.Max = 2*time.Millisecond, 100*time.Millisecond
 	return &Provider{dev: d}
 }
 

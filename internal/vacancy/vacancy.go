@@ -16,11 +16,14 @@ import (
 )
 
 // A Sweeper watches seats. It runs a goroutine only while some seat that was
-// left recently is listed. The zero value is ready once Period is set.
+// left recently is listed. A timer that fires every millisecond would cost a
+// busy process more than all else here, so the time between two looks starts at
+// Min and doubles up to Max as long as there is something to look at. The zero
+// value is ready once Min and Max are set.
 type Sweeper struct {
-	// Period is the time between two looks. A seat is filled between one and
-	// two periods after it fell vacant.
-	Period time.Duration
+	// Min and Max bound the time between two looks. A seat is filled between
+	// one and two such times after it fell vacant.
+	Min, Max time.Duration
 
 	mu      sync.Mutex
 	seats   []*Seat
@@ -71,12 +74,15 @@ func (w *Sweeper) list(s *Seat) {
 }
 
 func (w *Sweeper) run() {
-	t := time.NewTicker(w.Period)
+	period := w.Min
+	t := time.NewTimer(period)
 	defer t.Stop()
 	for range t.C {
 		if !w.sweep() {
 			return
 		}
+		period = min(2*period, w.Max)
+		t.Reset(period)
 	}
 }
 
@@ -88,25 +94,24 @@ func (w *Sweeper) sweep() bool {
 	for _, s := range w.seats {
 		v := s.state.Load()
 		switch {
-		case v&1 == 1 && v == s.seen:
-			s.listed.Store(false)
-			s.fill()
-		case v&1 == 1:
+		case v != s.seen: // in use
 			s.seen = v
 			keep = append(keep, s)
-		default:
-			// Occupied: the next Vacant lists it again. It may have happened
-			// between the two looks, when the seat still counted as listed.
+		case v&1 == 1:
 			s.listed.Store(false)
-			if s.state.Load()&1 == 1 && !s.listed.Swap(true) {
+			s.fill()
+		default:
+			// Occupied for the whole time: the next Vacant lists it again. That
+			// may have come between the two looks here, when the seat still
+			// counted as listed.
+			s.listed.Store(false)
+			if s.state.Load() != v && !s.listed.Swap(true) {
 				keep = append(keep, s)
 			}
 		}
 	}
 	clear(w.seats[len(keep):])
 	w.seats = keep
-	if len(keep) == 0 {
-		w.running = false
-	}
+	w.running = len(keep) > 0
 	return w.running
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestFilledOnceWhenLeft(t *testing.T) {
-	sw := &Sweeper{Period: time.Millisecond}
+	sw := &Sweeper{Min: time.Millisecond, Max: 4 * time.Millisecond}
 	filled := make(chan struct{}, 10)
 	var s Seat
 	s.Init(sw, func() { filled <- struct{}{} })
@@ -23,7 +23,7 @@ func TestFilledOnceWhenLeft(t *testing.T) {
 }
 
 func TestNotFilledWhileTaken(t *testing.T) {
-	sw := &Sweeper{Period: time.Millisecond}
+	sw := &Sweeper{Min: time.Millisecond, Max: 4 * time.Millisecond}
 	var s, marker Seat
 	s.Init(sw, func() { t.Error("filled an occupied seat") })
 	s.Taken()
@@ -38,7 +38,7 @@ func TestNotFilledWhileTaken(t *testing.T) {
 
 // Whatever the interleaving with the sweeper, the last vacancy is noticed.
 func TestLastVacancyIsNoticed(t *testing.T) {
-	sw := &Sweeper{Period: 100 * time.Microsecond}
+	sw := &Sweeper{Min: 100 * time.Microsecond, Max: 400 * time.Microsecond}
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Add(1)
