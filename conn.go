@@ -59,13 +59,16 @@ type Conn struct {
 	sleeping bool // the leader is in CQ.Wait
 	readable sync.Cond
 	writable sync.Cond
-	readers  int  // goroutines in readable.Wait
-	writers  int  // and in writable.Wait
-	wantSend bool // a writer waits for the completion of a send
+	readers  int       // goroutines in readable.Wait
+	writers  int       // and in writable.Wait
+	wcs      [8]ibv.WC // memory for polling
+	wantSend bool      // a writer waits for the completion of a send
 
 	credits credits
 
 	// Receiving: see recv.go.
+	recvWR   [1]ibv.RecvWR      // memory for a post
+	recvSGE  [1]ibv.SGE         // and for its only element
 	posted   ring.Ring[*buffer] // receives in the queue pair, oldest first
 	unread   ring.Ring[segment] // for the reader
 	kept     int                // of the unread segments, how many keep a buffer

@@ -38,7 +38,7 @@ func (c *credits) receive(h *segmentHeader) {
 	c.posted--
 	c.have = min(c.have+int(h.CreditsGranted), math.MaxUint16)
 	c.target = max(int(h.CreditsRequested), minCredits)
-	if c.posted == 0 && c.drained {
+	if c.held() <= c.reserveIn && c.drained {
 		c.window = min(2*c.window, c.maximum)
 		c.drained = false
 	}

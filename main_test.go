@@ -1,5 +1,95 @@
 package rdmanet
 
-import "context"
+import (
+	"context"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
 
 var tctx = context.Background()
+
+// patience is how long a test waits for what must come to pass. Nothing waits
+// so long unless it fails.
+const patience = 20 * time.Second
+
+// eventually tries until ok holds or patience is over.
+func eventually(ok func() bool) bool {
+	deadline := time.Now().Add(patience)
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		if ok() {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+		time.Sleep(pause)
+	}
+}
+
+// within fails the test when f does not return within patience, and shows where
+// everybody is.
+func within(t testing.TB, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatalf("%s hangs\n\n%s", what, stacks())
+	}
+}
+
+// checkLeaks fails the test if goroutines or domains are left when it is over
+// that were not there before. It goes first, so that it looks last.
+func checkLeaks(t testing.TB) {
+	t.Helper()
+	before, domainsBefore := goroutines(), countDomains()
+	t.Cleanup(func() {
+		var left []string
+		gone := eventually(func() bool {
+			left = left[:0]
+			for id, stack := range goroutines() {
+				if _, old := before[id]; !old {
+					left = append(left, stack)
+				}
+			}
+			return len(left) == 0 && countDomains() <= domainsBefore
+		})
+		if !gone {
+			t.Errorf("%d domains where there were %d, %d goroutines more:\n\n%s",
+				countDomains(), domainsBefore, len(left), strings.Join(left, "\n\n"))
+		}
+	})
+}
+
+func countDomains() int {
+	domains.mu.Lock()
+	defer domains.mu.Unlock()
+	return len(domains.m)
+}
+
+// goroutines returns the stacks of all goroutines but the caller's by their
+// number, which the runtime gives away once only.
+func goroutines() map[string]string {
+	m := make(map[string]string)
+	for i, stack := range strings.Split(stacks(), "\n\n") {
+		// The first line is "goroutine 7 [state]:", and the caller comes first.
+		if f := strings.Fields(stack); i > 0 && len(f) > 1 {
+			m[f[1]] = stack
+		}
+	}
+	return m
+}
+
+func stacks() string {
+	for buf := make([]byte, 1<<18); ; buf = make([]byte, 2*len(buf)) {
+		if n := runtime.Stack(buf, true); n < len(buf) {
+			return string(buf[:n])
+		}
+	}
+}

@@ -24,8 +24,6 @@ import (
 
 var keepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 
-var wcPool = sync.Pool{New: func() any { return new([32]ibv.WC) }}
-
 // await waits until something may have changed. The caller holds mu, and again
 // on return; cond and waiting are its own side's.
 func (c *Conn) await(cond *sync.Cond, waiting *int) {
@@ -113,20 +111,18 @@ func (c *Conn) poll() int {
 	event := c.event.Load()
 	news := c.stats.received()
 	wanted := c.wantSend
-	wcs := wcPool.Get().(*[32]ibv.WC)
-	defer wcPool.Put(wcs)
 	total := 0
 	for {
-		n, err := c.cq.Poll(wcs[:])
+		n, err := c.cq.Poll(c.wcs[:])
 		if err != nil {
 			c.fail(err)
 			break
 		}
-		for i := range wcs[:n] {
-			c.complete(&wcs[i])
+		for i := range c.wcs[:n] {
+			c.complete(&c.wcs[i])
 		}
 		total += n
-		if n < len(wcs) {
+		if n < len(c.wcs) {
 			break
 		}
 	}

@@ -109,10 +109,9 @@ func (c *Conn) reuse(buf *buffer) {
 
 // postRecv posts one receive.
 func (c *Conn) postRecv(buf *buffer) {
-	wr := recvWRs.Get().(*[1]ibv.RecvWR)
-	defer recvWRs.Put(wr)
-	wr[0].SGL = append(wr[0].SGL[:0], buf.sge(int(c.agreed.maxReceive)))
-	_, err := c.qp.PostRecv(wr[:])
+	c.recvSGE[0] = buf.sge(int(c.agreed.maxReceive))
+	c.recvWR[0].SGL = c.recvSGE[:]
+	_, err := c.qp.PostRecv(c.recvWR[:])
 	if err != nil {
 		c.pool.put(buf)
 		c.fail(err)

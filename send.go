@@ -26,6 +26,7 @@ import (
 // that reading goes on; sending.posting keeps the order.
 type sending struct {
 	posting bool // a batch is being handed to the device
+	one     single
 	waiting bool // a writer waits for credits
 
 	seq      uint64 // sends posted
@@ -59,17 +60,21 @@ const (
 	reservedSlots = 4         // of the send queue, for messages without payload
 )
 
-// batch is the memory for one post.
+// single is the memory for a post of one segment, the common case.
+type single struct {
+	wrs  [1]ibv.SendWR
+	sges [2]ibv.SGE
+	hdrs [1][dataOffset]byte
+}
+
+// batch is the memory for a post of several.
 type batch struct {
 	wrs  [batchSegments]ibv.SendWR
 	sges [2 * batchSegments]ibv.SGE
 	hdrs [batchSegments][dataOffset]byte
 }
 
-var (
-	batches = sync.Pool{New: func() any { return new(batch) }}
-	recvWRs = sync.Pool{New: func() any { return new([1]ibv.RecvWR) }}
-)
+var batches = sync.Pool{New: func() any { return new(batch) }}
 
 // busy reports whether sends are not known to be completed.
 func (s *sending) busy() bool { return s.done < s.seq }
@@ -227,8 +232,12 @@ func (c *Conn) sendEmpty() error {
 // seen that all this may go, and finds mu held again.
 func (c *Conn) post(p []byte, segs, rest int, flags uint16) error {
 	s := &c.send
-	b := batches.Get().(*batch)
-	defer batches.Put(b)
+	wrs, sges, hdrs := s.one.wrs[:], s.one.sges[:], s.one.hdrs[:]
+	if segs > 1 {
+		b := batches.Get().(*batch)
+		defer batches.Put(b)
+		wrs, sges, hdrs = b.wrs[:segs], b.sges[:2*segs], b.hdrs[:segs]
+	}
 	var bufs []*buffer
 	left := len(p)
 	for i := range segs {
@@ -246,12 +255,12 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16) error {
 			h.Flags = flags
 			h.Flags |= c.answerFlags()
 		}
-		sgl := b.sges[2*i : 2*i : 2*i+2]
-		sgl = append(sgl, ibv.SGE{Buf: b.hdrs[i][:h.put(b.hdrs[i][:])]})
+		sgl := sges[2*i : 2*i : 2*i+2]
+		sgl = append(sgl, ibv.SGE{Buf: hdrs[i][:h.put(hdrs[i][:])]})
 		if n > 0 {
 			sgl = append(sgl, ibv.SGE{Buf: p[len(p)-left : len(p)-left+n]})
 		}
-		wr := &b.wrs[i]
+		wr := &wrs[i]
 		*wr = ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSolicited | ibv.SendInline, SGL: sgl}
 		if len(sgl[0].Buf)+n > c.inline {
 			buf, err := c.stage(wr)
@@ -287,8 +296,8 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16) error {
 	c.stats.Posts++
 	s.posting = true
 	c.mu.Unlock()
-	_, err := c.qp.PostSend(b.wrs[:segs])
-	clear(b.sges[:2*segs]) // the pool must not keep the caller's memory alive
+	_, err := c.qp.PostSend(wrs)
+	clear(sges) // keep the caller's memory alive no longer
 	c.mu.Lock()
 	s.posting = false
 	if err != nil && c.dead == nil {
@@ -346,6 +355,9 @@ func (c *Conn) sendControl() {
 func (c *Conn) control(idle bool) bool {
 	if c.send.posting || c.dead != nil {
 		return false
+	}
+	if c.send.waiting && !c.send.answer && !c.send.probe && c.credits.spendable() > 0 {
+		return false // the writer that waits takes the grant along; it would need this credit
 	}
 	due := c.send.answer || c.send.probe || c.credits.owed(idle)
 	if !due || !c.canSend() || c.midMessage() {

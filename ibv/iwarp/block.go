@@ -5,14 +5,10 @@ import "sync"
 // Memory that the device needs only while bytes are on their way comes from
 // pools, so that an idle queue pair holds none.
 
-const (
-	stagingSize = 16 << 10 // bytes read ahead of the frame in progress
-	scratchSize = 4 << 10  // headers and small payloads of one batch
-)
+const stagingSize = 16 << 10 // bytes read ahead of the frame in progress
 
 var (
 	stagingPool = sync.Pool{New: func() any { b := make([]byte, stagingSize); return &b }}
-	scratchPool = sync.Pool{New: func() any { b := make([]byte, 0, scratchSize); return &b }}
 
 	// Copies of inline data, by size class.
 	blockSizes = [...]int{4 << 10, 64 << 10, 256 << 10, maxInline}

@@ -112,6 +112,8 @@ func (c *cq) rouse(from *tcp) {
 	if c.lead != nil {
 		if c.lead != from {
 			c.lead.kick()
+		} else {
+			from.told = true
 		}
 		return
 	}
@@ -229,21 +231,6 @@ func (c *cq) reconsider() {
 	c.mu.Lock()
 	c.rouse(nil)
 	c.mu.Unlock()
-}
-
-// satisfied reports whether the goroutine in Wait has something to return for.
-func (c *cq) satisfied() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.event || c.broken || c.closed
-}
-
-// follower reports whether a goroutine is in Wait without receiving itself
-// and would receive on l.
-func (c *cq) follower(l *tcp) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.waiting && c.lead == nil && c.single() == l
 }
 
 func (c *cq) Close() error {

@@ -37,7 +37,8 @@ type tcp struct {
 
 	// Below role.
 	rx    receiver
-	cur   *cq // the queue whose event the receiver returns for
+	cur   *cq  // the queue whose event the receiver returns for
+	told  bool // it has got one from this receiver
 	once  bool
 	ended bool
 
@@ -134,7 +135,7 @@ func (l *tcp) release() {
 // receive moves what arrives until c has an event, or for ever when c is nil.
 // The caller holds the role.
 func (l *tcp) receive(c *cq) {
-	l.cur = c
+	l.cur, l.told = c, false
 	if l.qp.dev.cfg.portable {
 		l.pumpPortable()
 	} else if err := l.raw.Read(l.rx.pump); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !l.closing.Load() {
@@ -178,10 +179,7 @@ func (l *tcp) poll() {
 
 // stop reports whether the receiver has done what it came for.
 func (l *tcp) stop() bool {
-	if l.cur != nil {
-		return l.cur.satisfied()
-	}
-	return l.wanted.Load()
+	return l.told || l.cur == nil && l.wanted.Load()
 }
 
 // kick makes the receiver that sits in the socket return.

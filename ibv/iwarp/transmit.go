@@ -28,8 +28,9 @@ type transmitter struct {
 
 	// The batch: framed, and not yet taken by the socket.
 	out      []chunk
-	scratch  *[]byte
-	owned    *[]byte // copies of inline data in out
+	scratch  [scratchSize]byte // headers and small payloads of the batch
+	used     int               // bytes of it
+	owned    *[]byte           // copies of inline data in out
 	ends     []uint64
 	framed   uint64 // bytes framed so far on this connection
 	taken    uint64 // bytes that the socket has taken
@@ -53,6 +54,9 @@ const (
 	batchChunks = 8         // elements of one writev
 	batchBytes  = 256 << 10 // bytes of one batch, about
 	smallChunk  = 1 << 10   // payloads up to this are copied behind their header
+	scratchSize = smallChunk + 512
+
+	frameOverhead = 2 + iwarpwire.ReadRequestLen + 3 + 4 // length, header, padding, CRC at most
 )
 
 type rtrKind uint8
@@ -276,11 +280,7 @@ func (l *tcp) account(n int) {
 
 func (l *tcp) releaseBatch() {
 	t := &l.tx
-	if t.scratch != nil {
-		*t.scratch = (*t.scratch)[:0]
-		scratchPool.Put(t.scratch)
-		t.scratch = nil
-	}
+	t.used = 0
 	putBlock(t.owned)
 	t.owned = nil
 }
@@ -324,9 +324,6 @@ func (l *tcp) frame() bool {
 	if t.hold {
 		return false
 	}
-	if t.scratch == nil {
-		t.scratch = scratchPool.Get().(*[]byte)
-	}
 	begin := t.framed
 	for t.framed-begin < batchBytes && len(t.out)+2 < batchChunks && l.room() {
 		if t.rtr != rtrNone {
@@ -348,10 +345,9 @@ func (l *tcp) frame() bool {
 	return true
 }
 
-// room reports whether scratch takes another header, small payload and trailer.
+// room reports whether scratch takes another frame but for its payload.
 func (l *tcp) room() bool {
-	s := *l.tx.scratch
-	return cap(s)-len(s) >= 2+iwarpwire.ReadRequestLen+smallChunk+8
+	return scratchSize-l.tx.used >= frameOverhead
 }
 
 // nextMessage starts the next message, if one may go now. It returns true also
@@ -528,14 +524,14 @@ func (l *tcp) beginFrame(ulen int) fpdu { return fpdu{l: l, ulen: ulen} }
 // chunk when that is scratch too.
 func (f *fpdu) grow(n int) []byte {
 	t := &f.l.tx
-	s := *t.scratch
-	b := s[len(s) : len(s)+n]
-	*t.scratch = s[:len(s)+n]
+	at := t.used
+	b := t.scratch[at : at+n]
+	t.used += n
 	t.framed += uint64(n)
 	if k := len(t.out); k > 0 {
 		last := &t.out[k-1]
-		if end := len(last.b); last.mr == nil && !last.inline && end > 0 && len(s) > 0 &&
-			&last.b[end-1] == &s[len(s)-1] {
+		if end := len(last.b); last.mr == nil && !last.inline && end > 0 && at > 0 &&
+			&last.b[end-1] == &t.scratch[at-1] {
 			last.b = last.b[:end+n] // its capacity reaches to the end of scratch
 			return b
 		}
@@ -582,8 +578,7 @@ func (f *fpdu) payload(c chunk) {
 // spare reports whether scratch takes n more bytes and still a trailer and a
 // header.
 func (l *tcp) spare(n int) bool {
-	s := *l.tx.scratch
-	return cap(s)-len(s) >= n+2+iwarpwire.ReadRequestLen+8
+	return scratchSize-l.tx.used >= n+frameOverhead
 }
 
 func (f *fpdu) end() {

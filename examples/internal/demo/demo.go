@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // A Program is a server and its client.
@@ -64,7 +65,7 @@ func usage() {
 func name() string { return filepath.Base(os.Args[0]) }
 
 func (p Program) run(o options) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
 	switch {

@@ -1,0 +1,45 @@
+package rdmanet
+
+import (
+	"bytes"
+	"crypto/rand"
+	"io"
+	"testing"
+)
+
+// Two programs that are both in Write, with more to send than fits on the way,
+// go on as soon as one of them reads; the credits that are left are not used
+// up by grants alone.
+func TestBothEndsWriting(t *testing.T) {
+	for _, lb := range loopbacks {
+		t.Run(lb.network, func(t *testing.T) {
+			client, server := pipe(t, lb.network, lb.address, new(ListenConfig), new(Dialer))
+			defer client.Close()
+			defer server.Close()
+			go io.Copy(struct{ io.Writer }{server}, struct{ io.Reader }{server})
+			want := make([]byte, 1<<20)
+			rand.Read(want)
+			sent := make(chan error, 1)
+			go func() {
+				for rest := want; len(rest) > 0; {
+					n, err := client.Write(rest[:min(1000, len(rest))])
+					if rest = rest[n:]; err != nil {
+						sent <- err
+						return
+					}
+				}
+				sent <- nil
+			}()
+			got := make([]byte, len(want))
+			if _, err := io.ReadFull(client, got); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-sent; err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Fatal("the echo differs")
+			}
+		})
+	}
+}

@@ -1,0 +1,193 @@
+package rdmanet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+)
+
+// pattern returns n bytes that no shift of them matches.
+func pattern(seed uint64, n int) []byte {
+	b := make([]byte, n)
+	var s [32]byte
+	s[0], s[1] = byte(seed), byte(seed>>8)
+	rand.NewChaCha8(s).Read(b)
+	return b
+}
+
+// faulty is one run of a fixed scenario on a device that may fail: a listener,
+// two connections at a time, on each of them bytes both ways, half-close, close.
+type faulty struct {
+	cfg  Config
+	data [2][]byte // from the dialling side, from the listening side
+
+	mu   sync.Mutex
+	errs []error // what went wrong
+	bad  []error // what must never be
+}
+
+const faultyConns = 2
+
+func (f *faulty) failed(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.errs = append(f.errs, err)
+	var op *net.OpError
+	if !errors.As(err, &op) && err != io.ErrUnexpectedEOF {
+		f.bad = append(f.bad, fmt.Errorf("not an OpError: %w", err))
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		f.bad = append(f.bad, fmt.Errorf("it hung: %w", err))
+	}
+}
+
+// run goes through the scenario.
+func (f *faulty) run() {
+	lc := ListenConfig{Config: f.cfg}
+	ln, err := lc.Listen(tctx, "rdma4", "127.0.0.1:0")
+	if err != nil {
+		f.failed(err)
+		return
+	}
+	var clients, servers sync.WaitGroup
+	servers.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				if !errors.Is(err, net.ErrClosed) {
+					f.failed(err)
+				}
+				return
+			}
+			servers.Go(func() { f.talk(c.(*Conn), f.data[1], f.data[0]) })
+		}
+	})
+	for range faultyConns {
+		clients.Go(func() {
+			d := Dialer{Config: f.cfg, Timeout: patience}
+			c, err := d.Dial("rdma4", ln.Addr().String())
+			if err != nil {
+				f.failed(err)
+				return
+			}
+			f.talk(c.(*Conn), f.data[0], f.data[1])
+		})
+	}
+	clients.Wait()
+	if err := ln.Close(); err != nil {
+		f.failed(err)
+	}
+	servers.Wait()
+}
+
+// talk writes out, ends its stream, and expects in.
+func (f *faulty) talk(c *Conn, out, in []byte) {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		f.failed(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if n, err := c.Write(out); err != nil {
+			f.failed(err)
+		} else if n != len(out) {
+			f.mu.Lock()
+			f.bad = append(f.bad, fmt.Errorf("wrote %d of %d bytes without an error", n, len(out)))
+			f.mu.Unlock()
+		}
+		if err := c.CloseWrite(); err != nil {
+			f.failed(err)
+		}
+	})
+	got, err := io.ReadAll(c)
+	if err != nil {
+		f.failed(err)
+	}
+	if !bytes.HasPrefix(in, got) || err == nil && len(got) < len(in) {
+		f.mu.Lock()
+		f.bad = append(f.bad, fmt.Errorf("read %d bytes that are not the first of the %d sent, or not all: %w", len(got), len(in), err))
+		f.mu.Unlock()
+	}
+	wg.Wait()
+	if err := c.Close(); err != nil {
+		f.failed(err)
+	}
+}
+
+// faultTest runs the scenario again and again, each time with one fault that
+// set sets, the n-th of its kind, until there is no n-th. It returns in how
+// many runs the fault was felt.
+func faultTest(t *testing.T, set func(s *verbstest.Switch, n int) *verbstest.Fault) (felt int) {
+	f := faulty{data: [2][]byte{pattern(1, 100<<10), pattern(2, 100<<10)}}
+	for n := 1; ; n++ {
+		s := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
+		f.cfg = Config{Provider: s, MaxReceiveSize: 16 << 10, InitialReceiveCredits: 3}
+		f.errs, f.bad = nil, nil
+		fault := set(s, n)
+		within(t, fmt.Sprintf("fault %d", n), f.run)
+		require.Empty(t, f.bad, "fault %d", n)
+		require.Empty(t, s.Live(), "fault %d left objects", n)
+		require.Zero(t, s.RegisteredBytes(), "fault %d left registered memory", n)
+		if len(f.errs) > 0 {
+			felt++
+		}
+		if !fault.Fired() {
+			require.Empty(t, f.errs, "without a fault")
+			return felt
+		}
+		require.Less(t, n, 10000, "there is no end of calls")
+	}
+}
+
+// Every call of every kind fails once. What a call's failure does to a
+// connection is an error there; nothing hangs, leaks, or gets its data wrong.
+func TestFaultsOfCalls(t *testing.T) {
+	checkLeaks(t)
+	kinds := []verbstest.Kind{verbstest.Resolve, verbstest.Listen, verbstest.ListenerAccept,
+		verbstest.AllocPD, verbstest.CreateCQ, verbstest.RegMR, verbstest.CreateQP, verbstest.Connect, verbstest.Accept,
+		verbstest.Disconnect, verbstest.PostSend, verbstest.PostRecv, verbstest.Poll, verbstest.Arm, verbstest.Wait}
+	harmless := map[verbstest.Kind]bool{
+		verbstest.ListenerAccept: true, // is tried again
+		verbstest.Disconnect:     true, // the end comes with the queue pair's
+	}
+	for _, k := range kinds {
+		t.Run(k.String(), func(t *testing.T) {
+			felt := faultTest(t, func(s *verbstest.Switch, n int) *verbstest.Fault { return s.FailNth(n, nil, k) })
+			if !harmless[k] {
+				require.NotZero(t, felt, "no fault was felt")
+			}
+		})
+	}
+}
+
+// A chain of sends of which the device takes only the first.
+func TestFaultsInChains(t *testing.T) {
+	checkLeaks(t)
+	felt := faultTest(t, func(s *verbstest.Switch, n int) *verbstest.Fault {
+		return s.FailPost(n, verbstest.PostSend, 1, nil)
+	})
+	require.NotZero(t, felt)
+}
+
+// Every completion fails once, with every status there is.
+func TestFaultsOfCompletions(t *testing.T) {
+	checkLeaks(t)
+	for status := ibv.WCSuccess + 1; status <= ibv.WCGeneralErr; status++ {
+		t.Run(status.String(), func(t *testing.T) {
+			felt := faultTest(t, func(s *verbstest.Switch, n int) *verbstest.Fault { return s.FailCompletion(n, status) })
+			require.NotZero(t, felt)
+		})
+	}
+}
