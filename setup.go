@@ -35,33 +35,37 @@ type setup struct {
 
 // begin acquires what a connection needs on the ID's device, with one receive
 // posted. It takes the ID over: on error it is closed.
-func begin(cfg *Config, id ibv.ID, passive bool) (s *setup, err error) {
-	s = &setup{id: id, set: cfg.settings(id.Device(), passive)}
-	defer func() {
-		if err != nil {
-			s.abandon()
-		}
-	}()
-	if s.dom, err = acquireDomain(id.Device()); err != nil {
+func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
+	s := &setup{id: id, set: cfg.settings(id.Device(), passive)}
+	if err := s.acquire(); err != nil {
+		s.abandon()
 		return nil, err
 	}
-	attr := id.Device().Attr()
+	return s, nil
+}
+
+func (s *setup) acquire() (err error) {
+	dev := s.id.Device()
+	if s.dom, err = acquireDomain(dev); err != nil {
+		return err
+	}
+	attr := dev.Attr()
 	slots := min(sendSlots, attr.MaxQPWR)
 	recvs := min(s.set.maximum+1, attr.MaxQPWR)
-	if s.cq, err = id.Device().CreateCQ(min(slots+recvs+1, attr.MaxCQE)); err != nil {
-		return nil, err
+	if s.cq, err = dev.CreateCQ(min(slots+recvs+1, attr.MaxCQE)); err != nil {
+		return err
 	}
 	init := ibv.QPInit{SendCQ: s.cq, RecvCQ: s.cq, Cap: ibv.QPCap{MaxSendWR: slots, MaxRecvWR: recvs,
 		MaxSendSGE: 2, MaxRecvSGE: 1, MaxInline: min(attr.MaxInline, s.set.maxSend)}}
-	if s.qp, err = id.CreateQP(s.dom.pd, init); err != nil {
-		return nil, err
+	if s.qp, err = s.id.CreateQP(s.dom.pd, init); err != nil {
+		return err
 	}
 	s.pool = s.dom.pool(negotiateBuf)
 	if s.recv, err = s.pool.get(); err != nil {
-		return nil, err
+		return err
 	}
 	_, err = s.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{s.recv.sge(negotiateBuf)}}})
-	return s, err
+	return err
 }
 
 // abandon releases everything.

@@ -230,8 +230,9 @@ func refuseStart(conn *net.TCPConn, term *iwarpwire.TermError, crc bool) error {
 func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
 	b := make([]byte, iwarpwire.StartLen, iwarpwire.StartLen+64)
 	if _, err := io.ReadFull(conn, b); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF // the other end is no iWARP device, or gave up
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			// The other end is no iWARP device, or has given up.
+			err = fmt.Errorf("closed during MPA start-up: %w", syscall.ECONNRESET)
 		}
 		return iwarpwire.Start{}, err
 	}

@@ -123,7 +123,6 @@ func (m *mr) Close() error {
 	}
 	m.closed, m.dead = true, true
 	delete(m.pd.mrs, m.stag)
-	m.buf = nil
 	return nil
 }
 

@@ -134,6 +134,8 @@ func (l *tcp) aimReadResponse() *iwarpwire.TermError {
 		return nil
 	}
 	s := r.sgl[0]
+	q.pd.gate.RLock()
+	defer q.pd.gate.RUnlock()
 	switch {
 	case h.STag != s.mr.stag || s.mr.dead:
 		return iwarpwire.ErrInvalidSTag

@@ -356,6 +356,7 @@ func (q *qp) pushRecv(wr *ibv.RecvWR) error {
 		if status != ibv.WCSuccess {
 			// ibv_post_recv(3) leaves the check to the moment of use or makes it
 			// at once; at once says where the mistake is.
+			s.reqs.Undo()
 			return fmt.Errorf("%s: post receive, element %d: %w", Name, i, status)
 		}
 		sgl = append(sgl, segment{wr.SGL[i].Buf, m})

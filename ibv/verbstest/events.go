@@ -1,0 +1,203 @@
+package verbstest
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+var eventTests = []subtest{
+	{"OncePerArm", testOncePerArm},
+	{"NotForOldCompletions", testNotForOldCompletions},
+	{"BeforeWait", testEventBeforeWait},
+	{"Rearmed", testRearmed},
+	{"SendCompletion", testSendCompletionEvent},
+	{"Solicited", testSolicited},
+	{"SolicitedByFailure", testSolicitedByFailure},
+	{"Widening", testWidening},
+	{"NoLostWakeup", testNoLostWakeup},
+	{"NoLostWakeupShared", testNoLostWakeupShared},
+}
+
+// arrive sends from the active side and returns when the receive is completed.
+func arrive(t testing.TB, p *Pair, flags ibv.SendFlags) {
+	t.Helper()
+	p.Active.Send(t, ibv.SendWR{Op: ibv.OpSend, Flags: flags})
+	p.Active.sync(t, p.Passive)
+}
+
+// eventPair returns a pair whose passive side has n receives posted, with IDs
+// from 0, and that queue.
+func eventPair(t testing.TB, env Env, n int) (*Pair, ibv.CQ) {
+	t.Helper()
+	p := NewPair(t, env, PairConfig{})
+	for i := range n {
+		p.Passive.Recv(t, ibv.RecvWR{ID: uint64(i)})
+	}
+	return p, p.Passive.RecvCQ
+}
+
+// testOncePerArm arms once for two completions: one event.
+func testOncePerArm(t *testing.T, env Env) {
+	p, cq := eventPair(t, env, 3)
+	must(t, "Arm", cq.Arm(false))
+	arrive(t, p, 0)
+	arrive(t, p, 0)
+	raised(t, "event", cq)
+	quiet(t, "after the one event", cq)
+	succeeded(t, p.Passive, pollNext(t, cq), 0, ibv.WCRecv)
+	succeeded(t, p.Passive, pollNext(t, cq), 1, ibv.WCRecv)
+	arrive(t, p, 0)
+	quiet(t, "not armed again", cq)
+	succeeded(t, p.Passive, pollNext(t, cq), 2, ibv.WCRecv)
+}
+
+// testNotForOldCompletions arms while completions are waiting: that is why one
+// polls once more after Arm.
+func testNotForOldCompletions(t *testing.T, env Env) {
+	p, cq := eventPair(t, env, 3)
+	arrive(t, p, 0)
+	arrive(t, p, 0)
+	must(t, "Arm", cq.Arm(false))
+	quiet(t, "old completions", cq)
+	arrive(t, p, 0)
+	raised(t, "a new completion behind old ones", cq)
+	for i := range uint64(3) {
+		succeeded(t, p.Passive, pollNext(t, cq), i, ibv.WCRecv)
+	}
+}
+
+// testEventBeforeWait lets the event come, and its completion be polled, while
+// nobody waits: the event is kept.
+func testEventBeforeWait(t *testing.T, env Env) {
+	p, cq := eventPair(t, env, 1)
+	must(t, "Arm", cq.Arm(false))
+	arrive(t, p, 0)
+	succeeded(t, p.Passive, pollNext(t, cq), 0, ibv.WCRecv)
+	raised(t, "event of a completion that is polled", cq)
+	quiet(t, "after the one event", cq)
+}
+
+// testRearmed arms twice before the event, and again while the first event was
+// not taken.
+func testRearmed(t *testing.T, env Env) {
+	p, cq := eventPair(t, env, 2)
+	must(t, "Arm", cq.Arm(false))
+	must(t, "Arm", cq.Arm(false))
+	arrive(t, p, 0)
+	raised(t, "event", cq)
+	quiet(t, "armed twice, one completion", cq)
+	quiet(t, "still one completion", cq)
+	must(t, "Arm", cq.Arm(false))
+	quiet(t, "deadline on an armed queue", cq)
+	arrive(t, p, 0)
+	raised(t, "event after a Wait that timed out", cq)
+}
+
+func testSendCompletionEvent(t *testing.T, env Env) {
+	p, _ := eventPair(t, env, 2)
+	cq := p.Active.SendCQ
+	must(t, "Arm", cq.Arm(false))
+	p.Active.Send(t, ibv.SendWR{ID: 1, Op: ibv.OpSend, Flags: ibv.SendSignaled})
+	raised(t, "event of a send", cq)
+	succeeded(t, p.Active, pollNext(t, cq), 1, ibv.WCSend)
+	must(t, "Arm", cq.Arm(false))
+	p.Active.Send(t, ibv.SendWR{ID: 2, Op: ibv.OpSend})
+	quiet(t, "an unsignalled send", cq)
+}
+
+// testSolicited arms for solicited completions only.
+func testSolicited(t *testing.T, env Env) {
+	p, cq := eventPair(t, env, 3)
+	must(t, "Arm", cq.Arm(true))
+	arrive(t, p, 0)
+	quiet(t, "a plain send", cq)
+	arrive(t, p, ibv.SendSolicited)
+	raised(t, "a solicited send", cq)
+	must(t, "Arm", cq.Arm(false))
+	arrive(t, p, 0)
+	raised(t, "a plain send on a queue armed for all", cq)
+	for i := range uint64(3) {
+		succeeded(t, p.Passive, pollNext(t, cq), i, ibv.WCRecv)
+	}
+}
+
+// testSolicitedByFailure hears of a flushed receive without having asked for
+// more than solicited completions.
+func testSolicitedByFailure(t *testing.T, env Env) {
+	p, cq := eventPair(t, env, 1)
+	must(t, "Arm", cq.Arm(true))
+	must(t, "SetError", p.Passive.QP.SetError())
+	raised(t, "a failure", cq)
+	ended(t, p.Passive, pollNext(t, cq), 0, ibv.WCFlushErr)
+}
+
+// testWidening arms for solicited completions and for all, in both orders: all
+// it is.
+func testWidening(t *testing.T, env Env) {
+	p, cq := eventPair(t, env, 2)
+	for i, first := range []bool{true, false} {
+		must(t, "Arm", cq.Arm(first))
+		must(t, "Arm", cq.Arm(!first))
+		arrive(t, p, 0)
+		raised(t, fmt.Sprintf("armed with %v, then %v", first, !first), cq)
+		succeeded(t, p.Passive, pollNext(t, cq), uint64(i), ibv.WCRecv)
+	}
+}
+
+// testNoLostWakeup receives message by message, going to sleep whenever there
+// is none, while the sender sends as fast as receives are posted. The order Arm,
+// Poll, Wait must never sleep over a completion.
+func testNoLostWakeup(t *testing.T, env Env) {
+	wakeups(t, NewPair(t, env, PairConfig{}))
+}
+
+// testNoLostWakeupShared has sends and receives complete on one queue.
+func testNoLostWakeupShared(t *testing.T, env Env) {
+	wakeups(t, NewPair(t, env, PairConfig{SharedCQ: true}))
+}
+
+func wakeups(t *testing.T, p *Pair) {
+	const rounds, ahead = 2000, 2
+	credit := make(chan struct{}, ahead) // receives posted
+	for i := range uint64(ahead) {
+		p.Passive.Recv(t, ibv.RecvWR{ID: i})
+		credit <- struct{}{}
+	}
+	together(t,
+		func(stop <-chan struct{}) error {
+			for i := range uint64(rounds) {
+				select {
+				case <-credit:
+				case <-stop:
+					return nil
+				}
+				if i%7 == 0 {
+					runtime.Gosched()
+				}
+				if _, err := p.Active.QP.PostSend([]ibv.SendWR{{ID: i, Op: ibv.OpSend, Flags: ibv.SendSignaled}}); err != nil {
+					return err
+				}
+				if _, err := expect(p.Active.SendCQ, i); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		func(<-chan struct{}) error {
+			for i := range uint64(rounds) {
+				if _, err := expect(p.Passive.RecvCQ, i); err != nil {
+					return err
+				}
+				if i+ahead < rounds {
+					if _, err := p.Passive.QP.PostRecv([]ibv.RecvWR{{ID: i + ahead}}); err != nil {
+						return err
+					}
+					credit <- struct{}{}
+				}
+			}
+			return nil
+		})
+}

@@ -1,0 +1,177 @@
+package verbstest
+
+import (
+	"errors"
+	"slices"
+	"sync/atomic"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// ErrInjected is what a call fails with when no other error was asked for.
+var ErrInjected = errors.New("verbstest: injected fault")
+
+// A Fault is one thing that a [Switch] breaks, once. When two faults meet in
+// one call, both are spent and the one that was set first decides.
+type Fault struct {
+	s     *Switch
+	match func(Kind) bool // faults on calls
+	err   error
+	taken int
+
+	completion bool // faults on completions
+	status     ibv.WCStatus
+	ops        []ibv.WCOpcode
+
+	left  int // until it fires; under s.mu
+	fired atomic.Bool
+}
+
+// Fired reports whether the fault has struck. A test that fails the first call,
+// then the second and so on is through when its fault did not fire.
+func (f *Fault) Fired() bool { return f.fired.Load() }
+
+// Cancel takes back a fault that has not fired.
+func (f *Fault) Cancel() {
+	f.s.mu.Lock()
+	defer f.s.mu.Unlock()
+	if i := slices.Index(f.s.faults, f); i >= 0 {
+		f.s.remove(i)
+	}
+}
+
+// FailNth fails the n-th call from now, counted from 1 over all calls of the
+// given kinds. Without a kind every call counts except those that close
+// something, which must be named to be failed. The failed call has no effect
+// and returns err, or [ErrInjected] if err is nil.
+func (s *Switch) FailNth(n int, err error, kinds ...Kind) *Fault {
+	match := func(k Kind) bool { return !k.closes() }
+	if len(kinds) > 0 {
+		kinds = slices.Clone(kinds)
+		match = func(k Kind) bool { return slices.Contains(kinds, k) }
+	}
+	return s.set(&Fault{match: match, err: err, left: n})
+}
+
+// FailPost cuts the n-th call from now of kind, [PostSend] or [PostRecv], short:
+// the first taken work requests are posted, the next one fails with err, or
+// [ErrInjected] if err is nil. Of a shorter chain the last one fails.
+func (s *Switch) FailPost(n int, kind Kind, taken int, err error) *Fault {
+	if kind != PostSend && kind != PostRecv || taken < 0 {
+		panic("verbstest: FailPost needs PostSend or PostRecv and a count")
+	}
+	return s.set(&Fault{match: func(k Kind) bool { return k == kind }, err: err, taken: taken, left: n})
+}
+
+// FailCompletion gives status to the n-th completion from now, counted from 1
+// over the successful completions that are polled, or over those of the given
+// operations. The queue pair is moved to the error state before Poll returns,
+// and what the same queue of it completed later comes out flushed: after a
+// failure a work queue has no more successes.
+func (s *Switch) FailCompletion(n int, status ibv.WCStatus, ops ...ibv.WCOpcode) *Fault {
+	if status == ibv.WCSuccess {
+		panic("verbstest: FailCompletion needs a status that failed")
+	}
+	return s.set(&Fault{completion: true, status: status, ops: slices.Clone(ops), left: n})
+}
+
+func (s *Switch) set(f *Fault) *Fault {
+	if f.left < 1 {
+		panic("verbstest: faults count from 1")
+	}
+	if f.err == nil {
+		f.err = ErrInjected
+	}
+	f.s = s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = append(s.faults, f)
+	if f.completion {
+		s.spoil.Store(true)
+	} else {
+		s.armed.Add(1)
+	}
+	return f
+}
+
+// remove forgets the i-th fault. Called with s.mu held.
+func (s *Switch) remove(i int) {
+	if !s.faults[i].completion {
+		s.armed.Add(-1)
+	}
+	s.faults = slices.Delete(s.faults, i, i+1)
+}
+
+// meet counts a call for the faults on calls and returns the one that fires.
+func (s *Switch) meet(k Kind) *Fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.count(func(f *Fault) bool { return !f.completion && f.match(k) })
+}
+
+// count lowers every fault that matches, removes those that fire and returns
+// the first of them. Called with s.mu held.
+func (s *Switch) count(match func(*Fault) bool) *Fault {
+	var first *Fault
+	for i := 0; i < len(s.faults); {
+		f := s.faults[i]
+		if match(f) {
+			f.left--
+		}
+		if f.left > 0 {
+			i++
+			continue
+		}
+		s.remove(i)
+		f.fired.Store(true)
+		if first == nil {
+			first = f
+		}
+	}
+	return first
+}
+
+// spoilCompletions applies the faults on completions to what was polled.
+func (s *Switch) spoilCompletions(dev *switchDevice, wcs []ibv.WC) {
+	var failed []*switchQP
+	s.mu.Lock()
+	for i := range wcs {
+		wc := &wcs[i]
+		if wc.Status != ibv.WCSuccess {
+			continue
+		}
+		qp := s.qps[qpKey{dev, wc.QPN}]
+		if qp != nil && qp.spoilt[queueOf(wc.Op)] {
+			fail(wc, ibv.WCFlushErr)
+			continue
+		}
+		f := s.count(func(f *Fault) bool {
+			return f.completion && (len(f.ops) == 0 || slices.Contains(f.ops, wc.Op))
+		})
+		if f == nil {
+			continue
+		}
+		if qp != nil {
+			qp.spoilt[queueOf(wc.Op)] = true
+			failed = append(failed, qp)
+		}
+		fail(wc, f.status)
+	}
+	s.mu.Unlock()
+	for _, qp := range failed {
+		qp.breakDown()
+	}
+}
+
+// queueOf is 1 for the receive queue and 0 for the send queue.
+func queueOf(op ibv.WCOpcode) int {
+	if op.IsRecv() {
+		return 1
+	}
+	return 0
+}
+
+// fail leaves in wc only what means something in a failed completion.
+func fail(wc *ibv.WC, status ibv.WCStatus) {
+	*wc = ibv.WC{ID: wc.ID, Status: status, QPN: wc.QPN}
+}

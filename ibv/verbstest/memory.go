@@ -1,0 +1,94 @@
+package verbstest
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// The rights that tests ask for.
+const (
+	localWrite = ibv.AccessLocalWrite
+	allRights  = ibv.AccessLocalWrite | ibv.AccessRemoteWrite | ibv.AccessRemoteRead
+)
+
+// Mem is a registered piece of memory.
+type Mem struct {
+	Buf    []byte
+	MR     ibv.MR
+	closed bool
+}
+
+// SGE returns the element for n bytes from off.
+func (m *Mem) SGE(off, n int) ibv.SGE {
+	return ibv.SGE{Buf: m.Buf[off : off+n : off+n], LKey: m.MR.LKey()}
+}
+
+// SGL returns n bytes from off as a list of parts elements, or of fewer if there
+// are fewer bytes: empty elements mean different things to different devices.
+func (m *Mem) SGL(off, n, parts int) []ibv.SGE {
+	parts = min(parts, n)
+	var sgl []ibv.SGE
+	for i := range parts {
+		from, to := n*i/parts, n*(i+1)/parts
+		sgl = append(sgl, m.SGE(off+from, to-from))
+	}
+	return sgl
+}
+
+// Addr returns the remote address of the byte at off.
+func (m *Mem) Addr(off int) uint64 { return m.MR.Addr() + uint64(off) }
+
+// Close takes the region back before the end of the test does.
+func (m *Mem) Close(t testing.TB) {
+	t.Helper()
+	if m.closed {
+		return
+	}
+	m.closed = true
+	if err := m.MR.Close(); err != nil {
+		t.Errorf("MR.Close: %v", err)
+	}
+}
+
+// pattern returns n bytes that are different for each seed, and such that a
+// piece in the wrong place shows.
+func pattern(n int, seed int) []byte {
+	b := make([]byte, n)
+	x := uint32(seed)*2654435761 + 1
+	for i := range b {
+		x = x*1664525 + 1013904223
+		b[i] = byte(x >> 24)
+	}
+	return b
+}
+
+// guard is what bytes hold that nothing must touch.
+const guard = 0xA5
+
+// guarded returns n bytes of guard.
+func guarded(n int) []byte { return bytes.Repeat([]byte{guard}, n) }
+
+// untouched fails the test unless b holds nothing but guard.
+func untouched(t testing.TB, what string, b []byte) {
+	t.Helper()
+	for i, x := range b {
+		if x != guard {
+			t.Fatalf("%s: byte %d of %d was changed", what, i, len(b))
+		}
+	}
+}
+
+// sameBytes fails the test unless got equals want.
+func sameBytes(t testing.TB, what string, got, want []byte) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d bytes, want %d", what, len(got), len(want))
+	}
+	for i := range got {
+		if got[i] != want[i] {
+			t.Fatalf("%s: byte %d of %d is %#x, want %#x", what, i, len(got), got[i], want[i])
+		}
+	}
+}

@@ -1,0 +1,365 @@
+package verbstest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// PairConfig says what queue pairs [NewPair] connects. Zero fields take the
+// default; both ends get the same.
+type PairConfig struct {
+	SendWR int // work requests in the send queue, default 32
+	RecvWR int // work requests in the receive queue, default 32
+	SGE    int // elements a work request, default 1
+	Inline int // bytes of an inline send, default 0
+	Reads  int // RDMA Reads at a time in each direction, default 4
+
+	SignalAll bool  // as in ibv.QPInit
+	SharedCQ  bool  // one completion queue for sends and receives
+	CQDepth   int   // default: room for all that the queues can hold
+	Share     *Pair // use the domains and completion queues of this pair
+}
+
+func (c PairConfig) filled() PairConfig {
+	set := func(field *int, value int) {
+		if *field == 0 {
+			*field = value
+		}
+	}
+	set(&c.SendWR, 32)
+	set(&c.RecvWR, 32)
+	set(&c.SGE, 1)
+	set(&c.Reads, 4)
+	set(&c.CQDepth, c.SendWR+c.RecvWR)
+	return c
+}
+
+// Pair is two connected queue pairs. Everything in it is closed at the end of
+// the test, which fails if a Close does.
+type Pair struct {
+	Active, Passive *End
+}
+
+// NewPair connects two queue pairs of env, or ends the test.
+func NewPair(t testing.TB, env Env, cfg PairConfig) *Pair {
+	t.Helper()
+	return env.pair(t, env.listen(t), cfg)
+}
+
+// End is one end of a [Pair].
+type End struct {
+	ID     ibv.ID
+	Dev    ibv.Device
+	PD     ibv.PD
+	SendCQ ibv.CQ
+	RecvCQ ibv.CQ // the same as SendCQ with SharedCQ
+	QP     ibv.QP
+
+	param    ibv.ConnParam // for Connect or Accept
+	events   eventLog
+	mems     []*Mem
+	scratch  *Mem // for sync
+	shared   bool // PD and CQs belong to another End
+	qpClosed bool
+	idClosed bool
+}
+
+// listen returns a listener on a free port, closed at the end of the test.
+func (env Env) listen(t testing.TB) ibv.Listener {
+	t.Helper()
+	l, err := env.Passive.Listen(t.Context(), netip.AddrPortFrom(env.Addr, 0), 0)
+	must(t, "Listen", err)
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("Listener.Close: %v", err)
+		}
+	})
+	return l
+}
+
+// active prepares an end that can connect to remote.
+func (env Env) active(ctx context.Context, remote netip.AddrPort, cfg PairConfig) (*End, error) {
+	if env.Active == nil {
+		env.Active = env.Passive
+	}
+	id, err := env.Active.Resolve(ctx, netip.AddrPort{}, remote)
+	if err != nil {
+		return nil, fmt.Errorf("resolve: %w", err)
+	}
+	var share *End
+	if cfg.Share != nil {
+		share = cfg.Share.Active
+	}
+	return newEnd(id, cfg, share)
+}
+
+// passive waits for a request and prepares the end that can accept it.
+func passive(ctx context.Context, l ibv.Listener, cfg PairConfig) (*End, error) {
+	id, err := l.Accept(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("listener accept: %w", err)
+	}
+	var share *End
+	if cfg.Share != nil {
+		share = cfg.Share.Passive
+	}
+	return newEnd(id, cfg, share)
+}
+
+// unconnected returns an active end that has no queue pair yet.
+func (env Env) unconnected(t testing.TB) *End {
+	t.Helper()
+	return env.unconnectedTo(t, env.listen(t))
+}
+
+// unconnectedTo is unconnected with a listener of choice.
+func (env Env) unconnectedTo(t testing.TB, l ibv.Listener) *End {
+	t.Helper()
+	id, err := env.Active.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
+	must(t, "Resolve", err)
+	e := &End{ID: id, Dev: id.Device()}
+	e.atEnd(t)
+	must(t, "create", e.createQueues(PairConfig{}.filled()))
+	return e
+}
+
+// newEnd creates the queue pair and what it needs on id, which it owns from
+// here on.
+func newEnd(id ibv.ID, cfg PairConfig, share *End) (*End, error) {
+	cfg = cfg.filled()
+	e := &End{ID: id, Dev: id.Device()}
+	var err error
+	if share != nil {
+		e.shared, e.PD, e.SendCQ, e.RecvCQ = true, share.PD, share.SendCQ, share.RecvCQ
+	} else {
+		err = e.createQueues(cfg)
+	}
+	if err == nil {
+		err = e.createQP(cfg)
+	}
+	if err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	id.Notify(e.events.add)
+	return e, nil
+}
+
+// createQueues creates the protection domain and the completion queues.
+func (e *End) createQueues(cfg PairConfig) (err error) {
+	if e.PD, err = e.Dev.AllocPD(); err != nil {
+		return fmt.Errorf("alloc PD: %w", err)
+	}
+	if e.SendCQ, err = e.Dev.CreateCQ(cfg.CQDepth); err != nil {
+		return fmt.Errorf("create CQ: %w", err)
+	}
+	if cfg.SharedCQ {
+		e.RecvCQ = e.SendCQ
+	} else if e.RecvCQ, err = e.Dev.CreateCQ(cfg.CQDepth); err != nil {
+		return fmt.Errorf("create CQ: %w", err)
+	}
+	return nil
+}
+
+func (e *End) createQP(cfg PairConfig) (err error) {
+	attr := e.Dev.Attr()
+	e.param = ibv.ConnParam{
+		ResponderResources: min(cfg.Reads, attr.MaxQPRdAtom),
+		InitiatorDepth:     min(cfg.Reads, attr.MaxQPInitRdAtom),
+	}
+	e.QP, err = e.ID.CreateQP(e.PD, ibv.QPInit{
+		SendCQ: e.SendCQ,
+		RecvCQ: e.RecvCQ,
+		Cap: ibv.QPCap{MaxSendWR: cfg.SendWR, MaxRecvWR: cfg.RecvWR,
+			MaxSendSGE: cfg.SGE, MaxRecvSGE: cfg.SGE, MaxInline: cfg.Inline},
+		SignalAll: cfg.SignalAll,
+	})
+	if err != nil {
+		return fmt.Errorf("create QP: %w", err)
+	}
+	return nil
+}
+
+// close releases all that the end owns and is still open, children first.
+func (e *End) close() error {
+	var errs []error
+	if e.QP != nil && !e.qpClosed {
+		e.qpClosed = true
+		errs = append(errs, named("QP", e.QP.Close()))
+	}
+	for _, m := range e.mems {
+		if !m.closed {
+			m.closed = true
+			errs = append(errs, named("MR", m.MR.Close()))
+		}
+	}
+	if !e.shared {
+		if e.RecvCQ != nil && e.RecvCQ != e.SendCQ {
+			errs = append(errs, named("CQ", e.RecvCQ.Close()))
+		}
+		if e.SendCQ != nil {
+			errs = append(errs, named("CQ", e.SendCQ.Close()))
+		}
+		if e.PD != nil {
+			errs = append(errs, named("PD", e.PD.Close()))
+		}
+		e.RecvCQ, e.SendCQ, e.PD = nil, nil, nil // close may be called again
+	}
+	if !e.idClosed {
+		e.idClosed = true
+		errs = append(errs, named("ID", e.ID.Close()))
+	}
+	return errors.Join(errs...)
+}
+
+func named(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s close: %w", what, err)
+}
+
+// atEnd closes e when the test is over.
+func (e *End) atEnd(t testing.TB) *End {
+	t.Cleanup(func() {
+		if err := e.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// helloID is the request that opens a connection.
+const helloID = 1<<64 - 1
+
+// pair connects two queue pairs through l.
+func (env Env) pair(t testing.TB, l ibv.Listener, cfg PairConfig) *Pair {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	a, err := env.active(ctx, l.Addr(), cfg)
+	must(t, "active end", err)
+	a.atEnd(t)
+	connected := make(chan error, 1)
+	go func() { connected <- a.ID.Connect(ctx, a.param) }()
+	p, err := passive(ctx, l, cfg)
+	if err != nil {
+		cancel()
+		t.Fatalf("passive end: %v (active: %v)", err, <-connected)
+	}
+	p.atEnd(t)
+	err = p.accept(ctx)
+	if err != nil {
+		cancel()
+	}
+	must(t, "set up", errors.Join(err, <-connected))
+	must(t, "first message", hello(a, p))
+	return &Pair{a, p}
+}
+
+// accept accepts with the receive for the first message posted.
+func (e *End) accept(ctx context.Context) error {
+	if _, err := e.QP.PostRecv([]ibv.RecvWR{{ID: helloID}}); err != nil {
+		return fmt.Errorf("post the first receive: %w", err)
+	}
+	return e.ID.Accept(ctx, e.param)
+}
+
+// hello sends the first message, an empty one, from the active side: in iWARP
+// the passive side must not speak before that (RFC 5044, section 7). It does
+// not arm the completion queues, so tests of events find them fresh.
+func hello(a, p *End) error {
+	if _, err := a.QP.PostSend([]ibv.SendWR{{ID: helloID, Op: ibv.OpSend, Flags: ibv.SendSignaled}}); err != nil {
+		return err
+	}
+	for _, cq := range []ibv.CQ{a.SendCQ, p.RecvCQ} {
+		wc, err := polled(cq)
+		if err == nil && (wc.ID != helloID || wc.Status != ibv.WCSuccess) {
+			err = fmt.Errorf("completion %+v (%v)", wc, wc.Status)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeQP closes the queue pair before the end of the test does.
+func (e *End) closeQP(t testing.TB) {
+	t.Helper()
+	e.qpClosed = true
+	must(t, "QP.Close", e.QP.Close())
+}
+
+// Register registers buf for the life of the end.
+func (e *End) Register(t testing.TB, buf []byte, access ibv.Access) *Mem {
+	t.Helper()
+	mr, err := e.PD.RegMR(buf, access)
+	must(t, "RegMR", err)
+	m := &Mem{Buf: buf, MR: mr}
+	e.mems = append(e.mems, m)
+	return m
+}
+
+// Send posts wrs to the send queue and ends the test unless all are taken.
+func (e *End) Send(t testing.TB, wrs ...ibv.SendWR) {
+	t.Helper()
+	if n, err := e.QP.PostSend(wrs); err != nil || n != len(wrs) {
+		t.Fatalf("PostSend took %d of %d: %v", n, len(wrs), err)
+	}
+}
+
+// Recv posts wrs to the receive queue and ends the test unless all are taken.
+func (e *End) Recv(t testing.TB, wrs ...ibv.RecvWR) {
+	t.Helper()
+	if n, err := e.QP.PostRecv(wrs); err != nil || n != len(wrs) {
+		t.Fatalf("PostRecv took %d of %d: %v", n, len(wrs), err)
+	}
+}
+
+// transfer sends msg to the peer and checks that it arrives.
+func (e *End) transfer(t testing.TB, peer *End, msg []byte) {
+	t.Helper()
+	src := e.Register(t, append([]byte(nil), msg...), 0)
+	dst := peer.Register(t, guarded(len(msg)+16), localWrite)
+	peer.Recv(t, ibv.RecvWR{ID: 2, SGL: []ibv.SGE{dst.SGE(0, len(dst.Buf))}})
+	e.Send(t, ibv.SendWR{ID: 1, Op: ibv.OpSend, Flags: ibv.SendSignaled, SGL: []ibv.SGE{src.SGE(0, len(msg))}})
+	succeeded(t, e, next(t, e.SendCQ), 1, ibv.WCSend)
+	wc := next(t, peer.RecvCQ)
+	succeeded(t, peer, wc, 2, ibv.WCRecv)
+	sameBytes(t, "message", dst.Buf[:wc.ByteLen], msg)
+	untouched(t, "behind the message", dst.Buf[len(msg):])
+}
+
+// sync returns when the peer's device has taken in all that e sent before, its
+// completions included: a Read is served after the Sends and Writes before it.
+// It needs e's send completions to have been polled, and does not arm.
+func (e *End) sync(t testing.TB, peer *End) {
+	t.Helper()
+	wc := e.trySync(t, peer)
+	succeeded(t, e, wc, syncID, ibv.WCRead)
+}
+
+// syncID is the request that sync makes.
+const syncID = helloID - 1
+
+// trySync is sync on a connection that may be broken.
+func (e *End) trySync(t testing.TB, peer *End) ibv.WC {
+	t.Helper()
+	for _, end := range []*End{e, peer} {
+		if end.scratch == nil {
+			end.scratch = end.Register(t, make([]byte, 8), allRights)
+		}
+	}
+	e.Send(t, ibv.SendWR{ID: syncID, Op: ibv.OpRead, Flags: ibv.SendSignaled,
+		SGL: e.scratch.SGL(0, 1, 1), RemoteAddr: peer.scratch.Addr(0), RKey: peer.scratch.MR.RKey()})
+	return pollNext(t, e.SendCQ)
+}
+
+// iwarp reports whether the device speaks iWARP, where a connection that breaks
+// is torn down by the device and the peer hears of it at once.
+func (e *End) iwarp() bool { return e.Dev.Attr().Transport == ibv.TransportIWARP }

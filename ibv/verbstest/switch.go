@@ -1,0 +1,183 @@
+package verbstest
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Kind is a kind of call that a [Switch] counts and can fail.
+type Kind uint8
+
+// The kinds of calls. The name is that of the method, and of the object too
+// where several objects have the method.
+const (
+	Devices Kind = iota
+	Resolve
+	Listen
+	ListenerAccept
+	QueryPort // Device.Port
+	AllocPD
+	CreateCQ
+	RegMR
+	CreateQP
+	Connect
+	Accept
+	Reject
+	Disconnect
+	PostSend
+	PostRecv
+	SetError
+	Poll
+	Arm
+	Wait
+	CloseListener
+	CloseID
+	CloseQP
+	CloseCQ
+	CloseMR
+	ClosePD
+	numKinds
+)
+
+var kindNames = [numKinds]string{
+	"Devices", "Resolve", "Listen", "ListenerAccept", "QueryPort", "AllocPD", "CreateCQ", "RegMR", "CreateQP",
+	"Connect", "Accept", "Reject", "Disconnect", "PostSend", "PostRecv", "SetError", "Poll", "Arm", "Wait",
+	"CloseListener", "CloseID", "CloseQP", "CloseCQ", "CloseMR", "ClosePD",
+}
+
+// String returns the name of the constant.
+func (k Kind) String() string {
+	if k < numKinds {
+		return kindNames[k]
+	}
+	return "unknown"
+}
+
+// closes reports whether the call releases an object.
+func (k Kind) closes() bool { return k >= CloseListener }
+
+// Switch is a provider that hands every call on to another one. On the way it
+// counts the calls and the objects that live, and breaks what it was told to.
+// Everything that comes out of it is wrapped, so an object must not be shared
+// with code that uses the inner provider directly. All methods may be called by
+// several goroutines at once. No lock is held while a call is handed on, but
+// closing a queue pair waits for an injected failure of it to be through.
+type Switch struct {
+	inner ibv.Provider
+
+	calls      [numKinds]atomic.Int64
+	live       [numObjects]atomic.Int64
+	registered atomic.Int64
+
+	armed atomic.Int32 // faults on calls that did not fire yet
+	spoil atomic.Bool  // some completion is, or was, to be failed
+
+	mu      sync.Mutex
+	faults  []*Fault
+	devices map[ibv.Device]*switchDevice // by inner device
+	qps     map[qpKey]*switchQP
+}
+
+var _ ibv.Provider = (*Switch)(nil)
+
+// qpKey names a queue pair among all of the provider.
+type qpKey struct {
+	dev *switchDevice
+	qpn uint32
+}
+
+// NewSwitch returns a switch in front of p that breaks nothing yet.
+func NewSwitch(p ibv.Provider) *Switch {
+	return &Switch{
+		inner:   p,
+		devices: make(map[ibv.Device]*switchDevice),
+		qps:     make(map[qpKey]*switchQP),
+	}
+}
+
+// Calls returns how many calls of kind k were made, the failed ones included.
+func (s *Switch) Calls(k Kind) int64 { return s.calls[k].Load() }
+
+// Live returns how many objects of each type were created and not closed:
+// "Listener", "ID", "QP", "CQ", "MR" and "PD". A type of which nothing lives is
+// left out, so the map is empty when nothing leaked.
+func (s *Switch) Live() map[string]int {
+	m := make(map[string]int)
+	for o := range numObjects {
+		if n := s.live[o].Load(); n != 0 {
+			m[objectNames[o]] = int(n)
+		}
+	}
+	return m
+}
+
+// RegisteredBytes returns the bytes in the regions that live.
+func (s *Switch) RegisteredBytes() int64 { return s.registered.Load() }
+
+// Name returns the inner provider's name.
+func (s *Switch) Name() string { return s.inner.Name() }
+
+// Devices lists the inner provider's devices.
+func (s *Switch) Devices() ([]ibv.Device, error) {
+	if f := s.enter(Devices); f != nil {
+		return nil, f.err
+	}
+	inner, err := s.inner.Devices()
+	if err != nil {
+		return nil, err
+	}
+	devs := make([]ibv.Device, len(inner))
+	for i, d := range inner {
+		devs[i] = s.device(d)
+	}
+	return devs, nil
+}
+
+// Resolve hands the call on and wraps the ID.
+func (s *Switch) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
+	if f := s.enter(Resolve); f != nil {
+		return nil, f.err
+	}
+	id, err := s.inner.Resolve(ctx, local, remote)
+	if err != nil {
+		return nil, err
+	}
+	return s.id(id), nil
+}
+
+// Listen hands the call on and wraps the listener.
+func (s *Switch) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
+	if f := s.enter(Listen); f != nil {
+		return nil, f.err
+	}
+	l, err := s.inner.Listen(ctx, local, backlog)
+	if err != nil {
+		return nil, err
+	}
+	return &switchListener{Listener: l, object: s.opened(objListener, 0)}, nil
+}
+
+// enter counts a call and returns the fault that it meets, if any.
+func (s *Switch) enter(k Kind) *Fault {
+	s.calls[k].Add(1)
+	if s.armed.Load() == 0 {
+		return nil
+	}
+	return s.meet(k)
+}
+
+// device returns the wrapper of d, always the same one.
+func (s *Switch) device(d ibv.Device) *switchDevice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.devices[d]
+	if w == nil {
+		w = &switchDevice{Device: d, s: s}
+		s.devices[d] = w
+	}
+	return w
+}
