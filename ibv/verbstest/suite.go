@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
 // Env is what [TestProvider] runs against.
@@ -70,9 +71,9 @@ func TestProvider(t *testing.T, open func(t *testing.T) Env) {
 // isolated runs one subtest on a provider of its own and checks afterwards that
 // nothing is left of it: cleanups run in reverse order, so first the objects are
 // closed, then the switch is looked at, then the provider is closed and at last
-// the goroutines are counted.
+// goroutines and descriptors are counted.
 func isolated(t *testing.T, open func(t *testing.T) Env, run func(t *testing.T, env Env)) {
-	checkGoroutines(t)
+	leaktest.Check(t)
 	env := open(t)
 	shared := env.Active == nil || env.Active == env.Passive
 	passive := NewSwitch(env.Passive)

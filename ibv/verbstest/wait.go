@@ -151,3 +151,19 @@ func together(t testing.TB, run ...func(stop <-chan struct{}) error) {
 		t.Fatal(first)
 	}
 }
+
+// eventually tries until ok holds or [Patience] is over.
+func eventually(ok func() bool) bool {
+	deadline := time.Now().Add(Patience)
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		if ok() {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+		// Sleeping rather than yielding: on one processor a spinning goroutine
+		// keeps the runtime from looking at the network.
+		time.Sleep(pause)
+	}
+}

@@ -1,0 +1,60 @@
+package iwarp
+
+import (
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// haveRawIO: the socket's descriptor can be read and written without blocking,
+// under the runtime's poller.
+const haveRawIO = true
+
+// A call that moves little on a non-blocking socket is over in a microsecond or
+// two. Telling the scheduler of each, as Syscall does, costs a good part of
+// that and may wake its monitor thread; so only longer ones are announced.
+const announceFrom = 32 << 10 // bytes
+
+// readv reads what is there. wait is set when there is nothing yet.
+func readv(fd uintptr, bufs [][]byte) (n int, wait bool, err error) {
+	return vectored(unix.SYS_READ, unix.SYS_READV, fd, bufs)
+}
+
+// writev writes what fits. wait is set when nothing does.
+func writev(fd uintptr, bufs [][]byte) (n int, wait bool, err error) {
+	return vectored(unix.SYS_WRITE, unix.SYS_WRITEV, fd, bufs)
+}
+
+func vectored(one, many, fd uintptr, bufs [][]byte) (int, bool, error) {
+	var iov [batchChunks]unix.Iovec
+	total := 0
+	for i, b := range bufs {
+		iov[i].Base = unsafe.SliceData(b)
+		iov[i].SetLen(len(b))
+		total += len(b)
+	}
+	for {
+		var n uintptr
+		var errno syscall.Errno
+		switch {
+		case len(bufs) == 1 && total < announceFrom:
+			n, _, errno = syscall.RawSyscall(one, fd, uintptr(unsafe.Pointer(iov[0].Base)), uintptr(total))
+		case total < announceFrom:
+			n, _, errno = syscall.RawSyscall(many, fd, uintptr(unsafe.Pointer(&iov)), uintptr(len(bufs)))
+		default:
+			n, _, errno = syscall.Syscall(many, fd, uintptr(unsafe.Pointer(&iov)), uintptr(len(bufs)))
+		}
+		runtime.KeepAlive(bufs)
+		switch errno {
+		case 0:
+			return int(n), false, nil
+		case syscall.EINTR:
+		case syscall.EAGAIN:
+			return 0, true, nil
+		default:
+			return 0, false, errno
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package rdmanet
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+)
+
+// modest is the software device with the limits of an adapter: few bytes or
+// none go inline, queues are short, memory is pinned. What is beyond its limits
+// it refuses.
+type modest struct {
+	ibv.Provider
+	inline int // bytes
+	wrs    int // work requests a queue
+	pins   bool
+
+	mu   sync.Mutex
+	devs map[ibv.Device]*modestDevice
+}
+
+func newModest(inline, wrs int, pins bool) *modest {
+	return &modest{Provider: iwarp.New(iwarp.Config{}), inline: inline, wrs: wrs, pins: pins,
+		devs: make(map[ibv.Device]*modestDevice)}
+}
+
+func (m *modest) device(d ibv.Device) *modestDevice {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.devs[d]
+	if w == nil {
+		w = &modestDevice{d, m}
+		m.devs[d] = w
+	}
+	return w
+}
+
+func (m *modest) Devices() ([]ibv.Device, error) {
+	devs, err := m.Provider.Devices()
+	for i, d := range devs {
+		devs[i] = m.device(d)
+	}
+	return devs, err
+}
+
+func (m *modest) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
+	id, err := m.Provider.Resolve(ctx, local, remote)
+	if err != nil {
+		return nil, err
+	}
+	return &modestID{id, m}, nil
+}
+
+func (m *modest) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
+	l, err := m.Provider.Listen(ctx, local, backlog)
+	if err != nil {
+		return nil, err
+	}
+	return &modestListener{l, m}, nil
+}
+
+type modestListener struct {
+	ibv.Listener
+	m *modest
+}
+
+func (l *modestListener) Accept(ctx context.Context) (ibv.ID, error) {
+	id, err := l.Listener.Accept(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &modestID{id, l.m}, nil
+}
+
+type modestDevice struct {
+	ibv.Device
+	m *modest
+}
+
+func (d *modestDevice) Attr() ibv.DeviceAttr {
+	a := d.Device.Attr()
+	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = d.m.inline, d.m.wrs, 2, d.m.pins
+	return a
+}
+
+type modestID struct {
+	ibv.ID
+	m *modest
+}
+
+func (i *modestID) Device() ibv.Device { return i.m.device(i.ID.Device()) }
+
+func (i *modestID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
+	c := init.Cap
+	if c.MaxInline > i.m.inline || c.MaxSendWR > i.m.wrs || c.MaxRecvWR > i.m.wrs {
+		return nil, fmt.Errorf("create queue pair with %+v: %w", c, ibv.ErrLimit)
+	}
+	qp, err := i.ID.CreateQP(pd, init)
+	if err != nil {
+		return nil, err
+	}
+	return &modestQP{qp, c}, nil
+}
+
+type modestQP struct {
+	ibv.QP
+	cap ibv.QPCap
+}
+
+func (q *modestQP) Cap() ibv.QPCap { return q.cap }
+
+func (q *modestQP) PostSend(wrs []ibv.SendWR) (int, error) {
+	for i, wr := range wrs {
+		n := 0
+		for _, e := range wr.SGL {
+			n += len(e.Buf)
+		}
+		if wr.Flags&ibv.SendInline != 0 && n > q.cap.MaxInline {
+			return i, fmt.Errorf("post %d bytes inline: %w", n, ibv.ErrLimit)
+		}
+	}
+	return q.QP.PostSend(wrs)
+}

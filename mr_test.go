@@ -1,0 +1,252 @@
+package rdmanet
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/nettest"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+)
+
+// pipeOn makes a connected pair on one provider.
+func pipeOn(t testing.TB, cfg Config) (client, server *Conn) {
+	t.Helper()
+	return pipe(t, "rdma4", "127.0.0.1:0", &ListenConfig{Config: cfg}, &Dialer{Config: cfg})
+}
+
+// exchange sends n bytes each way at once and checks them.
+func exchange(t testing.TB, a, b net.Conn, n int) {
+	t.Helper()
+	data := [2][]byte{pattern(3, n), pattern(4, n)}
+	errs := make(chan error, 4)
+	for i, c := range []net.Conn{a, b} {
+		go func() {
+			_, err := c.Write(data[i])
+			errs <- err
+		}()
+		go func() {
+			got := make([]byte, n)
+			_, err := io.ReadFull(c, got)
+			if err == nil && string(got) != string(data[1-i]) {
+				err = fmt.Errorf("end %d: the bytes are not those that were sent", i)
+			}
+			errs <- err
+		}()
+	}
+	within(t, "exchange", func() {
+		for range 4 {
+			require.NoError(t, <-errs)
+		}
+	})
+}
+
+// allFree reports whether every buffer of the domain is in its pool.
+func (d *domain) allFree() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for size, p := range d.pools {
+		p.mu.Lock()
+		total := 0
+		for _, s := range p.slabs {
+			total += len(s.buffers)
+		}
+		free := len(p.free)
+		p.mu.Unlock()
+		if free != total {
+			return fmt.Errorf("pool of %d bytes: %d of %d buffers are free", size, free, total)
+		}
+	}
+	return nil
+}
+
+var limitedDevices = []struct {
+	inline, wrs int
+	pins        bool
+}{
+	{1 << 20, 1 << 14, false}, // the software device as it is
+	{0, 1 << 14, false},
+	{64, 1 << 14, true},
+	{0, 16, true},
+}
+
+// Connections of one device share its memory; the last one to go frees it.
+func TestMemoryIsShared(t *testing.T) {
+	checkLeaks(t)
+	for _, l := range limitedDevices {
+		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
+			sw := verbstest.NewSwitch(newModest(l.inline, l.wrs, l.pins))
+			cfg := Config{Provider: sw}
+			devs, err := sw.Devices()
+			require.NoError(t, err)
+			dom, err := acquireDomain(devs[0])
+			require.NoError(t, err)
+
+			a, b := pipeOn(t, cfg)
+			exchange(t, a, b, 200<<10)
+			registered := sw.RegisteredBytes()
+			require.Same(t, a.dom, b.dom)
+			require.Same(t, dom, a.dom)
+			c, d := pipeOn(t, cfg)
+			exchange(t, c, d, 1<<10)
+			require.Same(t, a.pool, d.pool)
+			require.Same(t, a.sendPool(), d.sendPool())
+			if !l.pins {
+				require.Equal(t, registered, sw.RegisteredBytes(), "the second connection found room in the first one's slab")
+			}
+			for _, x := range []*Conn{a, b, c, d} {
+				require.NoError(t, x.Close())
+			}
+			require.NoError(t, dom.allFree())
+			require.Equal(t, map[string]int{"PD": 1, "MR": sw.Live()["MR"]}, sw.Live())
+			require.NotZero(t, sw.RegisteredBytes())
+			require.NoError(t, dom.release())
+			require.Empty(t, sw.Live())
+			require.Zero(t, sw.RegisteredBytes())
+		})
+	}
+}
+
+// What is too long to go inline goes through registered buffers.
+func TestLimitedDevice(t *testing.T) {
+	for _, l := range limitedDevices[1:] {
+		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
+			checkLeaks(t)
+			cfg := Config{Provider: newModest(l.inline, l.wrs, l.pins)}
+			a, b := pipeOn(t, cfg)
+			defer b.Close()
+			defer a.Close()
+			exchange(t, a, b, 1<<20)
+			st := a.Stats()
+			require.GreaterOrEqual(t, st.BytesCopied, uint64(2<<20), "both ways are copied")
+			if l.pins {
+				require.Equal(t, pinnedSegment, a.Info().MaxSendSize)
+			}
+			t.Run("conn", func(t *testing.T) {
+				nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+					client, server, err := makePipe("rdma4", "127.0.0.1:0", &ListenConfig{Config: cfg}, &Dialer{Config: cfg})
+					if err != nil {
+						return nil, nil, nil, err
+					}
+					return client, server, func() { client.Close(); server.Close() }, nil
+				})
+			})
+		})
+	}
+}
+
+// Devices have memory of their own each.
+func TestDevicesAreApart(t *testing.T) {
+	checkLeaks(t)
+	var switches [2]*verbstest.Switch
+	var conns [2][2]*Conn
+	for i := range switches {
+		switches[i] = verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
+		conns[i][0], conns[i][1] = pipeOn(t, Config{Provider: switches[i]})
+		exchange(t, conns[i][0], conns[i][1], 10<<10)
+	}
+	require.NotSame(t, conns[0][0].dom, conns[1][0].dom)
+	for i := range switches {
+		require.Equal(t, 1, switches[i].Live()["PD"])
+		require.NoError(t, conns[i][0].Close())
+		require.NoError(t, conns[i][1].Close())
+		require.Empty(t, switches[i].Live())
+		if i == 0 {
+			exchange(t, conns[1][0], conns[1][1], 10<<10)
+		}
+	}
+}
+
+// A limit on locked memory that is met at set-up is an error that tells what to
+// do about it.
+func TestNoMemoryToDial(t *testing.T) {
+	checkLeaks(t)
+	sw := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
+	ln, err := Listen("rdma4", "127.0.0.1:0") // with memory
+	require.NoError(t, err)
+	defer ln.Close()
+	for n := 1; n <= 2; n++ { // for the negotiation, for receives
+		f := sw.FailNth(n, syscall.ENOMEM, verbstest.RegMR)
+		_, err = (&Dialer{Config: Config{Provider: sw}}).Dial("rdma4", ln.Addr().String())
+		require.True(t, f.Fired())
+		var op *net.OpError
+		require.ErrorAs(t, err, &op)
+		require.Equal(t, "dial", op.Op)
+		require.ErrorIs(t, err, syscall.ENOBUFS)
+		require.ErrorIs(t, err, syscall.ENOMEM)
+		require.ErrorContains(t, err, "ulimit -l")
+		require.ErrorContains(t, err, "Config.MaxReceiveCredits")
+		require.ErrorContains(t, err, iwarp.Name)
+		require.Empty(t, sw.Live())
+	}
+}
+
+// The listening side that has none refuses in SMB Direct's words.
+func TestNoMemoryToAccept(t *testing.T) {
+	checkLeaks(t)
+	sw := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
+	ln, err := (&ListenConfig{Config: Config{Provider: sw}}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	sw.FailNth(2, syscall.ENOMEM, verbstest.RegMR)
+	_, err = Dial("rdma4", ln.Addr().String())
+	require.Error(t, err)
+	require.ErrorContains(t, err, "INSUFFICIENT_RESOURCES")
+	c, err := Dial("rdma4", ln.Addr().String())
+	require.NoError(t, err, "the next one finds memory")
+	require.NoError(t, c.Close())
+}
+
+// A connection that cannot grow goes on with what it has.
+func TestNoMemoryToGrow(t *testing.T) {
+	checkLeaks(t)
+	sw := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
+	cfg := Config{Provider: sw, MaxReceiveSize: maxSegment, MaxSendSize: maxSegment, MaxFragmentedSize: 4 << 20}
+	a, b := pipeOn(t, cfg)
+	const never = 10000
+	faults := make([]*verbstest.Fault, never)
+	for i := range faults {
+		faults[i] = sw.FailNth(i+1, syscall.ENOMEM, verbstest.RegMR)
+	}
+	exchange(t, a, b, 32<<20)
+	require.True(t, faults[0].Fired(), "they tried to grow")
+	require.False(t, faults[never-1].Fired())
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+	require.Empty(t, sw.Live())
+}
+
+// A send that finds no buffer ends its own connection only.
+func TestNoMemoryToSend(t *testing.T) {
+	checkLeaks(t)
+	sw := verbstest.NewSwitch(newModest(0, 1<<14, false))
+	a, b := pipeOn(t, Config{Provider: sw, MaxSendSize: maxSegment, MaxReceiveSize: maxSegment})
+	c, d := pipeOn(t, Config{Provider: sw})
+	exchange(t, c, d, 1<<20)
+	f := sw.FailNth(1, syscall.ENOMEM, verbstest.RegMR)
+	for a.sendPool().free != nil && len(a.sendPool().free) > 0 {
+		if _, err := a.Write(make([]byte, 1)); err != nil {
+			break
+		}
+	}
+	n, err := a.Write(make([]byte, 8<<20))
+	if !f.Fired() {
+		require.NoError(t, err)
+	} else {
+		require.Less(t, n, 8<<20)
+		require.ErrorIs(t, err, syscall.ENOBUFS)
+	}
+	exchange(t, c, d, 1<<20)
+	for _, x := range []*Conn{a, b, c, d} {
+		x.Close()
+	}
+	require.Empty(t, sw.Live())
+}
+
+var _ ibv.Provider = (*modest)(nil)
