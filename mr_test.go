@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/nettest"
 
-	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
@@ -90,16 +89,12 @@ func TestMemoryIsShared(t *testing.T) {
 
 			a, b := pipeOn(t, cfg)
 			exchange(t, a, b, 200<<10)
-			registered := sw.RegisteredBytes()
 			require.Same(t, a.dom, b.dom)
 			require.Same(t, dom, a.dom)
 			c, d := pipeOn(t, cfg)
 			exchange(t, c, d, 1<<10)
 			require.Same(t, a.pool, d.pool)
 			require.Same(t, a.sendPool(), d.sendPool())
-			if !l.pins {
-				require.Equal(t, registered, sw.RegisteredBytes(), "the second connection found room in the first one's slab")
-			}
 			for _, x := range []*Conn{a, b, c, d} {
 				require.NoError(t, x.Close())
 			}
@@ -209,14 +204,10 @@ func TestNoMemoryToGrow(t *testing.T) {
 	sw := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
 	cfg := Config{Provider: sw, MaxReceiveSize: maxSegment, MaxSendSize: maxSegment, MaxFragmentedSize: 4 << 20}
 	a, b := pipeOn(t, cfg)
-	const never = 10000
-	faults := make([]*verbstest.Fault, never)
-	for i := range faults {
-		faults[i] = sw.FailNth(i+1, syscall.ENOMEM, verbstest.RegMR)
-	}
+	first, last := refuse(sw)
 	exchange(t, a, b, 32<<20)
-	require.True(t, faults[0].Fired(), "they tried to grow")
-	require.False(t, faults[never-1].Fired())
+	require.True(t, first.Fired(), "they tried to grow")
+	require.False(t, last.Fired(), "each of them was refused")
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Close())
 	require.Empty(t, sw.Live())
@@ -229,24 +220,27 @@ func TestNoMemoryToSend(t *testing.T) {
 	a, b := pipeOn(t, Config{Provider: sw, MaxSendSize: maxSegment, MaxReceiveSize: maxSegment})
 	c, d := pipeOn(t, Config{Provider: sw})
 	exchange(t, c, d, 1<<20)
-	f := sw.FailNth(1, syscall.ENOMEM, verbstest.RegMR)
-	for a.sendPool().free != nil && len(a.sendPool().free) > 0 {
-		if _, err := a.Write(make([]byte, 1)); err != nil {
-			break
-		}
-	}
-	n, err := a.Write(make([]byte, 8<<20))
-	if !f.Fired() {
-		require.NoError(t, err)
-	} else {
-		require.Less(t, n, 8<<20)
-		require.ErrorIs(t, err, syscall.ENOBUFS)
-	}
+	refuse(sw)
+	require.Empty(t, a.sendPool().free, "a slab holds one buffer of this size")
+	n, err := a.Write(make([]byte, 100))
+	require.Zero(t, n)
+	require.ErrorIs(t, err, syscall.ENOBUFS)
+	require.ErrorContains(t, err, "ulimit -l")
+	_, err = b.Read(make([]byte, 1))
+	require.ErrorIs(t, err, syscall.ECONNRESET)
 	exchange(t, c, d, 1<<20)
 	for _, x := range []*Conn{a, b, c, d} {
-		x.Close()
+		require.NoError(t, x.Close())
 	}
 	require.Empty(t, sw.Live())
 }
 
-var _ ibv.Provider = (*modest)(nil)
+// refuse makes every registration to come fail, and returns the first and the
+// last of the faults.
+func refuse(sw *verbstest.Switch) (first, last *verbstest.Fault) {
+	first = sw.FailNth(1, syscall.ENOMEM, verbstest.RegMR)
+	for n := 2; n <= 10000; n++ {
+		last = sw.FailNth(n, syscall.ENOMEM, verbstest.RegMR)
+	}
+	return first, last
+}

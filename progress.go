@@ -183,7 +183,9 @@ func (c *Conn) keep() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !c.closed && c.dead == nil && !c.leading && c.readers == 0 && c.writers == 0 {
-		c.lead()
+		if !c.control(true) {
+			c.lead()
+		}
 	}
 	c.pass()
 }

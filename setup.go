@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,6 +29,8 @@ type setup struct {
 	id   ibv.ID
 	cq   ibv.CQ
 	qp   ibv.QP
+	due  time.Time
+	gone atomic.Pointer[ibv.Event]
 	pool *pool // negotiation buffers
 	recv *buffer
 	send *buffer
@@ -60,6 +63,9 @@ func (s *setup) acquire() (err error) {
 	if s.qp, err = s.id.CreateQP(s.dom.pd, init); err != nil {
 		return err
 	}
+	// One more than the window may be posted, to have something to grant.
+	s.set.maximum = min(s.set.maximum, s.qp.Cap().MaxRecvWR-1)
+	s.set.initial = min(s.set.initial, s.set.maximum)
 	s.pool = s.dom.pool(negotiateBuf)
 	if s.recv, err = s.pool.get(); err != nil {
 		return err
@@ -111,8 +117,11 @@ func connect(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.set.negotiate)
-	defer cancel()
+	if cfg.NegotiateTimeout > 0 { // else the device's own bound on connecting does
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, s.due)
+		defer cancel()
+	}
 	c, err := s.initiate(ctx)
 	if err != nil {
 		s.abandon()
@@ -150,8 +159,6 @@ func accept(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.set.negotiate)
-	defer cancel()
 	c, err := s.respond(ctx)
 	if err != nil {
 		s.abandon()
@@ -239,15 +246,21 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 		resp.CreditsGranted = uint16(c.credits.posted)
 		c.credits.ungranted = 0
 		var b [negotiateResponseLen]byte
+		s.pool = c.sendPool()
 		if err := s.sendMessage(b[:resp.put(b[:])]); err != nil {
 			c.recall()
 			return nil, err
 		}
+		if s.send != nil { // free with the first send that completes
+			c.send.marks.Push(mark{bufs: []*buffer{s.send}})
+			s.send = nil
+		}
 	}
 	s.id.Notify(c.notify)
 	c.startTimer()
+	// Our grant goes with the first Write, or ahead of the first Read that
+	// waits; if neither comes, a keeper sends it.
 	c.seat.Vacant()
-	c.sendControl()
 	return c, nil
 }
 
@@ -276,18 +289,21 @@ func (s *setup) sendMessage(b []byte) error {
 	return err
 }
 
+func (s *setup) notify(e ibv.Event) {
+	s.gone.CompareAndSwap(nil, &e)
+	s.cq.Interrupt()
+}
+
 // receiveMessage waits for the peer's negotiation message.
 func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
-	stop := context.AfterFunc(ctx, s.cq.Interrupt)
-	defer stop()
-	gone := make(chan ibv.Event, 8)
-	s.id.Notify(func(e ibv.Event) {
-		gone <- e
-		s.cq.Interrupt()
-	})
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, s.cq.Interrupt)
+		defer stop()
+	}
+	s.id.Notify(s.notify)
 	var wcs [1]ibv.WC
-	var end *ibv.Event
 	for {
+		end := s.gone.Load() // before the last look at what was completed
 		if err := s.cq.Arm(false); err != nil {
 			return nil, err
 		}
@@ -311,13 +327,7 @@ func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		select {
-		case e := <-gone:
-			end = &e // a last look at what was completed before
-			continue
-		default:
-		}
-		if err := s.cq.Wait(time.Time{}); err != nil && !errors.Is(err, ibv.ErrInterrupted) {
+		if err := s.cq.Wait(s.due); err != nil && !errors.Is(err, ibv.ErrInterrupted) {
 			return nil, err
 		}
 	}

@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -124,10 +125,8 @@ func (i *id) Connect(ctx context.Context, param ibv.ConnParam) error {
 }
 
 func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
-	parent := ctx
-	ctx, cancel := context.WithTimeout(ctx, i.dev.cfg.ConnectTimeout)
-	defer cancel()
-	d := net.Dialer{KeepAlive: -1}
+	deadline := time.Now().Add(i.dev.cfg.ConnectTimeout)
+	d := net.Dialer{KeepAlive: -1, Deadline: deadline}
 	if i.local.IsValid() && (i.local.Addr().IsValid() && !i.local.Addr().IsUnspecified() || i.local.Port() != 0) {
 		d.LocalAddr = net.TCPAddrFromAddrPort(i.local)
 	}
@@ -137,10 +136,14 @@ func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
 		if errors.As(err, &op) && !op.Timeout() {
 			err = op.Err // the addresses are told once, by the caller
 		}
-		return cause(parent, err)
+		return cause(ctx, err)
 	}
 	conn := nc.(*net.TCPConn)
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	conn.SetDeadline(deadline)
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	}
 	s, reply, err := i.initiate(conn, &param)
 	if err == nil && !stop() {
 		err = ctx.Err() // the deadline has been, or will be, set: conn is spoilt
@@ -161,7 +164,7 @@ func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
 	}
 	if err != nil {
 		conn.Close()
-		return cause(parent, err)
+		return cause(ctx, err)
 	}
 	return nil
 }
@@ -226,26 +229,39 @@ func refuseStart(conn *net.TCPConn, term *iwarpwire.TermError, crc bool) error {
 	return term
 }
 
-// readStart reads a Request or Reply frame and not a byte more.
+// readStart reads a Request or Reply frame. Neither side may send anything
+// behind its frame before it has heard from the other (RFC 5044, section 7.1),
+// so more bytes than the frame has are an error.
 func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
-	b := make([]byte, iwarpwire.StartLen, iwarpwire.StartLen+64)
-	if _, err := io.ReadFull(conn, b); err != nil {
-		if err == io.EOF || err == io.ErrUnexpectedEOF {
+	buf := make([]byte, iwarpwire.StartLen+iwarpwire.MaxPrivate+1)
+	n, want := 0, iwarpwire.StartLen
+	for n < want {
+		k, err := conn.Read(buf[n:])
+		n += k
+		if err == io.EOF {
 			// The other end is no iWARP device, or has given up.
 			err = fmt.Errorf("closed during MPA start-up: %w", syscall.ECONNRESET)
 		}
-		return iwarpwire.Start{}, err
+		if err != nil {
+			return iwarpwire.Start{}, err
+		}
+		if n >= iwarpwire.StartLen && want == iwarpwire.StartLen {
+			private, err := iwarpwire.ParseStartHeader(buf[:n], reply)
+			if err != nil {
+				return iwarpwire.Start{}, err
+			}
+			want += private
+		}
 	}
-	n, err := iwarpwire.ParseStartHeader(b, reply)
-	if err != nil {
-		return iwarpwire.Start{}, err
+	if n > want {
+		return iwarpwire.Start{}, errEarly
 	}
-	b = append(b, make([]byte, n)...)
-	if _, err := io.ReadFull(conn, b[iwarpwire.StartLen:]); err != nil {
-		return iwarpwire.Start{}, err
-	}
-	return iwarpwire.ParseStart(b, reply)
+	start, err := iwarpwire.ParseStart(buf[:n], reply)
+	start.Private = bytes.Clone(start.Private) // not the whole buffer for as long as the connection lives
+	return start, err
 }
+
+var errEarly = errors.New("the peer sent data before MPA start-up was over")
 
 func (i *id) Accept(ctx context.Context, param ibv.ConnParam) error {
 	q, err := i.ready(&param, true)

@@ -1,3 +1,5 @@
+//go:build linux && !race
+
 package iwarp
 
 import (
@@ -16,6 +18,9 @@ const haveRawIO = true
 // two. Telling the scheduler of each, as Syscall does, costs a good part of
 // that and may wake its monitor thread; so only longer ones are announced.
 const announceFrom = 32 << 10 // bytes
+
+// The race detector needs the calls of rawio_unix.go: they tell it that what
+// comes out of a socket was caused by what went in.
 
 // readv reads what is there. wait is set when there is nothing yet.
 func readv(fd uintptr, bufs [][]byte) (n int, wait bool, err error) {

@@ -78,8 +78,15 @@ func startLink(q *qp, conn *net.TCPConn, s setup, notify func(ibv.Event)) error 
 		return fmt.Errorf("%s: connect queue pair in state %s: %w", Name, q.State(), ibv.ErrState)
 	}
 	q.link.Store(l)
-	l.push()
 	q.sq.mu.Unlock()
+	if s.rtr != rtrNone {
+		// The consumer is likely to send at once, and then takes it along.
+		go func() {
+			q.sq.mu.Lock()
+			l.push()
+			q.sq.mu.Unlock()
+		}()
+	}
 
 	l.wanted.Store(true) // a waiter may have come before the link
 	l.leave()
