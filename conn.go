@@ -27,19 +27,20 @@ import (
 // syscall.EPIPE on a Write after CloseWrite or after the peer has closed, and
 // syscall.ENOBUFS when no memory can be registered.
 type Conn struct {
-	set    settings
-	dom    *domain
-	pool   *pool // receive buffers
-	id     ibv.ID
-	cq     ibv.CQ
-	qp     ibv.QP
-	agreed agreement
-	fin    bool // half-close was agreed
-	peer   privateData
-	inline int // bytes that a send may have without a buffer
-	slots  int // length of the send queue
-	local  *net.TCPAddr
-	remote *net.TCPAddr
+	set         settings
+	dom         *domain
+	pool        *pool // receive buffers
+	id          ibv.ID
+	cq          ibv.CQ
+	qp          ibv.QP
+	agreed      agreement
+	fin         bool // half-close was agreed
+	peer        privateData
+	inline      int  // bytes that a send may have without a buffer
+	invalidates bool // the device has Send with Invalidate
+	slots       int  // length of the send queue
+	local       *net.TCPAddr
+	remote      *net.TCPAddr
 
 	// One Read, and one Write, at a time; each is held while its call waits.
 	readMu  sync.Mutex
@@ -107,6 +108,7 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
 	c.readable.L, c.writable.L = &c.mu, &c.mu
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
 	c.slots, c.inline = qp.Cap().MaxSendWR, qp.Cap().MaxInline
+	c.invalidates = id.Device().Attr().Caps.Has(ibv.CapSendInvalidate)
 	c.seat.Init(&keepers, c.startKeeper)
 	return c
 }
@@ -204,7 +206,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 
 // Write sends p and returns when all of it has been handed to the device.
 func (c *Conn) Write(p []byte) (int, error) {
-	n, err := c.write(p, false)
+	n, err := c.write(p, false, 0)
 	return n, c.opError("write", err)
 }
 
@@ -214,7 +216,17 @@ func (c *Conn) Write(p []byte) (int, error) {
 // flow control and is not delivered. A deadline that passes when part of the
 // message is gone makes the connection unusable for writing.
 func (c *Conn) WriteMsg(p []byte) error {
-	_, err := c.write(p, true)
+	_, err := c.write(p, true, 0)
+	return c.opError("write", err)
+}
+
+// WriteMsgInvalidate is WriteMsg, and takes back the peer's memory key (iWARP:
+// STag) token: the peer's device closes it before the message is delivered.
+// Exactly one segment carries it, [MS-SMBD] 3.1.5.4. A token of 0 is none; it is
+// dropped where the device has no Send with Invalidate. A peer that has no such
+// key breaks the connection.
+func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
+	_, err := c.write(p, true, token)
 	return c.opError("write", err)
 }
 

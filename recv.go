@@ -36,6 +36,9 @@ func (c *Conn) received(wc *ibv.WC) {
 		return
 	}
 	c.credits.receive(&h)
+	if wc.Flags&ibv.WCWithInv != 0 {
+		c.stats.KeysInvalidated++
+	}
 	c.heard, c.probing = true, false
 	c.warmUp()
 	if h.Flags&flagResponseRequested != 0 {
@@ -119,6 +122,15 @@ func (c *Conn) postRecv(buf *buffer) {
 	}
 	c.posted.Push(buf)
 	c.credits.post(1)
+	if c.send.waiting && c.credits.spendable() > 0 {
+		// A writer with one credit left has a grant to send it with now. The
+		// peer may be in the same place: neither would hear of the other.
+		if c.writers > 0 {
+			c.writable.Signal()
+		} else if c.sleeping {
+			c.cq.Interrupt() // it is the leader
+		}
+	}
 }
 
 // replenish posts receives up to the window.

@@ -157,7 +157,9 @@ func (c *Conn) waitPosted() {
 	c.writers--
 }
 
-func (c *Conn) write(p []byte, message bool) (n int, err error) {
+// write sends p, as one message or as a stretch of the stream. A token other
+// than 0 is taken back at the peer by the first segment, if the device can.
+func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
 	c.mu.Lock()
@@ -174,7 +176,7 @@ func (c *Conn) write(p []byte, message bool) (n int, err error) {
 		}
 		if len(p) == 0 {
 			if message && n == 0 {
-				return 0, c.sendEmpty()
+				return 0, c.sendEmpty(token)
 			}
 			return n, nil
 		}
@@ -188,9 +190,10 @@ func (c *Conn) write(p []byte, message bool) (n int, err error) {
 			rest = len(p) - size
 		}
 		c.send.idle, c.send.mid = false, rest > 0
-		if err := c.post(p[:size], segs, rest, 0); err != nil {
+		if err := c.post(p[:size], segs, rest, 0, token); err != nil {
 			return n, err
 		}
+		token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
 		n += size
 		p = p[size:]
 	}
@@ -216,7 +219,7 @@ func (c *Conn) sendable(n int) (segs, size int) {
 }
 
 // sendEmpty sends a message without payload because the caller wants one.
-func (c *Conn) sendEmpty() error {
+func (c *Conn) sendEmpty(token uint32) error {
 	for !c.canSend() {
 		if err := c.writeErr(); err != nil {
 			return err
@@ -224,13 +227,14 @@ func (c *Conn) sendEmpty() error {
 		c.waitToSend()
 	}
 	c.stats.MessagesSent++
-	return c.post(nil, 1, 0, 0)
+	return c.post(nil, 1, 0, 0, token)
 }
 
 // post hands p to the device as segs segments of one message, of which rest
-// bytes follow later. flags go with the last segment. The caller holds mu, has
+// bytes follow later. flags go with the last segment, token, if not 0, with the
+// first. The caller holds mu, has
 // seen that all this may go, and finds mu held again.
-func (c *Conn) post(p []byte, segs, rest int, flags uint16) error {
+func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32) error {
 	s := &c.send
 	wrs, sges, hdrs := s.one.wrs[:], s.one.sges[:], s.one.hdrs[:]
 	if segs > 1 {
@@ -262,6 +266,9 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16) error {
 		}
 		wr := &wrs[i]
 		*wr = ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSolicited | ibv.SendInline, SGL: sgl}
+		if token != 0 && i == 0 && c.invalidates {
+			wr.Op, wr.InvKey = ibv.OpSendInv, token
+		}
 		if len(sgl[0].Buf)+n > c.inline {
 			buf, err := c.stage(wr)
 			if err != nil {
@@ -363,7 +370,7 @@ func (c *Conn) control(idle bool) bool {
 	if !due || !c.canSend() || c.midMessage() {
 		return false
 	}
-	c.post(nil, 1, 0, 0)
+	c.post(nil, 1, 0, 0, 0)
 	return true
 }
 
@@ -398,7 +405,7 @@ func (c *Conn) requested() uint16 {
 func (c *Conn) postFIN() error {
 	c.send.finSent = true
 	c.credits.reserveOut = 0
-	return c.post(nil, 1, 0, flagFIN)
+	return c.post(nil, 1, 0, flagFIN, 0)
 }
 
 // postMarker makes sure that the completion of everything posted can be waited

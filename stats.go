@@ -24,6 +24,8 @@ type Stats struct {
 	QueueStalls   uint64 // times a write waited for the send queue
 	KeepAliveSent uint64 // probes
 
+	KeysInvalidated uint64 // keys of ours that the peer has taken back
+
 	SendCredits    int // sends that the peer can take now
 	ReceiveCredits int // receives posted now
 	ReceiveWindow  int // receives to keep posted: grows with use, falls when idle

@@ -118,6 +118,26 @@ func (p *rawPeer) ended() {
 	require.Empty(p.t, b, "bytes before the end")
 }
 
+// hangUp ends the connection of a raw peer: with a reset, or by the end of its
+// stream, while it still listens.
+func (p *rawPeer) hangUp(reset bool) {
+	p.t.Helper()
+	if !reset {
+		require.NoError(p.t, p.conn.CloseWrite())
+		return
+	}
+	require.NoError(p.t, p.conn.SetLinger(0))
+	require.NoError(p.t, p.conn.Close())
+}
+
+// drain listens until the device has ended the connection too.
+func (p *rawPeer) drain() {
+	p.t.Helper()
+	_, err := io.Copy(io.Discard, p.conn)
+	require.False(p.t, isTimeout(err), "the device did not end the connection")
+	p.conn.Close()
+}
+
 // isReset reports whether err is how the end of a connection looks when bytes
 // were under way to the side that ended it.
 func isReset(err error) bool {

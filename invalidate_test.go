@@ -1,0 +1,47 @@
+package rdmanet
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// One segment of a message, and no other, takes the peer's key back.
+func TestWriteMsgInvalidate(t *testing.T) {
+	for _, lb := range loopbacks {
+		t.Run(lb.network, func(t *testing.T) {
+			small := Config{MaxSendSize: 256}
+			client, server := pipe(t, lb.network, lb.address, new(ListenConfig), &Dialer{Config: small})
+			defer client.Close()
+			defer server.Close()
+			mr, err := server.dom.pd.RegMR(make([]byte, 64), ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer mr.Close()
+			want := bytes.Repeat([]byte("segments "), 100)
+			sent := make(chan error, 1)
+			go func() { sent <- client.WriteMsgInvalidate(want, mr.RKey()) }()
+			got := make([]byte, 2000)
+			n, err := server.ReadMsg(got)
+			if err != nil || !bytes.Equal(got[:n], want) {
+				t.Fatalf("read %d bytes, %v", n, err)
+			}
+			if err := <-sent; err != nil {
+				t.Fatal(err)
+			}
+			s := server.Stats()
+			if s.SegmentsReceived < 2 || s.KeysInvalidated != 1 {
+				t.Errorf("%d segments took back %d keys, want several and 1", s.SegmentsReceived, s.KeysInvalidated)
+			}
+			// A second time the key is gone: the device breaks the connection.
+			if err := client.WriteMsgInvalidate([]byte("again"), mr.RKey()); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := server.ReadMsg(got); err == nil {
+				t.Fatalf("a key was taken back twice (%d bytes)", n)
+			}
+		})
+	}
+}
