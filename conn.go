@@ -269,6 +269,10 @@ var copyPool = sync.Pool{New: func() any { return new([copyBytes]byte) }}
 // WriteTo reads until the end of the stream and writes to w, straight from the
 // receive buffers; see io.WriterTo.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+	if err := c.retain(); err != nil {
+		return 0, c.opError("read", err)
+	}
+	defer c.dom.release()
 	var total int64
 	for {
 		n, err := c.writeSegment(w)
@@ -280,6 +284,18 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 			return total, err
 		}
 	}
+}
+
+// retain keeps the memory of received segments for longer than the connection;
+// c.dom.release ends it.
+func (c *Conn) retain() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	c.dom.retain()
+	return nil
 }
 
 // CloseRead ends the reading side: Read returns io.EOF, what still arrives is

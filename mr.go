@@ -82,6 +82,13 @@ func acquireDomain(dev ibv.Device) (*domain, error) {
 	return d, nil
 }
 
+// retain takes another reference; the caller knows of one that stays meanwhile.
+func (d *domain) retain() {
+	domains.mu.Lock()
+	d.users++
+	domains.mu.Unlock()
+}
+
 // release gives the domain up. The last one to do so frees all memory; every
 // buffer must be back.
 func (d *domain) release() error {

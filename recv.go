@@ -148,8 +148,10 @@ func (c *Conn) replenish() {
 }
 
 // consumed takes the head of the unread queue off after its last byte was read.
-func (c *Conn) consumed() {
-	s := c.unread.Pop()
+func (c *Conn) consumed() { c.done(c.unread.Pop()) }
+
+// done gives back what a segment held.
+func (c *Conn) done(s segment) {
 	if s.spill != nil {
 		c.outOfSpill(s.spill, s.n)
 		return
@@ -263,27 +265,29 @@ func (c *Conn) readMsg(p []byte) (n int, err error) {
 	}
 }
 
-// writeSegment passes the next unread bytes to w without copying them.
+// writeSegment passes the next unread bytes to w without copying them. The
+// segment is off the queue meanwhile and no lock is held: w may take its time,
+// and Close must not wait for it. The caller holds a reference on the memory.
 func (c *Conn) writeSegment(w io.Writer) (n int, err error) {
 	c.readMu.Lock()
-	defer c.readMu.Unlock()
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.waitReadable(); err != nil {
+	err = c.waitReadable()
+	var s segment
+	if err == nil {
+		s = c.unread.Pop()
+	}
+	c.mu.Unlock()
+	c.readMu.Unlock()
+	if err != nil {
 		return 0, c.opError("read", err)
 	}
-	data := c.unread.At(0).data
-	c.mu.Unlock()
-	n, err = w.Write(data) // the buffer stays the queue's head while readMu is held
-	c.mu.Lock()
-	if n < len(data) && err == nil {
+	n, err = w.Write(s.data)
+	if n < len(s.data) && err == nil {
 		err = io.ErrShortWrite
 	}
-	s := c.unread.At(0)
-	s.data, s.size = data[n:], 0
-	if len(s.data) == 0 {
-		c.consumed()
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done(s)
 	c.replenish()
 	c.sendControl()
 	return n, err
