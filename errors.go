@@ -27,7 +27,7 @@ func opError(op string, source, addr net.Addr, err error) error {
 // told in net's words.
 func dialError(err error) error {
 	switch {
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return timeoutError{err}
 	case errors.Is(err, context.Canceled):
 		return canceledError{err}

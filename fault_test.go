@@ -130,6 +130,7 @@ func (f *faulty) talk(c *Conn, out, in []byte) {
 // set sets, the n-th of its kind, until there is no n-th. It returns in how
 // many runs the fault was felt.
 func faultTest(t *testing.T, set func(s *verbstest.Switch, n int) *verbstest.Fault) (felt int) {
+	setDomainIdle(t, 0)
 	f := faulty{data: [2][]byte{pattern(1, 100<<10), pattern(2, 100<<10)}}
 	for n := 1; ; n++ {
 		s := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))

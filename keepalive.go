@@ -89,7 +89,9 @@ func (c *Conn) coolDown() {
 	c.send.idle = true
 	for c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.mid {
 		n := min(c.credits.have-c.set.initial, c.freeSlots(), c.credits.spendable(), batchSegments)
-		c.post(nil, n, 0, 0, 0)
+		if c.postEmpty(n, 0, 0) != nil {
+			break
+		}
 	}
 	c.warm = c.credits.have > c.keepCredits()
 }

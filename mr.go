@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 )
@@ -21,8 +22,12 @@ type domain struct {
 	dev ibv.Device
 	pd  ibv.PD
 
+	lasting bool // stays for domainIdle
+
+	users int    // below domains.mu
+	epoch uint64 // and this: how often it was acquired or freed
+
 	mu    sync.Mutex
-	users int
 	pools map[int]*pool // by buffer size
 }
 
@@ -52,9 +57,10 @@ type buffer struct {
 func (b *buffer) sge(n int) ibv.SGE { return ibv.SGE{Buf: b.b[:n], LKey: b.lkey} }
 
 const (
-	pageSize   = 4096
-	slabBytes  = 1 << 20 // about; pinned memory comes in smaller steps
-	pinnedSlab = 256 << 10
+	pageSize    = 4096
+	slabBytes   = 1 << 20 // about; pinned memory comes in smaller steps
+	pinnedSlab  = 256 << 10
+	slabBuffers = 128 // at most
 )
 
 var domains struct {
@@ -62,8 +68,9 @@ var domains struct {
 	m  map[ibv.Device]*domain
 }
 
-// acquireDomain returns the device's domain, to be released once.
-func acquireDomain(dev ibv.Device) (*domain, error) {
+// acquireDomain returns the device's domain, to be released once. lasting says
+// that a new one stays for domainIdle.
+func acquireDomain(dev ibv.Device, lasting bool) (*domain, error) {
 	domains.mu.Lock()
 	defer domains.mu.Unlock()
 	d := domains.m[dev]
@@ -72,13 +79,14 @@ func acquireDomain(dev ibv.Device) (*domain, error) {
 		if err != nil {
 			return nil, err
 		}
-		d = &domain{dev: dev, pd: pd, pools: make(map[int]*pool)}
+		d = &domain{dev: dev, pd: pd, lasting: lasting, pools: make(map[int]*pool)}
 		if domains.m == nil {
 			domains.m = make(map[ibv.Device]*domain)
 		}
 		domains.m[dev] = d
 	}
 	d.users++
+	d.epoch++
 	return d, nil
 }
 
@@ -89,8 +97,14 @@ func (d *domain) retain() {
 	domains.mu.Unlock()
 }
 
-// release gives the domain up. The last one to do so frees all memory; every
-// buffer must be back.
+// domainIdle is how long a domain outlives its last user, so that a program
+// that connects again and again does not map and register memory each time. A
+// provider that the program has brought (Config.Provider) is the program's to
+// dispose of, and gets everything back at once.
+var domainIdle = time.Second
+
+// release gives the domain up. When nobody has wanted it again for domainIdle
+// all memory is freed; every buffer is back by then.
 func (d *domain) release() error {
 	domains.mu.Lock()
 	defer domains.mu.Unlock()
@@ -98,6 +112,23 @@ func (d *domain) release() error {
 	if d.users > 0 {
 		return nil
 	}
+	if !d.lasting {
+		return d.free()
+	}
+	epoch := d.epoch
+	time.AfterFunc(domainIdle, func() {
+		domains.mu.Lock()
+		defer domains.mu.Unlock()
+		if d.users == 0 && d.epoch == epoch {
+			d.free()
+		}
+	})
+	return nil
+}
+
+// free gives back all that the domain has. The caller holds domains.mu.
+func (d *domain) free() error {
+	d.epoch++ // for a timer that is still to come
 	delete(domains.m, d.dev)
 	var errs []error
 	for _, p := range d.pools {
@@ -159,7 +190,7 @@ func (p *pool) grow() error {
 	if p.dom.dev.Attr().PinsMemory {
 		total = pinnedSlab
 	}
-	total = max(total/p.size, 1) * p.size
+	total = min(max(total/p.size, 1), slabBuffers) * p.size
 	mem, err := allocPages(total)
 	if err != nil {
 		return err

@@ -79,7 +79,7 @@ func resolve(ctx context.Context, r *net.Resolver, n network, address string, li
 		}
 	}
 	if len(out) == 0 {
-		return nil, &net.AddrError{Err: "no suitable address", Addr: host}
+		return nil, &net.AddrError{Err: "no suitable address found", Addr: host}
 	}
 	return out, nil
 }

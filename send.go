@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/ring"
@@ -185,12 +186,20 @@ func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 			c.waitToSend()
 			continue
 		}
+		segs, size, bufs, err := c.sendBuffers(segs, size)
+		if segs == 0 {
+			if c.send.marks.Len() == 0 {
+				return n, err // nothing of ours will come back
+			}
+			c.waitToSend()
+			continue
+		}
 		rest := 0
 		if message {
 			rest = len(p) - size
 		}
 		c.send.idle, c.send.mid = false, rest > 0
-		if err := c.post(p[:size], segs, rest, 0, token); err != nil {
+		if err := c.post(p[:size], segs, rest, 0, token, bufs); err != nil {
 			return n, err
 		}
 		token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
@@ -227,14 +236,26 @@ func (c *Conn) sendEmpty(token uint32) error {
 		c.waitToSend()
 	}
 	c.stats.MessagesSent++
-	return c.post(nil, 1, 0, 0, token)
+	return c.postEmpty(1, 0, token)
+}
+
+// postEmpty posts n messages without payload.
+func (c *Conn) postEmpty(n int, flags uint16, token uint32) error {
+	var bufs []*buffer
+	if dataHeaderLen > c.inline {
+		n, _, bufs, _ = c.sendBuffers(n, 0)
+		if n == 0 {
+			return syscall.ENOBUFS
+		}
+	}
+	return c.post(nil, n, 0, flags, token, bufs)
 }
 
 // post hands p to the device as segs segments of one message, of which rest
 // bytes follow later. flags go with the last segment, token, if not 0, with the
-// first. The caller holds mu, has
+// first; bufs are for the segments that do not go inline. The caller holds mu, has
 // seen that all this may go, and finds mu held again.
-func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32) error {
+func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32, bufs []*buffer) error {
 	s := &c.send
 	wrs, sges, hdrs := s.one.wrs[:], s.one.sges[:], s.one.hdrs[:]
 	if segs > 1 {
@@ -242,7 +263,7 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32) error 
 		defer batches.Put(b)
 		wrs, sges, hdrs = b.wrs[:segs], b.sges[:2*segs], b.hdrs[:segs]
 	}
-	var bufs []*buffer
+	staged := 0
 	left := len(p)
 	for i := range segs {
 		n := segmentData(left, int(c.agreed.maxSend))
@@ -270,12 +291,8 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32) error 
 			wr.Op, wr.InvKey = ibv.OpSendInv, token
 		}
 		if len(sgl[0].Buf)+n > c.inline {
-			buf, err := c.stage(wr)
-			if err != nil {
-				c.fail(err)
-				break
-			}
-			bufs = append(bufs, buf)
+			c.stage(wr, bufs[staged])
+			staged++
 		}
 		left -= n
 		s.seq++
@@ -283,22 +300,17 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32) error 
 		s.unmarked += n
 		s.inFlight += n
 		wr.ID = sendID | s.seq
-		if s.unmarked >= markBytes || s.since >= c.slots/4 || flags&flagFIN != 0 || i == segs-1 && len(bufs) > 0 {
+		if s.unmarked >= markBytes || s.since >= c.slots/4 || flags&flagFIN != 0 || i == segs-1 && staged > 0 {
 			wr.Flags |= ibv.SendSignaled
-			s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, bufs: bufs})
-			s.unmarked, s.since, bufs = 0, 0, nil
+			s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, bufs: bufs[:staged:staged]})
+			s.unmarked, s.since = 0, 0
+			bufs, staged = bufs[staged:], 0
 			c.stats.Signaled++
 		}
 		c.stats.countSent(n)
 	}
 	if len(p) > 0 && rest == 0 {
 		c.stats.MessagesSent++
-	}
-	if c.dead != nil {
-		for _, buf := range bufs {
-			c.sendPool().put(buf)
-		}
-		return c.dead
 	}
 	c.stats.Posts++
 	s.posting = true
@@ -329,12 +341,39 @@ func (s *Stats) countSent(n int) {
 	s.BytesSent += uint64(n)
 }
 
-// stage copies a send that is too long to go inline into a registered buffer.
-func (c *Conn) stage(wr *ibv.SendWR) (*buffer, error) {
-	buf, err := c.sendPool().get()
-	if err != nil {
-		return nil, err
+// sendBuffers returns the registered buffers for segs segments with size bytes,
+// one for each that is too long to go inline. Where there are not enough it
+// makes do with fewer segments, none at worst, and says why.
+func (c *Conn) sendBuffers(segs, size int) (int, int, []*buffer, error) {
+	full := segmentData(size, int(c.agreed.maxSend))
+	if headerLen(full)+full <= c.inline {
+		return segs, size, nil, nil
 	}
+	bufs := make([]*buffer, 0, segs)
+	for i := range segs {
+		n := min(full, size-i*full)
+		if headerLen(n)+n <= c.inline {
+			continue
+		}
+		buf, err := c.sendPool().get()
+		if err != nil {
+			return i, i * full, bufs, err
+		}
+		bufs = append(bufs, buf)
+	}
+	return segs, size, bufs, nil
+}
+
+// headerLen is the length of the header before n bytes of payload.
+func headerLen(n int) int {
+	if n == 0 {
+		return dataHeaderLen
+	}
+	return dataOffset
+}
+
+// stage copies a send that is too long to go inline into a registered buffer.
+func (c *Conn) stage(wr *ibv.SendWR, buf *buffer) {
 	n := 0
 	for _, e := range wr.SGL {
 		n += copy(buf.b[n:], e.Buf)
@@ -342,7 +381,6 @@ func (c *Conn) stage(wr *ibv.SendWR) (*buffer, error) {
 	c.stats.BytesCopied += uint64(n)
 	wr.SGL = append(wr.SGL[:0], buf.sge(n))
 	wr.Flags &^= ibv.SendInline
-	return buf, nil
 }
 
 // sendPool is where buffers for sends come from that do not go inline.
@@ -370,8 +408,7 @@ func (c *Conn) control(idle bool) bool {
 	if !due || !c.canSend() || c.midMessage() {
 		return false
 	}
-	c.post(nil, 1, 0, 0, 0)
-	return true
+	return c.postEmpty(1, 0, 0) == nil
 }
 
 // midMessage reports whether a message of ours is unfinished. To a peer that
@@ -405,7 +442,7 @@ func (c *Conn) requested() uint16 {
 func (c *Conn) postFIN() error {
 	c.send.finSent = true
 	c.credits.reserveOut = 0
-	return c.post(nil, 1, 0, flagFIN, 0)
+	return c.postEmpty(1, flagFIN, 0)
 }
 
 // postMarker makes sure that the completion of everything posted can be waited
@@ -436,7 +473,7 @@ func (c *Conn) closeWrite() error {
 	defer c.writeMu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.send.finSent {
+	if c.send.finSent && !c.closed {
 		return nil
 	}
 	for {

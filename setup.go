@@ -24,22 +24,25 @@ const (
 // setup is a connection in the making. What it has acquired is released by
 // abandon, or handed over to the Conn.
 type setup struct {
-	set  settings
-	dom  *domain
-	id   ibv.ID
-	cq   ibv.CQ
-	qp   ibv.QP
-	due  time.Time
-	gone atomic.Pointer[ibv.Event]
-	pool *pool // negotiation buffers
-	recv *buffer
-	send *buffer
+	set settings
+	dom *domain
+	id  ibv.ID
+	cq  ibv.CQ
+	qp  ibv.QP
+	due time.Time
+
+	lasting bool // see acquireDomain
+	gone    atomic.Pointer[ibv.Event]
+	pool    *pool // negotiation buffers
+	recv    *buffer
+	send    *buffer
 }
 
 // begin acquires what a connection needs on the ID's device, with one receive
 // posted. It takes the ID over: on error it is closed.
 func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
-	s := &setup{id: id, set: cfg.settings(id.Device(), passive)}
+	s := &setup{id: id, set: cfg.settings(id.Device(), passive), lasting: cfg.Provider == nil}
+	s.due = time.Now().Add(s.set.negotiate)
 	if err := s.acquire(); err != nil {
 		s.abandon()
 		return nil, err
@@ -49,7 +52,7 @@ func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
 
 func (s *setup) acquire() (err error) {
 	dev := s.id.Device()
-	if s.dom, err = acquireDomain(dev); err != nil {
+	if s.dom, err = acquireDomain(dev, s.lasting); err != nil {
 		return err
 	}
 	attr := dev.Attr()

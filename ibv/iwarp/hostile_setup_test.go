@@ -62,7 +62,6 @@ func TestBadRequests(t *testing.T) {
 			}
 			p.ended()
 			good := s.bystander()
-			require.Equal(t, p.conn.RemoteAddr(), good.p.conn.RemoteAddr())
 			require.Equal(t, good.p.conn.LocalAddr(), net.TCPAddrFromAddrPort(good.v.id.RemoteAddr()), "the bad peer was handed out")
 			good.check()
 			good.close()
@@ -137,7 +136,7 @@ func rawListener(t *testing.T) *net.TCPListener {
 }
 
 // dialing has a victim connect to ln, in the background.
-func dialing(t *testing.T, cfg Config, ln *net.TCPListener) (v *victim, result chan error) {
+func dialing(t testing.TB, cfg Config, ln *net.TCPListener) (v *victim, result chan error) {
 	p := New(cfg)
 	id, err := p.Resolve(t.Context(), loopback, unmapped(ln.Addr()))
 	require.NoError(t, err)
@@ -201,7 +200,7 @@ func TestBadReplies(t *testing.T) {
 			err = <-result
 			require.Error(t, err)
 			if tt.want == syscall.ETIMEDOUT {
-				require.True(t, isTimeout(unwrapAll(err)), "%v", err)
+				require.True(t, isTimeout(err), "%v", err)
 			} else {
 				require.ErrorIs(t, err, tt.want)
 			}
@@ -216,20 +215,6 @@ func TestBadReplies(t *testing.T) {
 			require.Zero(t, v.mem.touched())
 			v.mem.close()
 		})
-	}
-}
-
-// unwrapAll is the innermost error that is a net.Error.
-func unwrapAll(err error) error {
-	for {
-		if _, ok := err.(net.Error); ok {
-			return err
-		}
-		u, ok := err.(interface{ Unwrap() error })
-		if !ok {
-			return err
-		}
-		err = u.Unwrap()
 	}
 }
 

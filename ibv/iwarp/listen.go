@@ -49,6 +49,10 @@ func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int
 	lc := net.ListenConfig{KeepAlive: -1}
 	ln, err := lc.Listen(ctx, network, address)
 	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err // the address is told once, by the caller
+		}
 		return nil, err
 	}
 	if backlog <= 0 {

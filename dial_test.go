@@ -1,0 +1,423 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+)
+
+// freePort returns a port on which nobody listens.
+func freePort(t testing.TB, tr transport) string {
+	t.Helper()
+	ln, err := tr.listen(tr.network, tr.address)
+	require.NoError(t, err)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+func TestDialRefused(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		address := freePort(t, tr)
+		c, err := tr.dial(tr.network, address)
+		require.True(t, c == nil, "no typed nil")
+		oe := requireOpError(t, tr, err, "dial")
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		require.Equal(t, address, oe.Addr.String())
+		require.False(t, oe.Timeout())
+	})
+}
+
+// What cannot be dialled, or listened on, is the same to rdmanet as to net: the
+// inner errors have the same types.
+func TestBadAddresses(t *testing.T) {
+	same := func(t *testing.T, op string, ours, nets error) {
+		t.Helper()
+		oe := requireOpError(t, transports[0], ours, op)
+		var ne *net.OpError
+		require.ErrorAs(t, nets, &ne)
+		require.IsType(t, ne.Err, oe.Err)
+		require.ErrorContains(t, oe, ne.Err.Error())
+	}
+	for _, bad := range []struct{ network, address string }{
+		{"bogus", "127.0.0.1:80"},
+		{"tcp", "127.0.0.1"},
+		{"tcp", "127.0.0.1:80:80"},
+		{"tcp", "[::1"},
+		{"tcp", "::1:80"},
+		{"tcp", "127.0.0.1:nosuchservice"},
+		{"tcp", "127.0.0.1:65536"},
+		{"tcp", "127.0.0.1:-1"},
+		{"tcp4", "[::1]:80"},
+		{"tcp6", "127.0.0.1:80"},
+	} {
+		t.Run(bad.network+" "+bad.address, func(t *testing.T) {
+			_, ours := Dial(bad.network, bad.address)
+			_, nets := net.Dial(bad.network, bad.address)
+			same(t, "dial", ours, nets)
+			_, ours = Listen(bad.network, bad.address)
+			_, nets = net.Listen(bad.network, bad.address)
+			same(t, "listen", ours, nets)
+		})
+	}
+	_, err := Dial("udp", "127.0.0.1:80")
+	var unknown net.UnknownNetworkError
+	require.ErrorAs(t, err, &unknown)
+	require.EqualValues(t, "udp", unknown)
+}
+
+// silent is a TCP listener that takes connections and says nothing. accepted
+// hears of each.
+func silent(t testing.TB) (address string, accepted <-chan struct{}) {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	ch := make(chan struct{}, 100)
+	var conns []net.Conn
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			conns = append(conns, c)
+			ch <- struct{}{}
+		}
+	}()
+	t.Cleanup(func() {
+		ln.Close()
+		<-done
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+	return ln.Addr().String(), ch
+}
+
+// mute is a listener whose queue pairs come up, and then say nothing.
+func mute(t testing.TB) (address string) {
+	t.Helper()
+	ln, err := iwarp.New(iwarp.Config{}).Listen(tctx, netip.MustParseAddrPort("127.0.0.1:0"), 0)
+	require.NoError(t, err)
+	done := make(chan struct{})
+	var setups []*setup
+	go func() {
+		defer close(done)
+		for {
+			id, err := ln.Accept(tctx)
+			if err != nil {
+				return
+			}
+			s, err := begin(new(Config), id, true)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			setups = append(setups, s)
+			if err := s.id.Accept(tctx, s.param()); err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		ln.Close()
+		<-done
+		for _, s := range setups {
+			s.abandon()
+		}
+	})
+	return ln.Addr().String()
+}
+
+// Whatever bounds a dial, it ends with it when the peer says nothing, or nothing
+// of SMB Direct.
+func TestDialDeadline(t *testing.T) {
+	checkLeaks(t)
+	const bound = 20 * time.Millisecond
+	silent, _ := silent(t)
+	for peer, address := range map[string]string{"silent": silent, "mute": mute(t)} {
+		for name, dial := range map[string]func() (net.Conn, error){
+			"Timeout":  func() (net.Conn, error) { return DialTimeout("rdma", address, bound) },
+			"Deadline": func() (net.Conn, error) { return (&Dialer{Deadline: time.Now().Add(bound)}).Dial("rdma", address) },
+			"context": func() (net.Conn, error) {
+				ctx, cancel := context.WithTimeout(tctx, bound)
+				defer cancel()
+				return DialContext(ctx, "rdma", address)
+			},
+			"NegotiateTimeout": func() (net.Conn, error) {
+				return (&Dialer{Config: Config{NegotiateTimeout: bound}}).Dial("rdma", address)
+			},
+		} {
+			t.Run(peer+"/"+name, func(t *testing.T) {
+				start := time.Now()
+				var err error
+				within(t, "dial", func() { _, err = dial() })
+				requireOpError(t, transports[0], err, "dial")
+				requireTimeout(t, err)
+				require.GreaterOrEqual(t, time.Since(start), bound)
+				// The device's own bound is 10 s.
+				require.Less(t, time.Since(start), 8*time.Second)
+			})
+		}
+		_, err := (&Dialer{Deadline: past}).Dial("rdma", address)
+		requireOpError(t, transports[0], err, "dial")
+		requireTimeout(t, err)
+	}
+}
+
+func TestDialCancel(t *testing.T) {
+	checkLeaks(t)
+	address, accepted := silent(t)
+	ctx, cancel := context.WithCancel(tctx)
+	go func() {
+		<-accepted
+		cancel()
+	}()
+	for range 2 { // while it waits, and before it began
+		_, err := DialContext(ctx, "rdma", address)
+		requireOpError(t, transports[0], err, "dial")
+		require.ErrorIs(t, err, context.Canceled)
+		var ne net.Error
+		require.ErrorAs(t, err, &ne)
+		require.False(t, ne.Timeout())
+	}
+	require.Panics(t, func() { DialContext(nil, "rdma", address) }) //nolint:staticcheck // as net has it
+}
+
+// The context is for dialling only.
+func TestDialContextAfterwards(t *testing.T) {
+	checkLeaks(t)
+	ln, err := Listen("rdma4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	ctx, cancel := context.WithCancel(tctx)
+	client, err := DialContext(ctx, "rdma4", ln.Addr().String())
+	require.NoError(t, err)
+	server, err := ln.Accept()
+	require.NoError(t, err)
+	cancel()
+	exchange(t, client, server, 10<<10)
+	require.NoError(t, client.Close())
+	require.NoError(t, server.Close())
+}
+
+// Every address is tried; the first that answers is taken.
+func TestDialTriesAll(t *testing.T) {
+	checkLeaks(t)
+	sw := newSwitch(t, nil)
+	cfg := Config{Provider: sw}
+	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma", ":0")
+	require.NoError(t, err)
+	defer ln.Close()
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	require.NoError(t, err)
+	// Without a host both loopback addresses are meant, IPv4 first.
+	for n, want := range []string{"127.0.0.1", "::1"} {
+		for _, kind := range []verbstest.Kind{verbstest.Resolve, verbstest.CreateQP, verbstest.Connect} {
+			for k := range n {
+				sw.FailNth(k+1, nil, kind)
+			}
+			c, err := (&Dialer{Config: cfg}).Dial("rdma", ":"+port)
+			require.NoError(t, err)
+			require.Equal(t, want, c.RemoteAddr().(*net.TCPAddr).IP.String())
+			require.NoError(t, c.Close())
+		}
+	}
+	first, second := errors.New("the first one"), errors.New("the second one")
+	sw.FailNth(1, first, verbstest.Connect)
+	sw.FailNth(2, second, verbstest.Connect)
+	_, err = (&Dialer{Config: cfg}).Dial("rdma", ":"+port)
+	require.ErrorIs(t, err, first)
+	require.ErrorIs(t, err, second)
+	require.NoError(t, ln.Close())
+	requireReleased(t, sw)
+}
+
+// The time left is shared among the tries left, but no try is left too little.
+func TestDialShares(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			left, want time.Duration
+			tries      int
+		}{
+			{time.Minute, time.Minute, 1},
+			{time.Minute, 20 * time.Second, 3},
+			{5 * time.Second, 2 * time.Second, 5},
+			{time.Second, time.Second, 5},
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), c.left)
+			shared, cancelShared := share(ctx, c.tries)
+			at, ok := shared.Deadline()
+			require.True(t, ok)
+			require.Equal(t, c.want, time.Until(at))
+			cancelShared()
+			cancel()
+		}
+		ctx, cancel := share(t.Context(), 3)
+		defer cancel()
+		_, ok := ctx.Deadline()
+		require.False(t, ok)
+	})
+}
+
+func TestDialLocalAddr(t *testing.T) {
+	checkLeaks(t)
+	ln, err := Listen("rdma", ":0")
+	require.NoError(t, err)
+	defer ln.Close()
+	port := ln.Addr().(*net.TCPAddr).Port
+	for _, local := range []string{"127.0.0.1", "::1"} {
+		d := Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}}
+		c, err := d.Dial("rdma", fmt.Sprintf(":%d", port))
+		require.NoError(t, err)
+		require.Equal(t, local, c.LocalAddr().(*net.TCPAddr).IP.String())
+		require.Equal(t, local, c.RemoteAddr().(*net.TCPAddr).IP.String())
+		require.NoError(t, c.Close())
+	}
+	_, err = (&Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv6loopback}}).Dial("rdma4", fmt.Sprintf("127.0.0.1:%d", port))
+	var ae *net.AddrError
+	require.ErrorAs(t, err, &ae)
+	_, err = (&Dialer{LocalAddr: &net.UDPAddr{}}).Dial("rdma", fmt.Sprintf(":%d", port))
+	require.ErrorAs(t, err, &ae)
+}
+
+// The choice of a device that is not there says which there are.
+func TestDeviceChoice(t *testing.T) {
+	checkLeaks(t)
+	dial := func(device string) error {
+		ln, err := (&ListenConfig{Config: Config{Device: device}}).Listen(tctx, "rdma4", "127.0.0.1:0")
+		if err != nil {
+			_, derr := (&Dialer{Config: Config{Device: device}}).Dial("rdma4", "127.0.0.1:1")
+			requireOpError(t, transports[0], derr, "dial")
+			return err
+		}
+		defer ln.Close()
+		c, err := (&Dialer{Config: Config{Device: device}}).Dial("rdma4", ln.Addr().String())
+		if err != nil {
+			return err
+		}
+		require.Equal(t, iwarp.Name, c.(*Conn).Info().Device)
+		return c.Close()
+	}
+	require.NoError(t, dial(""))
+	require.NoError(t, dial(iwarp.Name))
+	t.Setenv(deviceEnv, iwarp.Name)
+	require.NoError(t, dial("nosuch0"), "the environment overrides")
+	t.Setenv(deviceEnv, "nosuch1")
+	err := dial(iwarp.Name)
+	requireOpError(t, transports[0], err, "listen")
+	require.ErrorContains(t, err, `"nosuch1"`)
+	require.ErrorContains(t, err, iwarp.Name)
+	require.ErrorContains(t, err, deviceEnv)
+}
+
+// A thousand connections at once, each used, all closed: nothing is left.
+func TestManyConns(t *testing.T) {
+	checkLeaks(t)
+	const conns, workers = 1000, 50
+	sw := newSwitch(t, nil)
+	cfg := Config{Provider: sw}
+	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	require.NoError(t, err)
+	var servers sync.WaitGroup
+	servers.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			servers.Go(func() {
+				defer c.Close()
+				if b := make([]byte, 8); readFull(c, b) == nil {
+					c.Write(b)
+				}
+				c.Read(make([]byte, 1))
+			})
+		}
+	})
+	errs := make(chan error, workers)
+	open := make(chan *Conn, conns)
+	for w := range workers {
+		go func() {
+			for i := range conns / workers {
+				nc, err := (&Dialer{Config: cfg}).Dial("rdma4", ln.Addr().String())
+				if err != nil {
+					errs <- err
+					return
+				}
+				open <- nc.(*Conn)
+				b, want := make([]byte, 8), fmt.Sprintf("%8d", w*1000+i)
+				nc.Write([]byte(want))
+				if err := readFull(nc, b); err != nil || string(b) != want {
+					errs <- fmt.Errorf("%q for %q: %w", b, want, err)
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	for range workers {
+		require.NoError(t, <-errs)
+	}
+	require.Equal(t, 2*conns, sw.Live()["QP"])
+	require.Equal(t, 1, sw.Live()["PD"])
+	var wg sync.WaitGroup
+	for range conns {
+		c := <-open
+		wg.Go(func() { c.Close() })
+	}
+	within(t, "close", wg.Wait)
+	require.NoError(t, ln.Close())
+	within(t, "close", servers.Wait)
+	requireReleased(t, sw)
+}
+
+func readFull(c net.Conn, b []byte) error {
+	for len(b) > 0 {
+		n, err := c.Read(b)
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+func TestResolveFamilies(t *testing.T) {
+	v4, v6 := netip.MustParseAddrPort("127.0.0.1:7"), netip.MustParseAddrPort("[::1]:7")
+	for _, c := range []struct {
+		network, address string
+		listening        bool
+		want             []netip.AddrPort
+	}{
+		{"rdma", ":7", false, []netip.AddrPort{v4, v6}},
+		{"rdma4", ":7", false, []netip.AddrPort{v4}},
+		{"rdma6", ":7", false, []netip.AddrPort{v6}},
+		{"tcp", ":7", true, []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, 7)}},
+		{"tcp4", ":7", true, []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:7")}},
+		{"tcp6", ":7", true, []netip.AddrPort{netip.MustParseAddrPort("[::]:7")}},
+		{"rdma", "[::ffff:127.0.0.1]:7", false, []netip.AddrPort{v4}},
+		{"rdma4", "[::ffff:127.0.0.1]:7", false, []netip.AddrPort{v4}},
+		{"rdma", "127.0.0.1:echo", false, []netip.AddrPort{v4}},
+		{"rdma6", "[::1]:7", false, []netip.AddrPort{v6}},
+	} {
+		n, err := parseNetwork(c.network)
+		require.NoError(t, err)
+		got, err := resolve(tctx, net.DefaultResolver, n, c.address, c.listening)
+		require.NoError(t, err, "%v", c)
+		require.Equal(t, c.want, got, "%v", c)
+	}
+}

@@ -1,0 +1,259 @@
+package rdmanet
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// One direction ends, the other goes on, and then it ends too.
+func TestHalfClose(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		client, server := tr.pair(t)
+		for _, dir := range []struct{ from, to stream }{{client, server}, {server, client}} {
+			data := pattern(5, 100<<10)
+			done := make(chan error, 1)
+			go func() {
+				_, err := dir.from.Write(data)
+				done <- errors.Join(err, dir.from.CloseWrite())
+			}()
+			got, err := io.ReadAll(dir.to)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(data, got))
+			require.NoError(t, <-done)
+			for range 2 {
+				n, err := dir.to.Read(make([]byte, 1))
+				require.Zero(t, n)
+				require.True(t, err == io.EOF, "the end is io.EOF itself, not %v", err)
+			}
+			n, err := dir.from.Write([]byte("more"))
+			require.Zero(t, n)
+			requireConnError(t, tr, err, "write")
+			require.ErrorIs(t, err, syscall.EPIPE)
+		}
+		require.NoError(t, client.Close())
+		require.NoError(t, server.Close())
+	})
+}
+
+// An end of stream may come before any byte.
+func TestCloseWriteAtOnce(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		client, server := tr.pair(t)
+		require.NoError(t, client.CloseWrite())
+		require.NoError(t, client.CloseWrite(), "again is no error")
+		_, err := server.Read(make([]byte, 1))
+		require.True(t, err == io.EOF)
+		exchangeOneWay(t, server, client, 1<<20)
+	})
+}
+
+// exchangeOneWay sends n bytes and checks them.
+func exchangeOneWay(t testing.TB, from, to net.Conn, n int) {
+	t.Helper()
+	data := pattern(6, n)
+	done := make(chan error, 1)
+	go func() {
+		_, err := from.Write(data)
+		done <- err
+	}()
+	got := make([]byte, n)
+	_, err := io.ReadFull(to, got)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(data, got))
+	require.NoError(t, <-done)
+}
+
+func TestCloseRead(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		client, server := tr.pair(t)
+		blocked := make(chan error, 1)
+		go func() {
+			_, err := server.Read(make([]byte, 1))
+			blocked <- err
+		}()
+		require.NoError(t, server.CloseRead())
+		require.True(t, <-blocked == io.EOF)
+		_, err := server.Read(make([]byte, 1))
+		require.True(t, err == io.EOF)
+		exchangeOneWay(t, server, client, 1<<20)
+	})
+}
+
+// Nothing that was unread, or comes later, is seen after CloseRead, and the
+// writer does not block on it.
+func TestCloseReadDrops(t *testing.T) {
+	for _, lb := range loopbacks {
+		t.Run(lb.network, func(t *testing.T) {
+			checkLeaks(t)
+			client, server := pipe(t, lb.network, lb.address, new(ListenConfig), new(Dialer))
+			_, err := client.Write(make([]byte, 100))
+			require.NoError(t, err)
+			_, err = io.ReadFull(server, make([]byte, 50))
+			require.NoError(t, err)
+			require.NoError(t, server.CloseRead())
+			within(t, "write to one who does not read", func() {
+				_, err = client.Write(make([]byte, 16<<20))
+			})
+			require.NoError(t, err)
+			n, err := server.Read(make([]byte, 1))
+			require.Zero(t, n)
+			require.True(t, err == io.EOF)
+			require.NoError(t, client.Close())
+			require.NoError(t, server.Close())
+		})
+	}
+}
+
+// A peer that has closed is told by EOF to the reader, by EPIPE or ECONNRESET
+// to the writer, sooner or later.
+func TestWriteAfterPeerClosed(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		client, server := tr.pair(t)
+		require.NoError(t, server.Close())
+		_, err := client.Read(make([]byte, 1))
+		require.True(t, err == io.EOF)
+		within(t, "write to one who is gone", func() {
+			for err = nil; err == nil; {
+				_, err = client.Write(make([]byte, 1000))
+			}
+		})
+		requireConnError(t, tr, err, "write")
+		require.True(t, errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET), "%v", err)
+	})
+}
+
+// After Close every method says net.ErrClosed.
+func TestUseAfterClose(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		client, server := tr.pair(t)
+		require.NoError(t, client.Close())
+		future := time.Now().Add(time.Hour)
+		calls := []struct {
+			op string
+			f  func() error
+		}{
+			{"read", func() error { _, err := client.Read(make([]byte, 1)); return err }},
+			{"write", func() error { _, err := client.Write(make([]byte, 1)); return err }},
+			{"close", client.CloseRead},
+			{"close", client.CloseWrite},
+			{"close", client.Close},
+			{"set", func() error { return client.SetReadDeadline(future) }},
+			{"set", func() error { return client.SetWriteDeadline(future) }},
+		}
+		for _, c := range calls {
+			err := c.f()
+			requireOpError(t, tr, err, c.op)
+			require.ErrorIs(t, err, net.ErrClosed)
+		}
+		require.ErrorIs(t, client.SetDeadline(future), net.ErrClosed)
+		require.NotNil(t, client.LocalAddr())
+		require.Equal(t, server.LocalAddr().String(), client.RemoteAddr().String())
+	})
+}
+
+// Close ends a Read and a Write that are under way.
+func TestCloseUnblocks(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		client, _ := tr.pair(t)
+		if c, ok := client.(*Conn); ok {
+			c.set.linger = -1 // nobody reads what was written
+		}
+		errs := make(chan error, 2)
+		go func() {
+			_, err := client.Read(make([]byte, 1))
+			requireOp(errs, err, "read")
+		}()
+		started := make(chan struct{})
+		go func() {
+			client.Write(make([]byte, 1))
+			close(started)
+			_, err := client.Write(make([]byte, 64<<20))
+			requireOp(errs, err, "write")
+		}()
+		<-started
+		within(t, "close", func() {
+			require.NoError(t, client.Close())
+			for range 2 {
+				require.NoError(t, <-errs)
+			}
+		})
+	})
+}
+
+// requireOp passes on what is wrong with an error that should be op's and
+// net.ErrClosed.
+func requireOp(errs chan<- error, err error, op string) {
+	var oe *net.OpError
+	if errors.As(err, &oe) && oe.Op == op && errors.Is(err, net.ErrClosed) {
+		err = nil
+	}
+	errs <- err
+}
+
+// What was written before Close arrives, however late it is read.
+func TestCloseAfterWrite(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		client, server := tr.pair(t)
+		const size, rest = 64 << 20, 64 << 10
+		block := pattern(7, 1<<20)
+		written := make(chan error, 1)
+		closed := make(chan error, 1)
+		go func() {
+			var err error
+			for n := 0; n < size && err == nil; n += len(block) {
+				_, err = client.Write(block)
+			}
+			written <- err
+			closed <- client.Close()
+		}()
+		got := make([]byte, len(block))
+		for n := 0; n < size; n += len(block) {
+			split := len(block)
+			if n+len(block) == size {
+				split -= rest
+			}
+			_, err := io.ReadFull(server, got[:split])
+			require.NoError(t, err)
+			if split < len(block) {
+				require.NoError(t, <-written) // Close is called from here on
+				_, err = io.ReadFull(server, got[split:])
+				require.NoError(t, err)
+			}
+			require.True(t, bytes.Equal(block, got))
+		}
+		_, err := server.Read(got)
+		require.True(t, err == io.EOF, "%v", err)
+		require.NoError(t, server.Close())
+		require.NoError(t, <-closed)
+	})
+}
+
+// A peer that neither reads nor closes holds Close up for the linger time only.
+func TestLingerIsBounded(t *testing.T) {
+	checkLeaks(t)
+	for _, linger := range []time.Duration{-1, time.Millisecond} {
+		client, server := pipe(t, "rdma4", "127.0.0.1:0", new(ListenConfig), &Dialer{Config: Config{LingerTimeout: linger}})
+		require.NoError(t, client.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
+		n, err := client.Write(make([]byte, 64<<20))
+		requireTimeout(t, err)
+		server.mu.Lock() // it does nothing any more
+		within(t, "close", func() { err = client.Close() })
+		server.mu.Unlock()
+		require.NoError(t, err)
+		got, err := io.Copy(io.Discard, server)
+		require.LessOrEqual(t, got, int64(n))
+		if err == nil {
+			require.EqualValues(t, n, got, "an orderly end although bytes are missing")
+		} else {
+			require.ErrorIs(t, err, syscall.ECONNRESET)
+		}
+		require.NoError(t, server.Close())
+	}
+}

@@ -1,0 +1,643 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+// sides are the roles that a connection under test can have.
+var sides = []struct {
+	name   string
+	active bool
+}{{"dialled", true}, {"accepted", false}}
+
+// exchange passes a message each way between a fresh connection and the
+// listener: a bad peer has kept nobody out.
+func (s *scene) exchange(ln *Listener) {
+	t := s.t
+	t.Helper()
+	d := Dialer{Config: s.cfg}
+	client, err := d.Dial("rdma", ln.Addr().String())
+	require.NoError(t, err)
+	server, err := ln.Accept()
+	require.NoError(t, err)
+	pass(t, client, server)
+	pass(t, server, client)
+	require.NoError(t, client.Close())
+	require.NoError(t, server.Close())
+}
+
+func pass(t testing.TB, from, to net.Conn) {
+	t.Helper()
+	const msg = "still here"
+	_, err := io.WriteString(from, msg)
+	require.NoError(t, err)
+	b := make([]byte, len(msg))
+	_, err = io.ReadFull(to, b)
+	require.NoError(t, err)
+	require.Equal(t, msg, string(b))
+}
+
+// Requests that a listener must refuse: with a response that says why where
+// [MS-SMBD] 3.1.5.6 has one, and in any case with the end of the connection.
+func TestHostileRequests(t *testing.T) {
+	with := func(change func(m *negotiateRequest)) []byte {
+		m := goodRequest
+		change(&m)
+		return m.wire()
+	}
+	for _, tt := range []struct {
+		name string
+		send [][]byte
+		want error
+		told uint32 // status in the response
+	}{
+		{name: "empty", send: [][]byte{nil}, want: errRequestShort},
+		{name: "short", send: [][]byte{goodRequest.wire()[:negotiateRequestLen-1]}, want: errRequestShort},
+		{name: "longer than the receive", send: [][]byte{append(goodRequest.wire(), make([]byte, negotiateBuf)...)}, want: ibv.WCLocLenErr},
+		{name: "older version", send: [][]byte{with(func(m *negotiateRequest) { m.MinVersion, m.MaxVersion = 0, 0xff })}, want: errVersion, told: statusNotSupported},
+		{name: "newer version", send: [][]byte{with(func(m *negotiateRequest) { m.MinVersion, m.MaxVersion = 0x101, 0x200 })}, want: errVersion, told: statusNotSupported},
+		{name: "versions the wrong way round", send: [][]byte{with(func(m *negotiateRequest) { m.MinVersion, m.MaxVersion = 0x200, 0x0 })}, want: errVersion, told: statusNotSupported},
+		{name: "no credits", send: [][]byte{with(func(m *negotiateRequest) { m.CreditsRequested = 0 })}, want: errCreditsRequested},
+		{name: "receive size 0", send: [][]byte{with(func(m *negotiateRequest) { m.MaxReceiveSize = 0 })}, want: errReceiveSize},
+		{name: "receive size one too small", send: [][]byte{with(func(m *negotiateRequest) { m.MaxReceiveSize = 127 })}, want: errReceiveSize},
+		{name: "fragmented size one too small", send: [][]byte{with(func(m *negotiateRequest) { m.MaxFragmentedSize = 131071 })}, want: errFragmentedSize},
+		{name: "data first", send: [][]byte{dataSegment(100, 0)}, want: errVersion, told: statusNotSupported},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScene(t)
+			ln := s.listen()
+			p := dialBad(t, ln.Addr(), nil)
+			for _, b := range tt.send {
+				p.say(b)
+			}
+			err := s.logged()
+			require.ErrorIs(t, err, tt.want)
+			if tt.told != 0 {
+				var resp negotiateResponse
+				require.NoError(t, resp.parse(p.hear()))
+				require.Equal(t, refusal(tt.told), resp)
+			}
+			p.ended()
+			s.exchange(ln)
+		})
+	}
+}
+
+// Values at the far end of their range are good ones: they bound what we may
+// send, and cost nothing.
+func TestLargestRequest(t *testing.T) {
+	s := newScene(t)
+	ln := s.listen()
+	p := dialBad(t, ln.Addr(), nil)
+	p.say(negotiateRequest{MinVersion: 0, MaxVersion: math.MaxUint16, CreditsRequested: math.MaxUint16,
+		PreferredSendSize: math.MaxUint32, MaxReceiveSize: math.MaxUint32, MaxFragmentedSize: math.MaxUint32}.wire())
+	var resp negotiateResponse
+	require.NoError(t, resp.parse(p.hear()))
+	require.Equal(t, statusOK, resp.Status)
+	require.EqualValues(t, s.cfg.MaxReceiveCredits, resp.CreditsGranted)
+	require.EqualValues(t, plainSegment, resp.MaxReceiveSize)
+	nc, err := ln.Accept()
+	require.NoError(t, err)
+	c := s.owned(nc)
+	p.grant(math.MaxUint16)
+	_, err = c.Write(make([]byte, 20000))
+	require.NoError(t, err)
+	for n := 0; n < 20000; {
+		_, payload, ok := p.segment()
+		require.True(t, ok)
+		n += len(payload)
+	}
+}
+
+// Responses that Dial must not take.
+func TestHostileResponses(t *testing.T) {
+	with := func(change func(m *negotiateResponse)) []byte {
+		m := goodResponse
+		change(&m)
+		return m.wire()
+	}
+	for _, tt := range []struct {
+		name string
+		send []byte
+		want error
+	}{
+		{"empty", nil, errResponseShort},
+		{"short", goodResponse.wire()[:negotiateResponseLen-1], errResponseShort},
+		{"longer than the receive", append(goodResponse.wire(), make([]byte, negotiateBuf)...), ibv.WCLocLenErr},
+		{"refusal", refusal(statusNotSupported).wire(), statusError(statusNotSupported)},
+		{"unknown status", with(func(m *negotiateResponse) { m.Status = 1 }), statusError(1)},
+		{"version 0", with(func(m *negotiateResponse) { m.NegotiatedVersion = 0 }), errNegotiated},
+		{"version 2.0", with(func(m *negotiateResponse) { m.NegotiatedVersion = 0x200 }), errNegotiated},
+		{"no credits granted", with(func(m *negotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
+		{"no credits requested", with(func(m *negotiateResponse) { m.CreditsRequested = 0 }), errCreditsRequested},
+		{"receive size one too small", with(func(m *negotiateResponse) { m.MaxReceiveSize = 127 }), errReceiveSize},
+		{"fragmented size one too small", with(func(m *negotiateResponse) { m.MaxFragmentedSize = 131071 }), errFragmentedSize},
+		{"sends larger than we receive", with(func(m *negotiateResponse) { m.PreferredSendSize = plainSegment + 1 }), errPreferredToSend},
+		{"sends of 2^32-1", with(func(m *negotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
+		{"data first", dataSegment(100, 0), errNegotiated},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScene(t)
+			ln := listenBad(t)
+			result := s.dial(ln)
+			p := acceptBad(t, ln)
+			require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{}))
+			require.Len(t, p.hear(), negotiateRequestLen)
+			p.say(tt.send)
+			r := <-result
+			require.ErrorIs(t, r.err, tt.want)
+			var op *net.OpError
+			require.ErrorAs(t, r.err, &op)
+			require.Equal(t, ln.Addr().String(), op.Addr.String())
+			p.ended()
+		})
+	}
+}
+
+// A peer that connects and then says nothing is waited for no longer than
+// NegotiateTimeout, on either side.
+func TestSilentAfterConnect(t *testing.T) {
+	t.Run("accepted", func(t *testing.T) {
+		s := newScene(t)
+		good := s.cfg
+		s.cfg.NegotiateTimeout = 30 * time.Millisecond
+		ln := s.listen()
+		p := dialBad(t, ln.Addr(), nil)
+		require.ErrorIs(t, s.logged(), context.DeadlineExceeded)
+		p.ended()
+		s.cfg = good
+		s.exchange(s.listen())
+	})
+	t.Run("dialled", func(t *testing.T) {
+		s := newScene(t)
+		s.cfg.NegotiateTimeout = 30 * time.Millisecond
+		ln := listenBad(t)
+		result := s.dial(ln)
+		p := acceptBad(t, ln)
+		if p.id.Accept(tctx, ibv.ConnParam{}) == nil {
+			p.ended()
+		}
+		r := <-result
+		var ne net.Error
+		require.ErrorAs(t, r.err, &ne)
+		require.True(t, ne.Timeout())
+	})
+	t.Run("dialled, no answer to the connection request", func(t *testing.T) {
+		s := newScene(t)
+		s.cfg.NegotiateTimeout = 30 * time.Millisecond
+		ln := listenBad(t)
+		r := <-s.dial(ln)
+		var ne net.Error
+		require.ErrorAs(t, r.err, &ne)
+		require.True(t, ne.Timeout())
+	})
+}
+
+// A peer that leaves at any step of set-up makes that connection fail, or end
+// if it had come so far.
+func TestLeavesDuringSetUp(t *testing.T) {
+	leave := map[string]func(p *badPeer){
+		"disconnects": func(p *badPeer) { p.id.Disconnect(); p.ended() },
+		"drops":       func(p *badPeer) { p.close() },
+	}
+	for how, quit := range leave {
+		t.Run("accepted/"+how, func(t *testing.T) {
+			for _, step := range []struct {
+				name string
+				do   func(p *badPeer)
+				up   bool // the listener hands the connection out
+			}{
+				{"once connected", func(p *badPeer) {}, false},
+				{"inside the request", func(p *badPeer) { p.say(goodRequest.wire()[:10]) }, false},
+				{"after the response", func(p *badPeer) { p.negotiate() }, true},
+				{"after the first grant", func(p *badPeer) { p.negotiate(); p.grant(8) }, true},
+			} {
+				t.Run(step.name, func(t *testing.T) {
+					s := newScene(t)
+					ln := s.listen()
+					p := dialBad(t, ln.Addr(), nil)
+					step.do(p)
+					quit(p)
+					if step.up {
+						c, err := ln.Accept()
+						require.NoError(t, err)
+						_, err = io.ReadAll(s.owned(c))
+						require.NoError(t, err) // a plain peer ends its stream so
+						require.NoError(t, c.Close())
+					} else {
+						require.Error(t, s.logged())
+					}
+					s.exchange(ln)
+				})
+			}
+		})
+		t.Run("dialled/"+how, func(t *testing.T) {
+			for _, step := range []struct {
+				name string
+				do   func(p *badPeer)
+				up   bool
+			}{
+				{"once connected", func(p *badPeer) {}, false},
+				{"after the request", func(p *badPeer) { p.hear() }, false},
+				{"inside the response", func(p *badPeer) { p.hear(); p.say(goodResponse.wire()[:31]) }, false},
+				{"after the first grant", func(p *badPeer) { p.hear(); p.say(goodResponse.wire()); p.segment() }, true},
+			} {
+				t.Run(step.name, func(t *testing.T) {
+					s := newScene(t)
+					ln := listenBad(t)
+					result := s.dial(ln)
+					p := acceptBad(t, ln)
+					require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{}))
+					step.do(p)
+					quit(p)
+					r := <-result
+					if !step.up {
+						require.Error(t, r.err)
+						return
+					}
+					require.NoError(t, r.err)
+					_, err := io.ReadAll(s.owned(r.c))
+					require.NoError(t, err)
+				})
+			}
+		})
+	}
+	t.Run("dialled/refuses", func(t *testing.T) {
+		s := newScene(t)
+		ln := listenBad(t)
+		result := s.dial(ln)
+		p := acceptBad(t, ln)
+		require.NoError(t, p.id.Reject([]byte("no")))
+		require.ErrorIs(t, (<-result).err, syscall.ECONNREFUSED)
+	})
+}
+
+// A breach is what a peer sends on a connection that is up and must not.
+type breach struct {
+	name    string
+	send    [][]byte
+	want    error
+	fin     bool // only a breach between rdmanet peers
+	payload int  // bytes that can be read before the error
+}
+
+func breaches() []breach {
+	const limit = minFragmentedSize + 8
+	seg := func(size int, offset, length, remaining uint32) []byte {
+		return wireSegment(size, segmentHeader{CreditsRequested: 16, DataOffset: offset, DataLength: length, Remaining: remaining})
+	}
+	flagged := func(flags uint16, n, rest int) []byte {
+		b := dataSegment(n, rest)
+		b[4], b[5] = byte(flags), byte(flags>>8)
+		return b
+	}
+	return []breach{
+		{name: "no bytes", send: [][]byte{nil}, want: errSegmentShort},
+		{name: "one byte less than a header", send: [][]byte{dataSegment(0, 0)[:dataHeaderLen-1]}, want: errSegmentShort},
+		{name: "longer than the receive", send: [][]byte{dataSegment(badSegment-dataOffset+1, 0)}, want: ibv.WCLocLenErr},
+		{name: "no credits requested", send: [][]byte{wireSegment(dataHeaderLen, segmentHeader{CreditsGranted: 1})}, want: errCreditsRequested},
+		{name: "offset misaligned", send: [][]byte{seg(100, 25, 10, 0)}, want: errOffsetAlignment},
+		{name: "offset 4", send: [][]byte{seg(100, 20, 10, 0)}, want: errOffsetAlignment},
+		{name: "offset 0", send: [][]byte{seg(100, 0, 10, 0)}, want: errOffsetInHeader},
+		{name: "offset inside the header", send: [][]byte{seg(100, 16, 10, 0)}, want: errOffsetInHeader},
+		{name: "offset behind the end", send: [][]byte{seg(100, 104, 1, 0)}, want: errDataBeyondEnd},
+		{name: "offset 2^32-8", send: [][]byte{seg(100, math.MaxUint32-7, 8, 0)}, want: errDataBeyondEnd},
+		{name: "length one past the end", send: [][]byte{seg(100, 24, 77, 0)}, want: errDataBeyondEnd},
+		{name: "length past the receive", send: [][]byte{seg(badSegment, 24, badSegment, 0)}, want: errDataBeyondEnd},
+		{name: "length 2^32-1", send: [][]byte{seg(100, 24, math.MaxUint32, 0)}, want: errDataBeyondEnd},
+		{name: "message one byte over the limit", send: [][]byte{dataSegment(100, limit-99)}, want: errMessageSize},
+		{name: "remainder 2^32-1", send: [][]byte{seg(100, 24, 76, math.MaxUint32)}, want: errMessageSize},
+		{name: "remainder 2^32-1 and no payload", send: [][]byte{seg(dataHeaderLen, 0, 0, math.MaxUint32)}, want: errMessageSize},
+		{name: "remainder grows", send: [][]byte{dataSegment(10, 100), dataSegment(10, 101)}, want: errRemaining, payload: 10},
+		{name: "remainder stays", send: [][]byte{dataSegment(10, 100), dataSegment(10, 100)}, want: errRemaining, payload: 10},
+		{name: "remainder jumps", send: [][]byte{dataSegment(10, 100), dataSegment(10, 50)}, want: errRemaining, payload: 10},
+		{name: "remainder vanishes", send: [][]byte{dataSegment(10, 100), dataSegment(10, 0)}, want: errRemaining, payload: 10},
+		{name: "more payload than remained", send: [][]byte{dataSegment(10, 5), dataSegment(6, 0)}, want: errDataBeyondRest, payload: 10},
+		{name: "another Negotiate Request", send: [][]byte{goodRequest.wire()}, want: errDataBeyondEnd},
+		{name: "a Negotiate Response", send: [][]byte{goodResponse.wire()}, want: errDataBeyondEnd},
+		{name: "more messages than credits", payload: 4 * 600, want: iwarpwire.ErrNoBuffer,
+			send: [][]byte{dataSegment(600, 0), dataSegment(600, 0), dataSegment(600, 0), dataSegment(600, 0), dataSegment(600, 0)}},
+
+		{name: "FIN inside a message", fin: true, send: [][]byte{flagged(flagFIN, 10, 5)}, want: errFINInMessage},
+		{name: "FIN without payload inside a message", fin: true, payload: 10, want: errFINInMessage,
+			send: [][]byte{dataSegment(10, 5), wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN})}},
+		{name: "data after FIN", fin: true, payload: 10, want: errDataAfterFIN,
+			send: [][]byte{flagged(flagFIN, 10, 0), dataSegment(10, 0)}},
+		{name: "data after FIN in a message that goes on", fin: true, want: errDataAfterFIN,
+			send: [][]byte{wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}), dataSegment(10, 5)}},
+	}
+}
+
+// inflict has the peer commit the breach and checks what comes of it.
+func (b *breach) inflict(s *scene, c *Conn, p *badPeer) {
+	t := s.t
+	t.Helper()
+	for _, m := range b.send {
+		p.say(m)
+	}
+	p.ended()
+	require.ErrorIs(t, s.logged(), b.want)
+
+	got, err := io.ReadAll(c)
+	require.Len(t, got, b.payload)
+	if !c.eof { // else the stream had come to its end before
+		require.ErrorIs(t, err, b.want)
+		require.ErrorIs(t, err, syscall.ECONNRESET)
+		var op *net.OpError
+		require.ErrorAs(t, err, &op)
+		require.Equal(t, "read", op.Op)
+	}
+	_, err = c.Write([]byte("x"))
+	require.ErrorIs(t, err, b.want)
+	require.NoError(t, c.Close())
+	require.Empty(t, s.errs, "one error, once")
+}
+
+func TestBreaches(t *testing.T) {
+	for _, side := range sides {
+		for _, b := range breaches() {
+			t.Run(side.name+"/"+b.name, func(t *testing.T) {
+				s := newScene(t)
+				var private []byte
+				if b.fin {
+					private = rdmanetPrivate
+				}
+				c, p := s.conns(side.active, private)
+				b.inflict(s, c, p)
+			})
+		}
+	}
+}
+
+// What bad peers do to their own connections on a listener does nothing to the
+// good ones beside them.
+func TestBadPeersBesideGoodOnes(t *testing.T) {
+	s := newScene(t)
+	ln := s.listen()
+	var clients, servers []*Conn
+	d := Dialer{Config: s.cfg}
+	for range 3 {
+		client, err := d.Dial("rdma", ln.Addr().String())
+		require.NoError(t, err)
+		server, err := ln.Accept()
+		require.NoError(t, err)
+		clients, servers = append(clients, s.owned(client)), append(servers, s.owned(server))
+	}
+	for _, b := range breaches() {
+		var private []byte
+		if b.fin {
+			private = rdmanetPrivate
+		}
+		p := dialBad(t, ln.Addr(), private)
+		p.negotiate()
+		c, err := ln.Accept()
+		require.NoError(t, err)
+		b.inflict(s, s.owned(c), p)
+		for i := range clients {
+			pass(t, clients[i], servers[i])
+			pass(t, servers[i], clients[i])
+		}
+	}
+	for i := range clients {
+		require.NoError(t, clients[i].CloseWrite())
+		_, err := io.ReadAll(servers[i])
+		require.NoError(t, err)
+	}
+}
+
+// Grants that add up to more than their count can say are taken as far as it
+// goes.
+func TestCreditsOverflow(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			c, p := s.conns(side.active, nil)
+			for range 20 {
+				for p.credits < 2 {
+					p.segment()
+				}
+				p.grant(math.MaxUint16)
+			}
+			p.data(1)
+			_, err := c.Read(make([]byte, 1))
+			require.NoError(t, err)
+			require.LessOrEqual(t, c.Stats().SendCredits, math.MaxUint16)
+			require.Greater(t, c.Stats().SendCredits, math.MaxUint16-100)
+			_, err = c.Write([]byte("x"))
+			require.NoError(t, err)
+			for {
+				_, payload, ok := p.segment()
+				require.True(t, ok)
+				if len(payload) > 0 {
+					break
+				}
+			}
+		})
+	}
+}
+
+// Without credits a Write ends at its deadline, and Close after LingerTimeout.
+func TestNoCreditsEver(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		private []byte
+	}{{"plain", nil}, {"rdmanet", rdmanetPrivate}} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScene(t)
+			s.cfg.LingerTimeout = 50 * time.Millisecond
+			ln := s.listen()
+			p := dialBad(t, ln.Addr(), tt.private)
+			p.negotiate() // after this it is for the peer to grant
+			nc, err := ln.Accept()
+			require.NoError(t, err)
+			c := s.owned(nc)
+
+			c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+			n, err := c.Write(make([]byte, 100))
+			require.Zero(t, n)
+			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+			var ne net.Error
+			require.True(t, errors.As(err, &ne) && ne.Timeout())
+
+			// The stream goes on where it was.
+			p.data(10)
+			_, err = io.ReadFull(c, make([]byte, 10))
+			require.NoError(t, err)
+
+			within(t, "Close", func() { err = c.Close() })
+			require.NoError(t, err)
+			p.ended()
+		})
+	}
+}
+
+// A Write that waits for credits ends when the peer goes.
+func TestPeerLeavesWithoutCredits(t *testing.T) {
+	s := newScene(t)
+	ln := s.listen()
+	p := dialBad(t, ln.Addr(), rdmanetPrivate)
+	p.negotiate()
+	nc, err := ln.Accept()
+	require.NoError(t, err)
+	c := s.owned(nc)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := c.Write(make([]byte, 100))
+		wrote <- err
+	}()
+	p.close()
+	require.ErrorIs(t, <-wrote, syscall.EPIPE)
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, errTruncated)
+}
+
+// A peer that asks for an answer with every message gets one at most for each,
+// and the connection goes on.
+func TestProbeFlood(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			c, p := s.conns(side.active, nil)
+			const probes = 300
+			for range probes {
+				for p.credits < 2 {
+					_, _, ok := p.segment()
+					require.True(t, ok)
+				}
+				p.credits--
+				p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 1, Flags: flagResponseRequested}))
+			}
+			p.data(10)
+			_, err := io.ReadFull(c, make([]byte, 10))
+			require.NoError(t, err)
+			require.LessOrEqual(t, c.Stats().EmptySent, uint64(probes+10))
+			_, err = c.Write([]byte("x"))
+			require.NoError(t, err)
+			for {
+				_, payload, ok := p.segment()
+				require.True(t, ok)
+				if len(payload) > 0 {
+					break
+				}
+			}
+		})
+	}
+}
+
+// A peer that falls silent is asked for a sign of life and then given up.
+func TestSilentPeer(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			s.cfg.KeepAlive = 20 * time.Millisecond
+			c, p := s.conns(side.active, nil)
+			_, err := c.Read(make([]byte, 1))
+			require.ErrorIs(t, err, syscall.ETIMEDOUT)
+			require.NoError(t, c.Close())
+			asked := false
+			for {
+				h, _, ok := p.segment()
+				if !ok {
+					break
+				}
+				asked = asked || h.Flags&flagResponseRequested != 0
+			}
+			require.True(t, asked)
+		})
+	}
+}
+
+// A peer of plain SMB Direct never meets an extension.
+func TestPlainPeer(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			for _, tt := range []struct {
+				name    string
+				private []byte
+			}{
+				{"no private data", nil},
+				{"depths only", privateData{ird: 16, ord: 16}.append(nil)},
+				{"private data of another kind", []byte("0123456789abcdefghijklmnopqrstuvwxyz")},
+			} {
+				t.Run(tt.name, func(t *testing.T) {
+					s := newScene(t)
+					s.cfg.InitialReceiveCredits, s.cfg.MaxReceiveCredits = 0, 0
+					c, p := s.conns(side.active, tt.private)
+					require.False(t, c.Info().Rdmanet)
+					require.LessOrEqual(t, c.Info().MaxSendSize, plainSegment)
+					require.LessOrEqual(t, c.Info().MaxReceiveSize, plainSegment)
+					require.ErrorIs(t, c.CloseWrite(), errors.ErrUnsupported)
+
+					// The flag that is FIN elsewhere means nothing here.
+					p.credits--
+					b := dataSegment(10, 0)
+					b[5] = byte(flagFIN >> 8)
+					p.say(b)
+					p.data(10)
+					_, err := io.ReadFull(c, make([]byte, 20))
+					require.NoError(t, err)
+
+					const total = 100000
+					wrote := make(chan error, 1)
+					go func() {
+						_, err := c.Write(make([]byte, total))
+						wrote <- errors.Join(err, c.Close())
+					}()
+					var sum int
+					for n := 0; n < total; {
+						h, payload, ok := p.segment()
+						require.True(t, ok)
+						require.Zero(t, h.Flags&^flagResponseRequested)
+						require.LessOrEqual(t, dataOffset+len(payload), plainSegment)
+						n += len(payload)
+						sum += n
+						if len(payload) > 0 {
+							p.grant(1)
+						}
+					}
+					for {
+						h, _, ok := p.segment()
+						if !ok {
+							break
+						}
+						require.Zero(t, h.Flags)
+					}
+					require.NoError(t, <-wrote)
+				})
+			}
+		})
+	}
+}
+
+// The sizes offered to a plain peer are those that all known ones take.
+func TestPlainOffer(t *testing.T) {
+	s := newScene(t)
+	ln := listenBad(t)
+	result := s.dial(ln)
+	p := acceptBad(t, ln)
+	require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{}))
+	var req negotiateRequest
+	require.NoError(t, req.parse(p.hear()))
+	require.LessOrEqual(t, req.PreferredSendSize, uint32(plainSegment))
+	require.LessOrEqual(t, req.MaxReceiveSize, uint32(plainSegment))
+	p.close()
+	require.Error(t, (<-result).err)
+
+	l := s.listen()
+	resp := dialBad(t, l.Addr(), nil).negotiate()
+	require.LessOrEqual(t, resp.PreferredSendSize, uint32(plainSegment))
+	require.LessOrEqual(t, resp.MaxReceiveSize, uint32(plainSegment))
+}
