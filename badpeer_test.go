@@ -294,9 +294,7 @@ func (s *scene) conns(active bool, private []byte) (*Conn, *badPeer) {
 		p.say(goodResponse.wire())
 		r := <-result
 		require.NoError(t, r.err)
-		for p.credits == 0 {
-			p.segment()
-		}
+		p.await()
 		return s.owned(r.c), p
 	}
 	ln := s.listen()
@@ -312,6 +310,15 @@ func (s *scene) owned(c net.Conn) *Conn {
 	s.t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(patience))
 	return c.(*Conn)
+}
+
+// await waits until there is a credit.
+func (p *badPeer) await() {
+	p.t.Helper()
+	for p.credits < 1 {
+		_, _, ok := p.segment()
+		require.True(p.t, ok, "the connection has ended")
+	}
 }
 
 // grant sends a message that does nothing but grant credits.

@@ -356,7 +356,7 @@ func (c *Conn) linger() {
 	c.writeDue.set(time.Now().Add(c.set.linger), c.writeExpired)
 	defer c.writeDue.stop()
 	alive := func() bool { return c.dead == nil && !c.writeDue.expired }
-	if c.fin && !c.send.finSent {
+	if c.fin && !c.send.finSent && !c.send.cut { // no end where a message has none
 		for alive() && !c.canFIN() {
 			c.waitToSend()
 		}
@@ -413,9 +413,13 @@ func (c *Conn) fail(err error) {
 		return
 	}
 	c.dead = broken(err)
-	c.set.log.Debug("rdmanet: connection broken", "local", c.local, "remote", c.remote, "err", err)
+	c.logBroken(err)
 	c.qp.SetError()
 	c.wakeAll()
+}
+
+func (c *Conn) logBroken(err error) {
+	c.set.log.Debug("rdmanet: connection broken", "local", c.local, "remote", c.remote, "err", err)
 }
 
 func (c *Conn) opError(op string, err error) error {

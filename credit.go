@@ -46,10 +46,12 @@ func (c *credits) receive(h *segmentHeader) {
 
 // room is how many receives to post now, while unread buffers are kept for the
 // reader. sending is set while something waits to be sent: with the last credit
-// it may go only together with a grant, so there must be one to give.
+// it may go only together with a grant, so there must be one to give, even if
+// that makes one more than the maximum: a peer with nothing to send does not
+// grant again what mere grants have used up.
 func (c *credits) room(unread int, sending bool) int {
 	n := min(c.window, c.target) - c.posted - unread
-	if n <= 0 && sending && c.have-c.reserveOut == 1 && c.ungranted == 0 && c.posted+unread < c.maximum {
+	if n <= 0 && sending && c.have-c.reserveOut == 1 && c.ungranted == 0 && c.posted+unread <= c.maximum {
 		return 1
 	}
 	return max(n, 0)

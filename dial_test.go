@@ -194,6 +194,7 @@ func TestDialCancel(t *testing.T) {
 		require.ErrorAs(t, err, &ne)
 		require.False(t, ne.Timeout())
 	}
+	//lint:ignore SA1012 a nil context is what is tested
 	require.Panics(t, func() { DialContext(nil, "rdma", address) }) //nolint:staticcheck // as net has it
 }
 

@@ -129,7 +129,9 @@ func (c *Conn) poll() int {
 	if event != nil && c.dead == nil {
 		c.dead = errPeerClosed
 		if event.Kind != ibv.EventDisconnected || event.Err != nil {
-			c.dead = broken(fmt.Errorf("%s: %w", event.Kind, event.Err))
+			err := fmt.Errorf("%s: %w", event.Kind, event.Err)
+			c.dead = broken(err)
+			c.logBroken(err)
 		}
 		c.wakeAll()
 	}

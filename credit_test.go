@@ -1,0 +1,285 @@
+package rdmanet
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestSpendable(t *testing.T) {
+	for _, c := range []struct {
+		have, reserve, ungranted int
+		want                     int
+	}{
+		{0, 0, 0, 0},
+		{0, 0, 5, 0},
+		{1, 0, 0, 0}, // the last one waits for a grant
+		{1, 0, 1, 1},
+		{2, 0, 0, 1},
+		{5, 0, 0, 4},
+		{5, 0, 1, 5}, // the first of them grants
+		{1, 1, 1, 0}, // FIN's
+		{2, 1, 0, 0},
+		{2, 1, 1, 1},
+	} {
+		cr := credits{have: c.have, reserveOut: c.reserve, ungranted: c.ungranted}
+		require.Equal(t, c.want, cr.spendable(), "%+v", c)
+	}
+}
+
+func TestCreditWindow(t *testing.T) {
+	c := credits{window: 4, initial: 4, maximum: 10, target: 100, drained: true}
+	require.Equal(t, 4, c.room(0, false))
+	c.post(4)
+	require.Equal(t, 0, c.room(0, false))
+	require.Equal(t, 0, c.held())
+	require.True(t, c.owed(false), "the peer has none at all")
+	require.EqualValues(t, 4, c.spend())
+	require.Equal(t, 4, c.held())
+	require.False(t, c.owed(true), "there is nothing to grant")
+
+	h := &segmentHeader{CreditsRequested: 7, CreditsGranted: 3}
+	for range 3 {
+		c.receive(h)
+	}
+	require.Equal(t, 8, c.have, "nine were granted and one was spent")
+	require.Equal(t, 1, c.posted)
+	require.Equal(t, 4, c.window)
+	c.receive(h) // the last one: it could do with more
+	require.Equal(t, 8, c.window)
+	require.Equal(t, 7, c.room(0, false), "no more than the peer asked for")
+	require.Equal(t, 5, c.room(2, false), "what waits for the reader counts")
+	c.receive(h)
+	require.Equal(t, 8, c.window, "the reader has not caught up since")
+	c.drained = true
+	c.receive(h)
+	require.Equal(t, 10, c.window, "the maximum")
+
+	c.receive(&segmentHeader{CreditsRequested: 1, CreditsGranted: math.MaxUint16})
+	require.Equal(t, minCredits, c.target)
+	require.Equal(t, math.MaxUint16, c.have, "the sum is bounded")
+}
+
+// With one credit left and none to give, one receive more than the window is
+// posted, or than the maximum.
+func TestLastCredit(t *testing.T) {
+	c := credits{have: 1, posted: 4, window: 4, target: 4, maximum: 6}
+	require.Equal(t, 0, c.room(0, false))
+	require.Equal(t, 1, c.room(0, true))
+	c.post(1)
+	require.Equal(t, 0, c.room(0, true), "one is enough")
+	require.Equal(t, 1, c.spendable())
+	require.EqualValues(t, 1, c.spend())
+	require.Equal(t, 0, c.spendable())
+	c.have = 1
+	require.Equal(t, 1, c.room(0, true))
+	require.Equal(t, 1, c.room(1, true), "one beyond the maximum")
+	require.Equal(t, 0, c.room(2, true), "which includes what waits for the reader")
+}
+
+// creditSide is one end of a model of a connection: the credits, and what
+// send.go and recv.go do with them, without a device.
+type creditSide struct {
+	credits
+	peer    *creditSide
+	inbox   []creditMsg // sent by the peer and not yet handled
+	unread  int         // buffers kept for the reader
+	toSend  int         // payload that the program wants to send
+	payload int         // received
+	control int         // messages without payload that were sent
+}
+
+type creditMsg struct {
+	segmentHeader
+	data bool
+}
+
+func (s *creditSide) replenish(t *testing.T) {
+	for s.room(s.unread, s.toSend > 0) > 0 {
+		s.post(1)
+	}
+	must(t, s.posted+s.unread <= s.maximum+1, "more than the maximum: %+v", s)
+}
+
+func (s *creditSide) send(t *testing.T, data bool) {
+	granted := s.spend()
+	must(t, s.have >= s.reserveOut, "FIN's credit is gone: %+v", s)
+	must(t, s.have > s.reserveOut || granted > 0, "the last credit went without a grant: %+v", s)
+	s.peer.inbox = append(s.peer.inbox, creditMsg{segmentHeader{CreditsRequested: 255, CreditsGranted: granted}, data})
+	must(t, len(s.peer.inbox) <= s.peer.posted, "a message without a receive: %+v", s)
+}
+
+// must is require.True for what is checked very often.
+func must(t *testing.T, ok bool, format string, args ...any) {
+	if !ok {
+		t.Helper()
+		t.Fatalf(format, args...)
+	}
+}
+
+func (s *creditSide) sendControl(t *testing.T, idle bool) {
+	if s.owed(idle) && s.spendable() > 0 {
+		s.control++
+		s.send(t, false)
+	}
+}
+
+// write sends one segment if it may.
+func (s *creditSide) write(t *testing.T) bool {
+	if s.toSend == 0 {
+		return false
+	}
+	s.replenish(t)
+	if s.spendable() == 0 {
+		return false
+	}
+	s.toSend--
+	s.send(t, true)
+	return true
+}
+
+// poll handles one message.
+func (s *creditSide) poll(t *testing.T) bool {
+	if len(s.inbox) == 0 {
+		return false
+	}
+	m := s.inbox[0]
+	s.inbox = s.inbox[1:]
+	s.credits.receive(&m.segmentHeader)
+	if m.data {
+		s.unread++
+		s.payload++
+	} else if s.room(s.unread, s.toSend > 0) > 0 {
+		s.post(1)
+	}
+	s.replenish(t)
+	s.sendControl(t, false)
+	return true
+}
+
+// read uses up one buffer, or waits.
+func (s *creditSide) read(t *testing.T) bool {
+	if s.unread == 0 {
+		s.drained = true
+		before := s.control
+		s.sendControl(t, true)
+		return s.control > before
+	}
+	s.unread--
+	s.unpaid = true
+	s.replenish(t)
+	s.sendControl(t, false)
+	return true
+}
+
+// Two ends play against each other at random: there is never a message without
+// a receive for it, whatever both want to send arrives once both read, and then
+// there is silence.
+func TestCreditsModel(t *testing.T) {
+	for seed := range uint64(1000) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		var ends [2]*creditSide
+		reserve := int(seed % 2)
+		for i := range ends {
+			// The smallest windows are the hardest.
+			initial := minCredits + rnd.IntN(2)*rnd.IntN(6)
+			ends[i] = &creditSide{credits: credits{target: 255, window: initial, initial: initial,
+				maximum: initial + rnd.IntN(2)*rnd.IntN(20), drained: true, reserveOut: reserve, reserveIn: reserve}}
+			ends[i].post(initial)
+		}
+		ends[0].peer, ends[1].peer = ends[1], ends[0]
+		// The response grants what the passive side has; the active side's
+		// credits come with its first message.
+		ends[0].have, ends[1].ungranted = ends[1].posted, 0
+		ends[0].sendControl(t, true)
+
+		step := func(e *creditSide, op int) bool {
+			switch op {
+			case 0:
+				return e.write(t)
+			case 1:
+				return e.poll(t)
+			default:
+				return e.read(t)
+			}
+		}
+		wanted := [2]int{}
+		for range 300 {
+			i := rnd.IntN(2)
+			if rnd.IntN(4) == 0 {
+				n := rnd.IntN(20)
+				ends[i].toSend += n
+				wanted[i] += n
+			}
+			step(ends[i], rnd.IntN(3))
+		}
+		steps := 0
+		for progress := true; progress; steps++ {
+			progress = false
+			for _, e := range ends {
+				for op := range 3 {
+					progress = step(e, op) || progress
+				}
+			}
+			must(t, steps < 100000, "seed %d: it never ends: %+v and %+v", seed, ends[0], ends[1])
+		}
+		for i, e := range ends {
+			require.Zero(t, e.toSend, "seed %d: end %d is stuck: %+v against %+v", seed, i, e.credits, e.peer.credits)
+			require.Equal(t, wanted[i], e.peer.payload)
+			require.GreaterOrEqual(t, e.have, reserve)
+			require.LessOrEqual(t, e.control, wanted[0]+wanted[1]+2, "seed %d: more control than payload", seed)
+		}
+	}
+}
+
+// The smallest windows, both directions full: nothing wedges.
+func TestSmallWindows(t *testing.T) {
+	for _, lb := range loopbacks {
+		for _, maximum := range []int{3, 4} {
+			for _, cfg := range []Config{
+				{InitialReceiveCredits: 3, MaxReceiveCredits: maximum, MaxSendSize: minSegment},
+				{InitialReceiveCredits: 3, MaxReceiveCredits: maximum},
+				{InitialReceiveCredits: 3, MaxReceiveCredits: maximum, MaxReceiveSize: minSegment, SendCreditTarget: 3},
+			} {
+				t.Run(fmt.Sprintf("%s/%d/%d/%d", lb.network, maximum, cfg.MaxSendSize, cfg.MaxReceiveSize), func(t *testing.T) {
+					checkLeaks(t)
+					a, b := pipe(t, lb.network, lb.address, &ListenConfig{Config: cfg}, &Dialer{Config: cfg})
+					exchange(t, a, b, 300<<10)
+					exchange(t, b, a, 100)
+					require.LessOrEqual(t, a.Stats().ReceiveWindow, maximum)
+					require.NoError(t, a.Close())
+					require.NoError(t, b.Close())
+				})
+			}
+		}
+	}
+}
+
+// The window grows while it is used up, and what it took is given back when
+// nothing moves any more.
+func TestWindowFollowsUse(t *testing.T) {
+	checkLeaks(t)
+	a, b := pipeOn(t, Config{})
+	require.Equal(t, a.set.initial, a.Stats().ReceiveWindow)
+	exchange(t, a, b, 16<<20)
+	require.Greater(t, max(a.Stats().ReceiveWindow, b.Stats().ReceiveWindow), a.set.initial)
+	go io.Copy(io.Discard, a)
+	go io.Copy(io.Discard, b)
+	require.True(t, eventually(func() bool {
+		a.tick() // what the timer does, without waiting for it
+		b.tick()
+		for _, c := range []*Conn{a, b} {
+			s := c.Stats()
+			if s.ReceiveWindow != c.set.initial || s.ReceiveCredits > c.keepCredits() || s.SendCredits > c.keepCredits() {
+				return false
+			}
+		}
+		return true
+	}), "%+v %+v", a.Stats(), b.Stats())
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+}
