@@ -134,7 +134,8 @@ func faultTest(t *testing.T, set func(s *verbstest.Switch, n int) *verbstest.Fau
 	f := faulty{data: [2][]byte{pattern(1, 100<<10), pattern(2, 100<<10)}}
 	for n := 1; ; n++ {
 		s := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
-		f.cfg = Config{Provider: s, MaxReceiveSize: 16 << 10, InitialReceiveCredits: 3}
+		// A linger time that runs out would pass for a hang.
+		f.cfg = Config{Provider: s, MaxReceiveSize: 16 << 10, InitialReceiveCredits: 3, LingerTimeout: 2 * patience}
 		f.errs, f.bad = nil, nil
 		fault := set(s, n)
 		within(t, fmt.Sprintf("fault %d", n), f.run)

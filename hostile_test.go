@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"context"
 	"errors"
 	"io"
 	"math"
@@ -422,6 +423,41 @@ func TestBadPeersBesideGoodOnes(t *testing.T) {
 		_, err := io.ReadAll(servers[i])
 		require.NoError(t, err)
 	}
+}
+
+// A message for which a receive happens to be posted is one too many as long as
+// the peer has not been granted it.
+func TestMessageWithoutCredit(t *testing.T) {
+	s := newScene(t)
+	ln := s.listen()
+	p := dialBad(t, ln.Addr(), nil)
+	p.negotiate()
+	nc, err := ln.Accept()
+	require.NoError(t, err)
+	c := s.owned(nc)
+	// Without credits of its own the connection cannot grant anything.
+	for n := range p.credits {
+		p.grant(0)
+		require.True(t, eventually(func() bool { return c.Stats().EmptyReceived == uint64(n+1) }))
+	}
+	require.Positive(t, c.Stats().ReceiveCredits)
+	p.grant(0)
+	p.ended()
+	require.ErrorIs(t, s.logged(), errNoCredit)
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, errNoCredit)
+}
+
+// A connection that comes in while the listener is being closed is not waited
+// for.
+func TestAdmitAfterClose(t *testing.T) {
+	s := newScene(t)
+	ln := s.listen()
+	require.NoError(t, ln.Close())
+	ctx, cancel := context.WithCancel(tctx)
+	defer cancel()
+	ln.admit(cancel)
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
 }
 
 // Grants that add up to more than their count can say are taken as far as it

@@ -146,6 +146,11 @@ func (l *Listener) admit(cancel context.CancelFunc) *list.Element {
 		oldest := l.half.Front()
 		l.half.Remove(oldest).(context.CancelFunc)()
 	}
+	select {
+	case <-l.done: // Close may have looked through the list before
+		cancel()
+	default:
+	}
 	return l.half.PushBack(cancel)
 }
 

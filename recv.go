@@ -36,6 +36,12 @@ func (c *Conn) received(wc *ibv.WC) {
 		return
 	}
 	c.credits.receive(&h)
+	if c.credits.held() < 0 {
+		// The receive was posted, but the peer had not been told of it.
+		c.pool.put(buf)
+		c.fail(errNoCredit)
+		return
+	}
 	if wc.Flags&ibv.WCWithInv != 0 {
 		c.stats.KeysInvalidated++
 	}

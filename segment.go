@@ -44,6 +44,7 @@ func (e *protocolError) Error() string { return "smb direct: " + e.field + ": " 
 
 var (
 	errSegmentShort     = &protocolError{"Data Transfer message", "shorter than its header"}
+	errNoCredit         = &protocolError{"Data Transfer message", "sent without a credit"}
 	errCreditsRequested = &protocolError{"CreditsRequested", "zero"}
 	errOffsetAlignment  = &protocolError{"DataOffset", "not a multiple of 8"}
 	errOffsetInHeader   = &protocolError{"DataOffset", "payload overlaps the header"}

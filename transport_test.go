@@ -8,7 +8,6 @@ import (
 	"os"
 	"reflect"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -101,7 +100,6 @@ func pipeOn(t testing.TB, cfg Config) (client, server *Conn) {
 func exchange(t testing.TB, a, b net.Conn, n int) {
 	t.Helper()
 	data := [2][]byte{pattern(3, n), pattern(4, n)}
-	debugAfter(t, 5*time.Second, a, b)
 	errs := make(chan error, 4)
 	for i, c := range []net.Conn{a, b} {
 		go func() {

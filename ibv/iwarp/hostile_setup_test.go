@@ -127,6 +127,20 @@ func TestCloseWithHalfOpen(t *testing.T) {
 	asking.ended()
 }
 
+// A connection that comes in while the listener is being closed is not waited
+// for.
+func TestAdmitAfterClose(t *testing.T) {
+	leaktest.Check(t)
+	s := newSite(t, Config{})
+	ln := rawListener(t)
+	p := dialRaw(t, unmapped(ln.Addr()))
+	conn, err := ln.AcceptTCP()
+	require.NoError(t, err)
+	require.NoError(t, s.ln.Close())
+	s.ln.(*listener).admit(conn)
+	p.ended()
+}
+
 // A raw listener is where the device connects to.
 func rawListener(t *testing.T) *net.TCPListener {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -107,6 +107,11 @@ func (l *listener) admit(conn *net.TCPConn) *list.Element {
 		oldest := l.half.Front()
 		l.half.Remove(oldest).(*net.TCPConn).Close()
 	}
+	select {
+	case <-l.done: // Close may have looked through the list before
+		conn.Close()
+	default:
+	}
 	return l.half.PushBack(conn)
 }
 
