@@ -76,6 +76,7 @@ type Conn struct {
 	spill    *spill             // see spill.go
 	spilled  int                // bytes
 	reasm    reassembler
+	opened   int  // length of a message that has begun and has no segment unread yet
 	eof      bool // the peer's FIN has come
 	deaf     bool // CloseRead or Close: drop what arrives
 	readDue  deadline
@@ -110,6 +111,7 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
 	c.slots, c.inline = qp.Cap().MaxSendWR, qp.Cap().MaxInline
 	c.invalidates = id.Device().Attr().Caps.Has(ibv.CapSendInvalidate)
 	c.seat.Init(&keepers, c.startKeeper)
+	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c
 }
 
@@ -162,23 +164,23 @@ func (c *Conn) SetDeadline(t time.Time) error {
 
 // SetReadDeadline bounds Read, ReadMsg and WriteTo, those in progress too.
 func (c *Conn) SetReadDeadline(t time.Time) error {
-	return c.setDeadline(&c.readDue, t, c.readExpired)
+	return c.setDeadline(&c.readDue, t)
 }
 
 // SetWriteDeadline bounds Write, WriteMsg, ReadFrom and CloseWrite, those in
 // progress too. A Write that times out has sent what n says and the stream goes
 // on from there.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	return c.setDeadline(&c.writeDue, t, c.writeExpired)
+	return c.setDeadline(&c.writeDue, t)
 }
 
-func (c *Conn) setDeadline(d *deadline, t time.Time, fire func()) error {
+func (c *Conn) setDeadline(d *deadline, t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return c.opError("set", net.ErrClosed)
 	}
-	d.set(t, fire)
+	d.set(t)
 	if d.expired {
 		c.wakeAll()
 	}
@@ -353,7 +355,7 @@ func (c *Conn) linger() {
 	if c.set.linger < 0 || c.dead != nil {
 		return
 	}
-	c.writeDue.set(time.Now().Add(c.set.linger), c.writeExpired)
+	c.writeDue.set(time.Now().Add(c.set.linger))
 	defer c.writeDue.stop()
 	alive := func() bool { return c.dead == nil && !c.writeDue.expired }
 	if c.fin && !c.send.finSent && !c.send.cut { // no end where a message has none

@@ -8,12 +8,11 @@ type deadline struct {
 	at      time.Time
 	expired bool
 	timer   *time.Timer
+	fire    func() // called after it has passed; must call check under the lock
 }
 
-// set moves the deadline; a zero t is none. fire is called after it has
-// passed, and must call check under the lock; it is remembered from the first
-// set.
-func (d *deadline) set(t time.Time, fire func()) {
+// set moves the deadline; a zero t is none.
+func (d *deadline) set(t time.Time) {
 	d.at, d.expired = t, false
 	if t.IsZero() {
 		if d.timer != nil {
@@ -30,7 +29,7 @@ func (d *deadline) set(t time.Time, fire func()) {
 		return
 	}
 	if d.timer == nil {
-		d.timer = time.AfterFunc(wait, fire)
+		d.timer = time.AfterFunc(wait, d.fire)
 	} else {
 		d.timer.Reset(wait)
 	}

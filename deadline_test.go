@@ -185,7 +185,8 @@ func TestDeadlineMoves(t *testing.T) {
 			if in != 0 {
 				at = time.Now().Add(in)
 			}
-			d.set(at, fire)
+			d.fire = fire
+			d.set(at)
 		}
 		state := func(after time.Duration) (bool, int) {
 			time.Sleep(after)

@@ -170,7 +170,7 @@ func (l *Listener) setUp(ctx context.Context, id ibv.ID, e *list.Element) {
 		select {
 		case l.ready <- c:
 			return
-		case <-l.done:
+		default: // the program does not accept; the kernel's backlog overflows alike
 		}
 	}
 	c.Close()

@@ -30,7 +30,10 @@ func (c *Conn) await(cond *sync.Cond, waiting *int) {
 	if c.leading {
 		if c.wantSend {
 			// The leader may sleep for receives only.
-			c.cq.Arm(false)
+			if err := c.cq.Arm(false); err != nil {
+				c.fail(err)
+				return
+			}
 			if c.poll() > 0 {
 				return
 			}
@@ -129,7 +132,10 @@ func (c *Conn) poll() int {
 	if event != nil && c.dead == nil {
 		c.dead = errPeerClosed
 		if event.Kind != ibv.EventDisconnected || event.Err != nil {
-			err := fmt.Errorf("%s: %w", event.Kind, event.Err)
+			err := errors.New(event.Kind.String())
+			if event.Err != nil {
+				err = fmt.Errorf("%s: %w", event.Kind, event.Err)
+			}
 			c.dead = broken(err)
 			c.logBroken(err)
 		}

@@ -50,8 +50,10 @@ func (c *Conn) received(wc *ibv.WC) {
 	if h.Flags&flagResponseRequested != 0 {
 		c.send.answer = true
 	}
-	size := int(h.DataLength) + int(h.Remaining)
 	first, last, err := c.reasm.accept(&h)
+	if first {
+		c.opened = int(h.DataLength) + int(h.Remaining)
+	}
 	switch {
 	case err != nil:
 		c.pool.put(buf)
@@ -62,10 +64,8 @@ func (c *Conn) received(wc *ibv.WC) {
 		c.reuse(buf)
 	default:
 		c.stats.countReceived(len(payload), last)
-		if !first {
-			size = 0
-		}
-		s := segment{data: payload, buf: buf, size: size, last: last}
+		s := segment{data: payload, buf: buf, size: c.opened, last: last}
+		c.opened = 0
 		if c.spillable(payload) {
 			s.n = len(payload)
 			s.data, s.spill = c.intoSpill(payload)

@@ -16,6 +16,7 @@ type spill struct {
 const (
 	spillChunk = 64 << 10
 	spillLimit = 256 << 10 // bytes of one connection, about TCP's default
+	spillCost  = 128       // counted for each payload besides its bytes
 )
 
 var spills = sync.Pool{New: func() any { return &spill{b: make([]byte, 0, spillChunk)} }}
@@ -24,7 +25,7 @@ var spills = sync.Pool{New: func() any { return &spill{b: make([]byte, 0, spillC
 func (c *Conn) spillable(payload []byte) bool {
 	return c.kept >= c.credits.window/2 &&
 		len(payload) <= min(int(c.agreed.maxReceive)/2, spillChunk) &&
-		c.spilled+len(payload) <= spillLimit
+		c.spilled+spillCost+len(payload) <= spillLimit
 }
 
 // intoSpill copies a payload and returns where it lies now.
@@ -37,14 +38,14 @@ func (c *Conn) intoSpill(payload []byte) ([]byte, *spill) {
 	at := len(s.b)
 	s.b = append(s.b, payload...)
 	s.refs++
-	c.spilled += len(payload)
+	c.spilled += spillCost + len(payload)
 	c.stats.BytesCopied += uint64(len(payload))
 	return s.b[at:len(s.b):len(s.b)], s
 }
 
 // outOfSpill notes that a segment of n bytes was read or dropped.
 func (c *Conn) outOfSpill(s *spill, n int) {
-	c.spilled -= n
+	c.spilled -= spillCost + n
 	if s.refs--; s.refs > 0 {
 		return
 	}

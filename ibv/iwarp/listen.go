@@ -19,8 +19,7 @@ const defaultBacklog = 1024
 // listener implements ibv.Listener. Each TCP connection that comes in is
 // half open until its MPA Request has arrived; there is a bound on those, and
 // the oldest makes room, so silent peers cannot keep others out. Requests then
-// wait for Accept in a queue; while that is full no further TCP connection is
-// taken and the kernel's backlog fills, as with any listener.
+// wait for Accept in a queue; while that is full further ones are rejected.
 type listener struct {
 	dev  *device
 	ln   *net.TCPListener
@@ -141,14 +140,7 @@ func (l *listener) respond(conn *net.TCPConn, e *list.Element) {
 	i.param = ibv.ConnParam{ResponderResources: depth(req.ORD, req.Enhanced), InitiatorDepth: depth(req.IRD, req.Enhanced)}
 	select {
 	case l.ready <- i:
-		return
-	default:
-	}
-	select {
-	case l.ready <- i:
-	case <-time.After(l.dev.cfg.ConnectTimeout): // the peer has given up by now
-		rejectStart(conn, &req, nil)
-	case <-l.done:
+	default: // nobody accepts, and enough are waiting for it
 		rejectStart(conn, &req, nil)
 	}
 }
