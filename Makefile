@@ -40,7 +40,7 @@ fuzz:
 			/^ok/ { for (i = 0; i < n; i++) print $$2, name[i]; n = 0 }' | \
 		while read -r pkg target; do \
 			echo "== $$pkg $$target"; \
-			$(GO) test -run='^$$' -fuzz="^$$target\$$" -fuzztime=$(FUZZTIME) "$$pkg" </dev/null; \
+			$(GO) test -run='^$$' -fuzz="^$$target\$$" -fuzztime=$(FUZZTIME) -fuzzminimizetime=10x "$$pkg" </dev/null; \
 		done; \
 		cd "$(CURDIR)"; \
 	done
