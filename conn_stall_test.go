@@ -43,3 +43,29 @@ func TestBothEndsWriting(t *testing.T) {
 		})
 	}
 }
+
+// A Write that has sent everything says so, though the connection is closed
+// before it returns.
+func TestWriteBeforeClose(t *testing.T) {
+	for range 200 {
+		client, server := pipe(t, "rdma", "127.0.0.1:0", new(ListenConfig), new(Dialer))
+		wrote := make(chan error, 1)
+		go func() {
+			n, err := client.Write([]byte("last words"))
+			if n == 10 {
+				wrote <- err
+			} else {
+				wrote <- nil
+			}
+		}()
+		p := make([]byte, 10)
+		if _, err := io.ReadFull(server, p); err != nil {
+			t.Fatal(err)
+		}
+		client.Close()
+		server.Close()
+		if err := <-wrote; err != nil {
+			t.Fatalf("all was sent, and Write says %v", err)
+		}
+	}
+}

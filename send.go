@@ -176,10 +176,10 @@ func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 			return n, err
 		}
 		if len(p) == 0 {
-			if message && n == 0 {
+			if message {
 				return 0, c.sendEmpty(token)
 			}
-			return n, nil
+			return 0, nil
 		}
 		segs, size := c.sendable(len(p))
 		if segs == 0 {
@@ -204,7 +204,9 @@ func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 		}
 		token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
 		n += size
-		p = p[size:]
+		if p = p[size:]; len(p) == 0 {
+			return n, nil // whatever has happened meanwhile
+		}
 	}
 }
 
