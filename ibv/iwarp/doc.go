@@ -8,7 +8,7 @@
 // What a queue pair means is kept apart from how its bytes move. qp.go holds
 // the queues, their completions and their order; cq.go and pd.go the
 // completion queues, the regions and their keys. A link carries the work: the
-// one over TCP is tcp.go with transmit.go and receive.go. cm.go and listen.go
+// one over TCP is tcp.go with transmit.go, frame.go, receive.go and place.go. cm.go and listen.go
 // set connections up.
 //
 // No goroutine is tied to a queue pair. A post hands what it can to the socket

@@ -1,0 +1,285 @@
+package iwarp
+
+import (
+	"encoding/binary"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+// Stage 2 of the way out (see transmit.go): requests and Read Responses become
+// DDP segments, each in an FPDU. Everything here runs with qp.sq.mu held.
+
+// frame makes the next batch and reports whether there is one.
+func (l *tcp) frame() bool {
+	t := &l.tx
+	if t.hold {
+		return false
+	}
+	begin := t.framed
+	for t.framed-begin < batchBytes && len(t.out)+2 < batchChunks && l.room() {
+		if t.rtr != rtrNone {
+			l.frameRTR()
+			continue
+		}
+		if !t.msg.active && !l.nextMessage() {
+			break
+		}
+		if t.msg.active {
+			l.frameSegment()
+		}
+	}
+	if t.framed == begin {
+		l.releaseBatch()
+		l.qp.reap(nil)
+		return false
+	}
+	return true
+}
+
+// room reports whether scratch takes another frame but for its payload.
+func (l *tcp) room() bool {
+	return scratchSize-l.tx.used >= frameOverhead
+}
+
+// nextMessage starts the next message, if one may go now. It returns true also
+// for requests that need no message.
+func (l *tcp) nextMessage() bool {
+	t := &l.tx
+	s := &l.qp.sq
+	if len(t.resp) > 0 && (t.turn || s.sent == s.reqs.Len()) {
+		t.turn = false
+		r := &t.resp[0]
+		t.msg = outgoing{active: true, resp: true, segs: r.seg[:], left: len(r.seg[0].buf),
+			hdr: iwarpwire.Header{Tagged: true, Op: iwarpwire.ReadResponse, STag: r.stag, TO: r.to}}
+		return true
+	}
+	t.turn = true
+	if s.sent == s.reqs.Len() {
+		return false
+	}
+	r := s.at(s.sent)
+	if r.status != ibv.WCSuccess {
+		// A request that was wrong from the start fails in its turn.
+		if s.sent == 0 && !t.faulted {
+			t.faulted = true
+			go l.abort(r.status, true)
+		}
+		return len(t.resp) > 0
+	}
+	if r.flags&ibv.SendFence != 0 && t.reads > 0 || r.op == ibv.OpRead && t.reads == l.ord {
+		return len(t.resp) > 0
+	}
+	switch r.op {
+	case ibv.OpLocalInv:
+		if !l.qp.pd.invalidate(r.invKey, false) {
+			r.status = ibv.WCMWBindErr
+			return true
+		}
+		r.end, r.done = t.framed, t.taken == t.framed
+		s.sent++
+		return true
+	case ibv.OpRead:
+		l.frameReadRequest(r)
+		return true
+	}
+	h := iwarpwire.Header{}
+	if r.op == ibv.OpWrite {
+		h = iwarpwire.Header{Tagged: true, Op: iwarpwire.Write, STag: r.rkey, TO: r.raddr}
+	} else {
+		t.sendMSN++
+		h = iwarpwire.Header{Op: sendOpcode(r), QN: iwarpwire.QNSend, MSN: t.sendMSN}
+		if r.op == ibv.OpSendInv {
+			h.InvSTag = r.invKey
+		}
+	}
+	t.msg = outgoing{active: true, hdr: h, segs: r.sgl, left: r.size, inline: r.flags&ibv.SendInline != 0 && r.copied == nil}
+	return true
+}
+
+func sendOpcode(r *sendReq) iwarpwire.Opcode {
+	se := r.flags&ibv.SendSolicited != 0
+	switch {
+	case r.op == ibv.OpSendInv && se:
+		return iwarpwire.SendSEInv
+	case r.op == ibv.OpSendInv:
+		return iwarpwire.SendInv
+	case se:
+		return iwarpwire.SendSE
+	}
+	return iwarpwire.Send
+}
+
+// frameSegment frames the next DDP segment of the message.
+func (l *tcp) frameSegment() {
+	t := &l.tx
+	m := &t.msg
+	hl := iwarpwire.UntaggedLen
+	if m.hdr.Tagged {
+		hl = iwarpwire.TaggedLen
+	}
+	n := l.segmentSize(m.left, l.qp.dev.cfg.MaxFPDU-hl)
+	m.left -= n
+	m.hdr.Last = m.left == 0
+	f := l.beginFrame(hl + n)
+	f.header(&m.hdr)
+	for rest := n; rest > 0; {
+		seg := &m.segs[0]
+		k := min(rest, len(seg.buf))
+		if k == 0 {
+			m.segs = m.segs[1:]
+			continue
+		}
+		f.payload(chunk{b: seg.buf[:k], mr: seg.mr, inline: m.inline})
+		seg.buf = seg.buf[k:]
+		rest -= k
+	}
+	f.end()
+	if m.hdr.Tagged {
+		m.hdr.TO += uint64(n)
+	} else {
+		m.hdr.MO += uint32(n)
+	}
+	if !m.hdr.Last {
+		return
+	}
+	if m.resp {
+		t.resp = t.resp[:copy(t.resp, t.resp[1:])]
+	} else {
+		s := &l.qp.sq
+		s.at(s.sent).end = t.framed
+		s.sent++
+	}
+	t.msg = outgoing{}
+}
+
+// segmentSize splits evenly what does not fit one frame, so that no frame is
+// tiny.
+func (l *tcp) segmentSize(left, limit int) int {
+	if left <= limit {
+		return left
+	}
+	frames := (left + limit - 1) / limit
+	return min(limit, ((left+frames-1)/frames+7)&^7)
+}
+
+func (l *tcp) frameReadRequest(r *sendReq) {
+	t := &l.tx
+	t.readMSN++
+	t.reads++
+	req := iwarpwire.ReadReq{Size: uint32(r.size), SrcSTag: r.rkey, SrcTO: r.raddr}
+	if r.size > 0 {
+		req.SinkSTag, req.SinkTO = r.sgl[0].mr.stag, r.sgl[0].mr.offset(r.sgl[0].buf)
+	}
+	l.frameRead(&req)
+	s := &l.qp.sq
+	r.end = t.framed
+	s.sent++
+}
+
+func (l *tcp) frameRead(req *iwarpwire.ReadReq) {
+	f := l.beginFrame(iwarpwire.ReadRequestLen)
+	f.header(&iwarpwire.Header{Op: iwarpwire.ReadRequest, Last: true, QN: iwarpwire.QNReadRequest, MSN: l.tx.readMSN})
+	var b [iwarpwire.ReadRequestLen - iwarpwire.UntaggedLen]byte
+	req.Put(b[:])
+	f.payload(chunk{b: b[:]})
+	f.end()
+}
+
+// frameRTR frames the empty message by which the responder learns that it may
+// send (RFC 6581). STag 1 and offset 0 are what Linux siw uses; nothing looks
+// at them.
+func (l *tcp) frameRTR() {
+	t := &l.tx
+	if t.rtr == rtrRead {
+		t.readMSN++
+		t.reads++
+		l.frameRead(&iwarpwire.ReadReq{SinkSTag: 1, SrcSTag: 1})
+	} else {
+		f := l.beginFrame(iwarpwire.TaggedLen)
+		f.header(&iwarpwire.Header{Tagged: true, Last: true, Op: iwarpwire.Write, STag: 1})
+		f.end()
+	}
+	t.rtr = rtrNone
+}
+
+// fpdu is a frame in the making.
+type fpdu struct {
+	l    *tcp
+	ulen int
+	crc  uint32
+}
+
+func (l *tcp) beginFrame(ulen int) fpdu { return fpdu{l: l, ulen: ulen} }
+
+// grow makes room for n bytes of scratch at the end of the batch, in the last
+// chunk when that is scratch too.
+func (f *fpdu) grow(n int) []byte {
+	t := &f.l.tx
+	at := t.used
+	b := t.scratch[at : at+n]
+	t.used += n
+	t.framed += uint64(n)
+	if k := len(t.out); k > 0 {
+		last := &t.out[k-1]
+		if end := len(last.b); last.mr == nil && !last.inline && end > 0 && at > 0 &&
+			&last.b[end-1] == &t.scratch[at-1] {
+			last.b = last.b[:end+n] // its capacity reaches to the end of scratch
+			return b
+		}
+	}
+	t.out = append(t.out, chunk{b: b})
+	return b
+}
+
+func (f *fpdu) header(h *iwarpwire.Header) {
+	n := iwarpwire.UntaggedLen
+	if h.Tagged {
+		n = iwarpwire.TaggedLen
+	}
+	b := f.grow(2 + n)
+	binary.BigEndian.PutUint16(b, uint16(f.ulen))
+	h.Put(b[2:])
+	if f.l.crc {
+		f.crc = iwarpwire.CRC(0, b[:2+n])
+	}
+}
+
+func (f *fpdu) payload(c chunk) {
+	t := &f.l.tx
+	small := len(c.b) <= smallChunk && f.l.spare(len(c.b))
+	if c.mr != nil && (small || f.l.crc) {
+		f.l.qp.pd.gate.RLock()
+		defer f.l.qp.pd.gate.RUnlock()
+		if c.mr.closed { // gather finds it and fails the connection
+			small = false
+			c.b = nil
+		}
+	}
+	if f.l.crc {
+		f.crc = iwarpwire.CRC(f.crc, c.b)
+	}
+	if small {
+		copy(f.grow(len(c.b)), c.b)
+		return
+	}
+	t.framed += uint64(len(c.b))
+	t.out = append(t.out, c)
+}
+
+// spare reports whether scratch takes n more bytes and still a trailer and a
+// header.
+func (l *tcp) spare(n int) bool {
+	return scratchSize-l.tx.used >= n+frameOverhead
+}
+
+func (f *fpdu) end() {
+	pad := iwarpwire.Pad(f.ulen)
+	b := f.grow(pad + 4)
+	clear(b[:pad+4])
+	if f.l.crc {
+		iwarpwire.PutCRC(b[pad:], iwarpwire.CRC(f.crc, b[:pad]))
+	}
+	f.l.tx.ends = append(f.l.tx.ends, f.l.tx.framed)
+}
+
