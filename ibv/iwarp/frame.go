@@ -282,4 +282,3 @@ func (f *fpdu) end() {
 	}
 	f.l.tx.ends = append(f.l.tx.ends, f.l.tx.framed)
 }
-
