@@ -188,8 +188,9 @@ func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 		}
 		segs, size, bufs, err := c.sendBuffers(segs, size)
 		if segs == 0 {
-			if c.send.marks.Len() == 0 {
-				return n, err // nothing of ours will come back
+			if c.send.marks.Len() == 0 { // nothing of ours will come back
+				c.send.cut = c.send.mid
+				return n, err
 			}
 			c.waitToSend()
 			continue

@@ -177,7 +177,7 @@ func (l *tcp) arrived(n int, err error) bool {
 }
 
 func (l *tcp) arrivedStaged(n int, err error) bool {
-	if n == 0 || err != nil && n == 0 {
+	if n == 0 {
 		l.ending(err)
 		return false
 	}
