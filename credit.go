@@ -1,6 +1,9 @@
 package rdmanet
 
-import "math"
+import (
+	"math"
+	"time"
+)
 
 // minCredits is how many receives a side posts at least. With one each, besides
 // that for FIN, the two could only speak by turns, and every grant would call
@@ -12,8 +15,9 @@ const minCredits = 3
 // it, and each side tells the other how many it has posted anew.
 //
 // How many receives are kept posted follows use. A connection starts with
-// initial; when the peer has used up all it had while the reader keeps up, the
-// window doubles, up to maximum and to what the peer asks for.
+// initial; the window doubles, up to maximum and to what the peer asks for, when
+// the reader keeps up and either the peer has used up all it had, or so few
+// receives call for grants of their own all the time: each wakes the peer up.
 type credits struct {
 	have      int // sends that the peer can take
 	posted    int // receives posted
@@ -27,7 +31,8 @@ type credits struct {
 	// can be ended although its reader takes nothing.
 	reserveOut, reserveIn int
 
-	drained bool // the reader has found nothing since the window last grew
+	drained bool      // the reader has found nothing since the window last grew
+	alone   time.Time // when a grant last went without payload
 	unpaid  bool // a receive that carried payload was posted again and not yet granted
 }
 
@@ -38,10 +43,28 @@ func (c *credits) receive(h *segmentHeader) {
 	c.posted--
 	c.have = min(c.have+int(h.CreditsGranted), math.MaxUint16)
 	c.target = max(int(h.CreditsRequested), minCredits)
-	if c.held() <= c.reserveIn && c.drained {
+	if c.held() <= c.reserveIn {
+		c.grow()
+	}
+}
+
+// grow widens the window if the reader keeps up.
+func (c *credits) grow() {
+	if c.drained {
 		c.window = min(2*c.window, c.maximum)
 		c.drained = false
 	}
+}
+
+// growWithin is how soon grants of their own may follow one another.
+const growWithin = 10 * time.Millisecond
+
+// grantAlone notes that a message was sent for its grant only.
+func (c *credits) grantAlone(now time.Time) {
+	if now.Sub(c.alone) < growWithin {
+		c.grow()
+	}
+	c.alone = now
 }
 
 // room is how many receives to post now, while unread buffers are kept for the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/ring"
@@ -407,9 +408,13 @@ func (c *Conn) control(idle bool) bool {
 	if c.send.waiting && !c.send.answer && !c.send.probe && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
-	due := c.send.answer || c.send.probe || c.credits.owed(idle)
+	owed := c.credits.owed(idle)
+	due := c.send.answer || c.send.probe || owed
 	if !due || !c.canSend() || c.midMessage() {
 		return false
+	}
+	if owed {
+		c.credits.grantAlone(time.Now())
 	}
 	return c.postEmpty(1, 0, 0) == nil
 }
