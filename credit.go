@@ -33,7 +33,7 @@ type credits struct {
 
 	drained bool      // the reader has found nothing since the window last grew
 	alone   time.Time // when a grant last went without payload
-	unpaid  bool // a receive that carried payload was posted again and not yet granted
+	unpaid  bool      // a receive that carried payload was posted again and not yet granted
 }
 
 // receive notes an arrived message: its receive is used up, and what it says
@@ -114,8 +114,13 @@ func (c *credits) held() int { return c.posted - c.ungranted }
 // for payload. It may wait longer while the reader is busy, whose program may
 // be about to write, than when it goes to sleep (idle). Grants in answer to
 // mere grants would never end.
-func (c *credits) owed(idle bool) bool {
-	if c.ungranted == 0 {
+//
+// While the reader has kept buffers to work on, the peer is held back until a
+// good part of the window is free again: it would wake up for one message at a
+// time otherwise (TCP's silly window). Nothing waits for such a grant but the
+// peer's payload: all that we send ourselves takes it along.
+func (c *credits) owed(kept int, idle bool) bool {
+	if c.ungranted == 0 || c.unpaid && kept > 0 && c.ungranted < c.window/4 {
 		return false
 	}
 	low := c.posted / 4

@@ -37,10 +37,10 @@ func TestCreditWindow(t *testing.T) {
 	c.post(4)
 	require.Equal(t, 0, c.room(0, false))
 	require.Equal(t, 0, c.held())
-	require.True(t, c.owed(false), "the peer has none at all")
+	require.True(t, c.owed(0, false), "the peer has none at all")
 	require.EqualValues(t, 4, c.spend())
 	require.Equal(t, 4, c.held())
-	require.False(t, c.owed(true), "there is nothing to grant")
+	require.False(t, c.owed(0, true), "there is nothing to grant")
 
 	h := &segmentHeader{CreditsRequested: 7, CreditsGranted: 3}
 	for range 3 {
@@ -122,7 +122,7 @@ func must(t *testing.T, ok bool, format string, args ...any) {
 }
 
 func (s *creditSide) sendControl(t *testing.T, idle bool) {
-	if s.owed(idle) && s.spendable() > 0 {
+	if s.owed(s.unread, idle) && s.spendable() > 0 {
 		s.control++
 		s.send(t, false)
 	}

@@ -408,7 +408,7 @@ func (c *Conn) control(idle bool) bool {
 	if c.send.waiting && !c.send.answer && !c.send.probe && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
-	owed := c.credits.owed(idle)
+	owed := c.credits.owed(c.kept, idle)
 	due := c.send.answer || c.send.probe || owed
 	if !due || !c.canSend() || c.midMessage() {
 		return false

@@ -14,10 +14,11 @@ import (
 // under the runtime's poller.
 const haveRawIO = true
 
-// A call that moves little on a non-blocking socket is over in a microsecond or
-// two. Telling the scheduler of each, as Syscall does, costs a good part of
-// that and may wake its monitor thread; so only longer ones are announced.
-const announceFrom = 32 << 10 // bytes
+// A call on a non-blocking socket takes as long as its copying, some
+// microseconds for what the device moves at a time. Telling the scheduler of
+// each, as Syscall does, may cost more: it wakes the monitor thread, which then
+// looks every 20 us. So only longer ones are announced.
+const announceFrom = 128 << 10 // bytes
 
 // The race detector needs the calls of rawio_unix.go: they tell it that what
 // comes out of a socket was caused by what went in.

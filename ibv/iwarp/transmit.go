@@ -51,10 +51,15 @@ type transmitter struct {
 }
 
 const (
-	batchChunks = 8         // elements of one writev
-	batchBytes  = 256 << 10 // bytes of one batch, about
-	smallChunk  = 1 << 10   // payloads up to this are copied behind their header
+	batchChunks = 8       // elements of one writev
+	smallChunk  = 1 << 10 // payloads up to this are copied behind their header
 	scratchSize = smallChunk + 512
+
+	// batchBytes is how many bytes a batch has, about. The peer can begin on a
+	// TCP segment only when it is whole, and those have 64 KiB on loopback:
+	// batches of half that keep both ends at work, larger ones make them take
+	// turns. 64 KiB sends run at 5.5 GB/s in pieces of 32 KiB, else at 2.1.
+	batchBytes = 32 << 10
 
 	frameOverhead = 2 + iwarpwire.ReadRequestLen + 3 + 4 // length, header, padding, CRC at most
 )
