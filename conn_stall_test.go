@@ -69,3 +69,32 @@ func TestWriteBeforeClose(t *testing.T) {
 		}
 	}
 }
+
+// A stream one way takes few messages the other way, whether its reader keeps
+// up or not: each wakes the writer.
+func TestFewGrants(t *testing.T) {
+	const size, messages = 4 << 10, 4000
+	client, server := pipe(t, "rdma", "127.0.0.1:0", new(ListenConfig), new(Dialer))
+	defer client.Close()
+	defer server.Close()
+	sent := make(chan error, 1)
+	go func() {
+		p := make([]byte, size)
+		for range messages {
+			if _, err := client.Write(p); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	if _, err := io.ReadFull(server, make([]byte, size*messages)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	if n := server.Stats().EmptySent; n > messages/8 {
+		t.Fatalf("%d messages came and %d went back only to grant", messages, n)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -62,6 +63,41 @@ func TestCreditWindow(t *testing.T) {
 	c.receive(&segmentHeader{CreditsRequested: 1, CreditsGranted: math.MaxUint16})
 	require.Equal(t, minCredits, c.target)
 	require.Equal(t, math.MaxUint16, c.have, "the sum is bounded")
+}
+
+// A window whose grants go on their own in quick succession is too small; the
+// reader must keep up, and a slow stream keeps its few receives.
+func TestCreditWindowOfLoneGrants(t *testing.T) {
+	c := credits{window: 4, initial: 4, maximum: 10, target: 100, drained: true}
+	now := time.Now()
+	c.grantAlone(now)
+	require.Equal(t, 4, c.window, "the first one says nothing")
+	c.grantAlone(now.Add(growWithin))
+	require.Equal(t, 4, c.window, "seldom enough")
+	now = now.Add(growWithin)
+	c.grantAlone(now.Add(growWithin - 1))
+	require.Equal(t, 8, c.window)
+	now = now.Add(growWithin)
+	c.grantAlone(now)
+	require.Equal(t, 8, c.window, "the reader has not caught up since")
+	c.drained = true
+	c.grantAlone(now)
+	require.Equal(t, 10, c.window, "the maximum")
+}
+
+// While the reader has much to do, grants are made a quarter of the window at
+// a time.
+func TestCreditsWithheld(t *testing.T) {
+	// All 16 have come, and the reader has used up three.
+	c := credits{window: 16, target: 255, posted: 3, ungranted: 3, unpaid: true}
+	require.False(t, c.owed(13, false), "one wake-up for three messages")
+	require.False(t, c.owed(13, true))
+	require.True(t, c.owed(0, true), "nothing else is there to be read")
+	c.post(1)
+	require.True(t, c.owed(12, false))
+
+	c = credits{window: 16, target: 255, posted: 1, ungranted: 1}
+	require.True(t, c.owed(15, false), "a grant used up what the peer had: it may need to grant as well")
 }
 
 // With one credit left and none to give, one receive more than the window is
