@@ -120,7 +120,7 @@ func (c *credits) held() int { return c.posted - c.ungranted }
 // time otherwise (TCP's silly window). Nothing waits for such a grant but the
 // peer's payload: all that we send ourselves takes it along.
 func (c *credits) owed(kept int, idle bool) bool {
-	if c.ungranted == 0 || c.unpaid && kept > 0 && c.ungranted < c.window/4 {
+	if c.ungranted == 0 || c.unpaid && kept > 0 && c.ungranted < min(c.window, c.target)/4 {
 		return false
 	}
 	low := c.posted / 4

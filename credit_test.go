@@ -96,6 +96,9 @@ func TestCreditsWithheld(t *testing.T) {
 	c.post(1)
 	require.True(t, c.owed(12, false))
 
+	c = credits{window: 16, target: 4, posted: 1, ungranted: 1, unpaid: true}
+	require.True(t, c.owed(3, false), "a quarter of what the peer wants")
+
 	c = credits{window: 16, target: 255, posted: 1, ungranted: 1}
 	require.True(t, c.owed(15, false), "a grant used up what the peer had: it may need to grant as well")
 }
