@@ -37,20 +37,21 @@ type Config struct {
 	MaxFragmentedSize int
 
 	// InitialReceiveCredits is how many receive buffers a connection starts
-	// with and returns to when idle: 3 to 255, 0 means 4.
+	// with and returns to when idle: 4 to 255, 0 means 4.
 	// MaxReceiveCredits is how many it may grow to while the peer asks for
-	// more and the reader keeps up: 3 to 255; 0 means as many as make 4 MiB,
+	// more and the reader keeps up: 4 to 255; 0 means as many as make 4 MiB,
 	// at least 16.
 	InitialReceiveCredits int
 	MaxReceiveCredits     int
 
-	// SendCreditTarget is how many receive buffers the peer is asked for: 3 to
+	// SendCreditTarget is how many receive buffers the peer is asked for: 4 to
 	// 255, 0 means 255.
 	SendCreditTarget int
 
 	// KeepAlive is the time without a word from the peer after which it is
 	// asked for one; without an answer in the same time again, or 20 s if that
-	// is less, the connection is broken. 0 means 120 s, negative never.
+	// is less, the connection is broken. While its program does not read what
+	// was sent it need not answer. 0 means 120 s, negative never.
 	KeepAlive time.Duration
 
 	// NegotiateTimeout bounds connection set-up after the address is known, on

@@ -20,9 +20,9 @@ func TestConfigRange(t *testing.T) {
 		{"MaxSendSize", func(c *Config) *int { return &c.MaxSendSize }, 256, 1 << 20},
 		{"MaxReceiveSize", func(c *Config) *int { return &c.MaxReceiveSize }, 256, 1 << 20},
 		{"MaxFragmentedSize", func(c *Config) *int { return &c.MaxFragmentedSize }, 131080, 1 << 30},
-		{"InitialReceiveCredits", func(c *Config) *int { return &c.InitialReceiveCredits }, 3, 255},
-		{"MaxReceiveCredits", func(c *Config) *int { return &c.MaxReceiveCredits }, 3, 255},
-		{"SendCreditTarget", func(c *Config) *int { return &c.SendCreditTarget }, 3, 255},
+		{"InitialReceiveCredits", func(c *Config) *int { return &c.InitialReceiveCredits }, minCredits, 255},
+		{"MaxReceiveCredits", func(c *Config) *int { return &c.MaxReceiveCredits }, minCredits, 255},
+		{"SendCreditTarget", func(c *Config) *int { return &c.SendCreditTarget }, minCredits, 255},
 	} {
 		for _, v := range []int{0, f.lo, f.hi} {
 			var c Config

@@ -23,9 +23,8 @@ import (
 // Errors are *net.OpError but for io.EOF, which Read returns bare. Inside them
 // are found, with errors.Is: os.ErrDeadlineExceeded when a deadline has passed
 // (the connection goes on), net.ErrClosed after Close, syscall.ECONNRESET when
-// the connection broke, syscall.ETIMEDOUT when the peer has gone silent,
-// syscall.EPIPE on a Write after CloseWrite or after the peer has closed, and
-// syscall.ENOBUFS when no memory can be registered.
+// the connection broke, syscall.ETIMEDOUT when the peer has gone silent, and
+// syscall.EPIPE on a Write after CloseWrite or after the peer has closed.
 type Conn struct {
 	set         settings
 	dom         *domain
@@ -359,11 +358,11 @@ func (c *Conn) linger() {
 	defer c.writeDue.stop()
 	alive := func() bool { return c.dead == nil && !c.writeDue.expired }
 	if c.fin && !c.send.finSent && !c.send.cut { // no end where a message has none
-		for alive() && !c.canFIN() {
+		for alive() {
+			if done, _ := c.postFIN(); done {
+				break
+			}
 			c.waitToSend()
-		}
-		if alive() {
-			c.postFIN()
 		}
 	}
 	if alive() {
@@ -405,7 +404,7 @@ func (c *Conn) teardown() error {
 		c.pool.put(c.posted.Pop())
 	}
 	c.dropUnread()
-	c.send.release(c.sendPool())
+	c.releaseSends()
 	return errors.Join(err, c.cq.Close(), c.id.Close(), c.dom.release())
 }
 

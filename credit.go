@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// minCredits is how many receives a side posts at least. With one each, besides
-// that for FIN, the two could only speak by turns, and every grant would call
-// for a grant.
-const minCredits = 3
+// minCredits is how many receives a side posts at least. With fewer, besides
+// that for FIN, every grant would call for a grant.
+const minCredits = 4
 
 // credits is the flow control of one connection, [MS-SMBD] 3.1.5.1 and
 // 3.1.5.9: a message may be sent only where the peer has posted a receive for
@@ -110,22 +109,24 @@ func (c *credits) spend() (granted uint16) {
 func (c *credits) held() int { return c.posted - c.ungranted }
 
 // owed reports whether a grant is due although nothing else is to be sent:
-// when the peer could not send at all, or when it has used most of its credits
-// for payload. It may wait longer while the reader is busy, whose program may
-// be about to write, than when it goes to sleep (idle). Grants in answer to
-// mere grants would never end.
+// when the peer could not send at all, or only together with a grant that it may
+// not have, or when it has used most of its credits for payload. It may wait
+// longer while the reader is busy, whose program may be about to write, than
+// when it goes to sleep (idle). One grant in answer to every mere grant would
+// never end; one for two does.
 //
 // While the reader has kept buffers to work on, the peer is held back until a
 // good part of the window is free again: it would wake up for one message at a
 // time otherwise (TCP's silly window). Nothing waits for such a grant but the
 // peer's payload: all that we send ourselves takes it along.
 func (c *credits) owed(kept int, idle bool) bool {
-	if c.ungranted == 0 || c.unpaid && kept > 0 && c.ungranted < min(c.window, c.target)/4 {
+	if c.ungranted == 0 || c.unpaid && kept > 0 && c.ungranted < min(c.window, c.target, c.posted+kept)/4 {
 		return false
 	}
 	low := c.posted / 4
 	if idle {
 		low = c.posted / 2
 	}
-	return c.held() <= c.reserveIn || c.unpaid && c.held() <= low
+	held := c.held()
+	return held <= c.reserveIn || held == c.reserveIn+1 && c.ungranted > 1 || c.unpaid && held <= low
 }

@@ -96,7 +96,7 @@ func TestCreditsWithheld(t *testing.T) {
 	c.post(1)
 	require.True(t, c.owed(12, false))
 
-	c = credits{window: 16, target: 4, posted: 1, ungranted: 1, unpaid: true}
+	c = credits{window: 16, target: 4, posted: 1, have: 1, ungranted: 1, unpaid: true}
 	require.True(t, c.owed(3, false), "a quarter of what the peer wants")
 
 	c = credits{window: 16, target: 255, posted: 1, ungranted: 1}
@@ -127,28 +127,31 @@ type creditSide struct {
 	peer    *creditSide
 	inbox   []creditMsg // sent by the peer and not yet handled
 	unread  int         // buffers kept for the reader
-	toSend  int         // payload that the program wants to send
-	payload int         // received
+	toSend  int         // messages that the program wants to send
+	empty   bool        // without payload
+	memory  int         // buffers that can be had
+	arrived int         // of those of the peer's program
 	control int         // messages without payload that were sent
 }
 
 type creditMsg struct {
 	segmentHeader
-	data bool
+	program bool // sent for the program
+	data    bool // has payload
 }
 
 func (s *creditSide) replenish(t *testing.T) {
-	for s.room(s.unread, s.toSend > 0) > 0 {
+	for s.room(s.unread, s.toSend > 0) > 0 && s.posted+s.unread < s.memory {
 		s.post(1)
 	}
 	must(t, s.posted+s.unread <= s.maximum+1, "more than the maximum: %+v", s)
 }
 
-func (s *creditSide) send(t *testing.T, data bool) {
+func (s *creditSide) send(t *testing.T, program bool) {
 	granted := s.spend()
 	must(t, s.have >= s.reserveOut, "FIN's credit is gone: %+v", s)
 	must(t, s.have > s.reserveOut || granted > 0, "the last credit went without a grant: %+v", s)
-	s.peer.inbox = append(s.peer.inbox, creditMsg{segmentHeader{CreditsRequested: 255, CreditsGranted: granted}, data})
+	s.peer.inbox = append(s.peer.inbox, creditMsg{segmentHeader{CreditsRequested: 255, CreditsGranted: granted}, program, program && !s.empty})
 	must(t, len(s.peer.inbox) <= s.peer.posted, "a message without a receive: %+v", s)
 }
 
@@ -189,9 +192,11 @@ func (s *creditSide) poll(t *testing.T) bool {
 	m := s.inbox[0]
 	s.inbox = s.inbox[1:]
 	s.credits.receive(&m.segmentHeader)
+	if m.program {
+		s.arrived++
+	}
 	if m.data {
 		s.unread++
-		s.payload++
 	} else if s.room(s.unread, s.toSend > 0) > 0 {
 		s.post(1)
 	}
@@ -228,6 +233,11 @@ func TestCreditsModel(t *testing.T) {
 			initial := minCredits + rnd.IntN(2)*rnd.IntN(6)
 			ends[i] = &creditSide{credits: credits{target: 255, window: initial, initial: initial,
 				maximum: initial + rnd.IntN(2)*rnd.IntN(20), drained: true, reserveOut: reserve, reserveIn: reserve}}
+			ends[i].memory = ends[i].maximum + 1
+			if rnd.IntN(3) == 0 { // no more than it started with
+				ends[i].memory = initial
+			}
+			ends[i].empty = rnd.IntN(3) == 0
 			ends[i].post(initial)
 		}
 		ends[0].peer, ends[1].peer = ends[1], ends[0]
@@ -268,7 +278,7 @@ func TestCreditsModel(t *testing.T) {
 		}
 		for i, e := range ends {
 			require.Zero(t, e.toSend, "seed %d: end %d is stuck: %+v against %+v", seed, i, e.credits, e.peer.credits)
-			require.Equal(t, wanted[i], e.peer.payload)
+			require.Equal(t, wanted[i], e.peer.arrived)
 			require.GreaterOrEqual(t, e.have, reserve)
 			require.LessOrEqual(t, e.control, wanted[0]+wanted[1]+2, "seed %d: more control than payload", seed)
 		}
@@ -278,11 +288,11 @@ func TestCreditsModel(t *testing.T) {
 // The smallest windows, both directions full: nothing wedges.
 func TestSmallWindows(t *testing.T) {
 	for _, lb := range loopbacks {
-		for _, maximum := range []int{3, 4} {
+		for _, maximum := range []int{minCredits, minCredits + 1} {
 			for _, cfg := range []Config{
-				{InitialReceiveCredits: 3, MaxReceiveCredits: maximum, MaxSendSize: minSegment},
-				{InitialReceiveCredits: 3, MaxReceiveCredits: maximum},
-				{InitialReceiveCredits: 3, MaxReceiveCredits: maximum, MaxReceiveSize: minSegment, SendCreditTarget: 3},
+				{InitialReceiveCredits: minCredits, MaxReceiveCredits: maximum, MaxSendSize: minSegment},
+				{InitialReceiveCredits: minCredits, MaxReceiveCredits: maximum},
+				{InitialReceiveCredits: minCredits, MaxReceiveCredits: maximum, MaxReceiveSize: minSegment, SendCreditTarget: minCredits},
 			} {
 				t.Run(fmt.Sprintf("%s/%d/%d/%d", lb.network, maximum, cfg.MaxSendSize, cfg.MaxReceiveSize), func(t *testing.T) {
 					checkLeaks(t)

@@ -135,7 +135,7 @@ func faultTest(t *testing.T, set func(s *verbstest.Switch, n int) *verbstest.Fau
 	for n := 1; ; n++ {
 		s := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
 		// A linger time that runs out would pass for a hang.
-		f.cfg = Config{Provider: s, MaxReceiveSize: 16 << 10, InitialReceiveCredits: 3, LingerTimeout: 2 * patience}
+		f.cfg = Config{Provider: s, MaxReceiveSize: 16 << 10, InitialReceiveCredits: minCredits, LingerTimeout: 2 * patience}
 		f.errs, f.bad = nil, nil
 		fault := set(s, n)
 		within(t, fmt.Sprintf("fault %d", n), f.run)

@@ -6,7 +6,10 @@ import "time"
 //
 // Keep-alive, [MS-SMBD] 3.1.5.9 and its timers: when nothing has come from the
 // peer for KeepAlive, it is asked for a message; if none comes either, the
-// connection is broken.
+// connection is broken. That question and its answer need a credit each, which
+// are not to be had while a program does not read what the other end writes, for
+// as long as it likes. Then an RDMA Write of no bytes asks the peer's device
+// instead, for which the connection breaks if there is none any more.
 //
 // Giving memory back: credits cannot be called in, as posted receives cannot
 // be taken out of a queue pair. But their holder can use them up: a side that
@@ -54,6 +57,7 @@ func (c *Conn) tick() {
 	c.heard, c.lastSent = false, c.stats.SegmentsSent
 	if c.warm && quiet {
 		c.coolDown()
+		c.sendControl() // a smaller window may make a grant due
 	}
 	if c.set.keepAlive <= 0 {
 		if c.warm {
@@ -67,10 +71,15 @@ func (c *Conn) tick() {
 			c.fail(errSilent)
 			return
 		}
-		c.probing, c.send.probe = true, true
-		c.sendControl()
+		able := c.credits.posted > c.credits.reserveIn // is the peer, to answer
+		c.probing, c.send.probe = able, true
+		c.sendControl() // the answer may be here when it returns
+		if c.send.probe && !c.send.posting {
+			c.postTouch()
+		}
+		c.probing = c.probing && !c.send.probe
 		wait = c.set.probe
-	} else if c.probing {
+	} else if c.probing || c.send.probe {
 		wait = min(wait, c.set.probe)
 	}
 	if c.warm {
@@ -89,7 +98,7 @@ func (c *Conn) coolDown() {
 	c.send.idle = true
 	for c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.mid {
 		n := min(c.credits.have-c.set.initial, c.freeSlots(), c.credits.spendable(), batchSegments)
-		if c.postEmpty(n, 0, 0) != nil {
+		if !c.postEmpty(n) {
 			break
 		}
 	}

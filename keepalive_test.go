@@ -1,6 +1,10 @@
 package rdmanet
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
 	"syscall"
 	"testing"
 	"time"
@@ -56,12 +60,12 @@ func TestKeepAliveUnanswered(t *testing.T) {
 		readErr <- err
 	}()
 	server.mu.Lock() // whoever would answer waits
+	client.quietFor(time.Hour)
+	require.True(t, client.isProbing())
 	go func() {
 		_, err := client.Write(make([]byte, 64<<20))
 		writeErr <- err
 	}()
-	client.quietFor(time.Hour)
-	require.True(t, client.isProbing())
 	client.quietFor(time.Hour)
 	for op, ch := range map[string]chan error{"read": readErr, "write": writeErr} {
 		var err error
@@ -73,6 +77,56 @@ func TestKeepAliveUnanswered(t *testing.T) {
 	server.mu.Unlock()
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
+}
+
+// Programs that do not read break no connection, however long they take, in
+// one direction or both.
+func TestKeepAliveStalled(t *testing.T) {
+	for _, both := range []bool{false, true} {
+		t.Run(fmt.Sprint("both ", both), func(t *testing.T) {
+			checkLeaks(t)
+			a, b := pipeOn(t, Config{KeepAlive: time.Hour})
+			want := pattern(1, 16<<20)
+			ends := []*Conn{a, b}
+			if !both {
+				ends = ends[:1]
+			}
+			errs := make(chan error, 4)
+			for _, c := range ends {
+				go func() {
+					_, err := c.Write(want)
+					errs <- err
+				}()
+			}
+			for _, c := range ends {
+				require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))
+			}
+			for range 10 {
+				for _, c := range []*Conn{a, b} {
+					c.quietFor(time.Hour)
+					require.True(t, eventually(func() bool { return !c.isProbing() }), "no answer")
+				}
+			}
+			for i := range ends {
+				reader := []*Conn{b, a}[i]
+				go func() {
+					got := make([]byte, len(want))
+					_, err := io.ReadFull(reader, got)
+					if err == nil && !bytes.Equal(got, want) {
+						err = errors.New("the bytes are not those that were sent")
+					}
+					errs <- err
+				}()
+			}
+			within(t, "transfer", func() {
+				for range 2 * len(ends) {
+					require.NoError(t, <-errs)
+				}
+			})
+			require.NoError(t, a.Close())
+			require.NoError(t, b.Close())
+		})
+	}
 }
 
 // A negative KeepAlive never asks.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -180,45 +181,63 @@ func TestNoMemoryToGrow(t *testing.T) {
 	requireReleased(t, sw)
 }
 
-// A send that finds no buffer ends its own connection only.
+// When others have taken all memory, connections go on with what is theirs, in
+// every kind of send.
 func TestNoMemoryToSend(t *testing.T) {
-	checkLeaks(t)
-	sw := newSwitch(t, newModest(0, 1<<14, false))
-	a, b := pipeOn(t, Config{Provider: sw, MaxSendSize: maxSegment, MaxReceiveSize: maxSegment})
-	c, d := pipeOn(t, Config{Provider: sw})
-	exchange(t, c, d, 1<<20)
-	refuse(sw)
-	go io.Copy(io.Discard, b)
-	var held []*buffer // so that others do not have them
-	pool := a.sendPool()
-	for err := error(nil); err == nil; {
-		for pool.idle() > 0 {
-			buf, err := pool.get()
-			if err != nil {
-				break
+	for _, l := range limitedDevices[1:] {
+		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
+			checkLeaks(t)
+			sw := newSwitch(t, newModest(l.inline, l.wrs, l.pins))
+			var conns [3][2]*Conn
+			for i := range conns {
+				conns[i][0], conns[i][1] = pipeOn(t, Config{Provider: sw})
 			}
-			held = append(held, buf)
-		}
-		if _, err = a.Write(make([]byte, 100)); err != nil {
-			require.ErrorIs(t, err, syscall.ENOBUFS)
-			require.ErrorContains(t, err, "ulimit -l")
-		}
+			refuse(sw)
+			a, b := conns[0][0], conns[0][1]
+			held := a.sendPool().drain()
+			within(t, "exchanges", func() {
+				var wg sync.WaitGroup
+				for _, pair := range conns {
+					wg.Go(func() { exchange(t, pair[0], pair[1], 1<<20) })
+				}
+				wg.Wait()
+			})
+			within(t, "messages", func() {
+				for range 100 {
+					require.NoError(t, a.WriteMsg(nil))
+				}
+				sent := make(chan error, 1)
+				go func() { sent <- a.WriteMsg(pattern(1, 10<<10)) }()
+				n, err := b.ReadMsg(make([]byte, 10<<10))
+				require.NoError(t, err)
+				require.NoError(t, <-sent)
+				require.Equal(t, 10<<10, n)
+			})
+			within(t, "ends", func() {
+				require.NoError(t, a.CloseWrite())
+				_, err := b.Read(make([]byte, 1))
+				require.Equal(t, io.EOF, err)
+				for _, pair := range conns {
+					for _, x := range pair {
+						require.NoError(t, x.Close())
+					}
+				}
+			})
+			pool := a.sendPool()
+			for _, buf := range held {
+				pool.put(buf)
+			}
+			requireReleased(t, sw)
+		})
 	}
-	for _, buf := range held {
-		pool.put(buf)
-	}
-	exchange(t, c, d, 1<<20)
-	for _, x := range []*Conn{a, b, c, d} {
-		require.NoError(t, x.Close())
-	}
-	requireReleased(t, sw)
 }
 
-// idle is the number of buffers that nobody has.
-func (p *pool) idle() int {
+// drain takes all buffers that nobody has.
+func (p *pool) drain() (bufs []*buffer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.free)
+	bufs, p.free = p.free, nil
+	return bufs
 }
 
 // refuse makes every registration to come fail, and returns the first and the

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -37,6 +36,12 @@ type sending struct {
 	unmarked int    // bytes, and
 	since    int    // sends, since the last signalled one
 	marks    ring.Ring[mark]
+
+	// A buffer of the connection's own, where the device does not take all
+	// sends inline: receives, or other connections, may have taken the last of
+	// the pool, and nobody would give one back if no grants could be sent.
+	own   *buffer
+	spare *buffer // it, unless it is in use
 
 	answer  bool // the peer asked for a message
 	probe   bool // we ask the peer for one
@@ -81,12 +86,27 @@ var batches = sync.Pool{New: func() any { return new(batch) }}
 // busy reports whether sends are not known to be completed.
 func (s *sending) busy() bool { return s.done < s.seq }
 
-// release gives back the buffers of sends that will never complete.
-func (s *sending) release(p *pool) {
+// putSendBuffer takes back a buffer that no send names any more.
+func (c *Conn) putSendBuffer(b *buffer) {
+	if b == c.send.own {
+		c.send.spare = b
+	} else {
+		c.sendPool().put(b)
+	}
+}
+
+// releaseSends gives back the buffers of sends that will never complete, and
+// the connection's own.
+func (c *Conn) releaseSends() {
+	s := &c.send
 	for s.marks.Len() > 0 {
 		for _, b := range s.marks.Pop().bufs {
-			p.put(b)
+			c.putSendBuffer(b)
 		}
+	}
+	if s.own != nil {
+		c.sendPool().put(s.own)
+		s.own, s.spare = nil, nil
 	}
 }
 
@@ -100,7 +120,7 @@ func (c *Conn) sent(wc *ibv.WC) {
 		m := s.marks.Pop()
 		s.inFlight -= m.bytes
 		for _, b := range m.bufs {
-			c.sendPool().put(b)
+			c.putSendBuffer(b)
 		}
 	}
 	if wc.Status != ibv.WCSuccess {
@@ -118,11 +138,6 @@ func (c *Conn) freeSlots() int { return c.slots - int(c.send.seq-c.send.done) }
 // canSend reports whether one more message, empty or not, may be posted now.
 func (c *Conn) canSend() bool {
 	return !c.send.posting && c.credits.spendable() > 0 && c.freeSlots() > 0
-}
-
-// canFIN reports whether FIN may be posted now: it has a credit of its own.
-func (c *Conn) canFIN() bool {
-	return !c.send.posting && c.credits.have > 0 && c.freeSlots() > 0
 }
 
 // waitToSend waits for what keeps canSend, or a batch with payload, from going.
@@ -187,12 +202,8 @@ func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 			c.waitToSend()
 			continue
 		}
-		segs, size, bufs, err := c.sendBuffers(segs, size)
+		segs, size, bufs := c.sendBuffers(segs, size)
 		if segs == 0 {
-			if c.send.marks.Len() == 0 { // nothing of ours will come back
-				c.send.cut = c.send.mid
-				return n, err
-			}
 			c.waitToSend()
 			continue
 		}
@@ -233,26 +244,40 @@ func (c *Conn) sendable(n int) (segs, size int) {
 
 // sendEmpty sends a message without payload because the caller wants one.
 func (c *Conn) sendEmpty(token uint32) error {
-	for !c.canSend() {
+	for {
 		if err := c.writeErr(); err != nil {
 			return err
 		}
+		if c.canSend() {
+			if n, bufs := c.emptyBuffers(1); n > 0 {
+				c.stats.MessagesSent++
+				return c.post(nil, 1, 0, 0, token, bufs)
+			}
+		}
 		c.waitToSend()
 	}
-	c.stats.MessagesSent++
-	return c.postEmpty(1, 0, token)
 }
 
-// postEmpty posts n messages without payload.
-func (c *Conn) postEmpty(n int, flags uint16, token uint32) error {
-	var bufs []*buffer
-	if dataHeaderLen > c.inline {
-		n, _, bufs, _ = c.sendBuffers(n, 0)
-		if n == 0 {
-			return syscall.ENOBUFS
+// postEmpty posts up to n messages without payload and reports whether it did.
+func (c *Conn) postEmpty(n int) bool {
+	n, bufs := c.emptyBuffers(n)
+	return n > 0 && c.post(nil, n, 0, 0, 0, bufs) == nil
+}
+
+// emptyBuffers is sendBuffers for messages without payload. When it has none,
+// the completion that brings one back will be heard of.
+func (c *Conn) emptyBuffers(n int) (int, []*buffer) {
+	if dataHeaderLen <= c.inline {
+		return n, nil
+	}
+	n, _, bufs := c.sendBuffers(n, 0)
+	if n == 0 {
+		c.wantSend = true
+		if c.sleeping {
+			c.cq.Interrupt() // the leader sleeps for receives only
 		}
 	}
-	return c.post(nil, n, 0, flags, token, bufs)
+	return n, bufs
 }
 
 // post hands p to the device as segs segments of one message, of which rest
@@ -347,11 +372,12 @@ func (s *Stats) countSent(n int) {
 
 // sendBuffers returns the registered buffers for segs segments with size bytes,
 // one for each that is too long to go inline. Where there are not enough it
-// makes do with fewer segments, none at worst, and says why.
-func (c *Conn) sendBuffers(segs, size int) (int, int, []*buffer, error) {
+// makes do with fewer segments: none when the connection's own buffer is in
+// use, which the completion of a send brings back.
+func (c *Conn) sendBuffers(segs, size int) (int, int, []*buffer) {
 	full := segmentData(size, int(c.agreed.maxSend))
 	if headerLen(full)+full <= c.inline {
-		return segs, size, nil, nil
+		return segs, size, nil
 	}
 	bufs := make([]*buffer, 0, segs)
 	for i := range segs {
@@ -361,11 +387,14 @@ func (c *Conn) sendBuffers(segs, size int) (int, int, []*buffer, error) {
 		}
 		buf, err := c.sendPool().get()
 		if err != nil {
-			return i, i * full, bufs, err
+			if buf = c.send.spare; buf == nil {
+				return i, i * full, bufs
+			}
+			c.send.spare = nil
 		}
 		bufs = append(bufs, buf)
 	}
-	return segs, size, bufs, nil
+	return segs, size, bufs
 }
 
 // headerLen is the length of the header before n bytes of payload.
@@ -408,7 +437,11 @@ func (c *Conn) control(idle bool) bool {
 	if c.send.waiting && !c.send.answer && !c.send.probe && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
-	owed := c.credits.owed(c.kept, idle)
+	kept := c.kept
+	if c.deaf || c.spilled > 0 { // receives come free without the reader
+		kept = 0
+	}
+	owed := c.credits.owed(kept, idle)
 	due := c.send.answer || c.send.probe || owed
 	if !due || !c.canSend() || c.midMessage() {
 		return false
@@ -416,7 +449,7 @@ func (c *Conn) control(idle bool) bool {
 	if owed {
 		c.credits.grantAlone(time.Now())
 	}
-	return c.postEmpty(1, 0, 0) == nil
+	return c.postEmpty(1)
 }
 
 // midMessage reports whether a message of ours is unfinished. To a peer that
@@ -446,21 +479,36 @@ func (c *Conn) requested() uint16 {
 	return uint16(c.set.target)
 }
 
-// postFIN ends our stream.
-func (c *Conn) postFIN() error {
+// postFIN ends our stream if that can be done now. FIN has a credit of its own.
+func (c *Conn) postFIN() (done bool, err error) {
+	if c.send.posting || c.credits.have == 0 || c.freeSlots() == 0 {
+		return false, nil
+	}
+	n, bufs := c.emptyBuffers(1)
+	if n == 0 {
+		return false, nil
+	}
 	c.send.finSent = true
 	c.credits.reserveOut = 0
-	return c.postEmpty(1, flagFIN, 0)
+	return true, c.post(nil, 1, 0, flagFIN, 0, bufs)
 }
 
 // postMarker makes sure that the completion of everything posted can be waited
-// for: an RDMA Write of no bytes needs neither a credit nor a key.
+// for.
 func (c *Conn) postMarker() {
-	s := &c.send
-	for s.posting {
+	for c.send.posting {
 		c.waitPosted()
 	}
-	if s.since == 0 || c.freeSlots() == 0 || c.dead != nil {
+	if c.send.since > 0 {
+		c.postTouch()
+	}
+}
+
+// postTouch has the peer's device, not the peer, answer: an RDMA Write of no
+// bytes needs neither a credit nor a key.
+func (c *Conn) postTouch() {
+	s := &c.send
+	if c.freeSlots() == 0 || c.dead != nil {
 		return
 	}
 	s.seq++
@@ -488,8 +536,8 @@ func (c *Conn) closeWrite() error {
 		if err := c.writeErr(); err != nil {
 			return err
 		}
-		if c.canFIN() {
-			return c.postFIN()
+		if done, err := c.postFIN(); done {
+			return err
 		}
 		c.waitToSend()
 	}

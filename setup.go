@@ -235,15 +235,9 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	first, err := c.pool.get()
-	if err != nil {
-		return nil, err
-	}
-	c.postRecv(first)
-	c.replenish()
-	if c.dead != nil {
+	if err := c.provision(); err != nil {
 		c.recall()
-		return nil, fmt.Errorf("post receives: %w", c.dead)
+		return nil, err
 	}
 	if resp != nil {
 		resp.CreditsGranted = uint16(c.credits.posted)
@@ -267,12 +261,45 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	return c, nil
 }
 
-// recall gives back what the receives of a failed set-up hold.
+// provision posts the first receives and gets what sending cannot do without.
+// With fewer than minCredits the connection could come to a halt.
+func (c *Conn) provision() (err error) {
+	if headerLen(1)+int(c.agreed.maxSend) > c.inline {
+		if c.send.own, err = c.sendPool().get(); err != nil {
+			return err
+		}
+		c.send.spare = c.send.own
+	}
+	least := make([]*buffer, 0, minCredits)
+	for len(least) < min(minCredits, c.set.initial) {
+		buf, err := c.pool.get()
+		if err != nil {
+			for _, buf := range least {
+				c.pool.put(buf)
+			}
+			return err
+		}
+		least = append(least, buf)
+	}
+	for _, buf := range least {
+		c.postRecv(buf)
+	}
+	c.replenish()
+	if c.dead != nil {
+		return fmt.Errorf("post receives: %w", c.dead)
+	}
+	return nil
+}
+
+// recall gives back what a failed set-up holds.
 func (c *Conn) recall() {
-	c.qp.Close()
+	if c.posted.Len() > 0 {
+		c.qp.Close()
+	}
 	for c.posted.Len() > 0 {
 		c.pool.put(c.posted.Pop())
 	}
+	c.releaseSends()
 }
 
 // sendMessage sends a negotiation message. It costs no credit.

@@ -23,7 +23,7 @@ var spills = sync.Pool{New: func() any { return &spill{b: make([]byte, 0, spillC
 
 // spillable reports whether a payload should move out of its buffer.
 func (c *Conn) spillable(payload []byte) bool {
-	return c.kept >= c.credits.window/2 &&
+	return c.kept >= min(c.credits.window, c.credits.target)/2 &&
 		len(payload) <= min(int(c.agreed.maxReceive)/2, spillChunk) &&
 		c.spilled+spillCost+len(payload) <= spillLimit
 }
