@@ -401,7 +401,7 @@ func (c *Conn) teardown() error {
 		c.timer.Stop()
 	}
 	for c.posted.Len() > 0 {
-		c.pool.put(c.posted.Pop())
+		c.posted.Pop().release()
 	}
 	c.dropUnread()
 	c.releaseSends()

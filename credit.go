@@ -105,6 +105,12 @@ func (c *credits) spend() (granted uint16) {
 	return uint16(g)
 }
 
+// grantAll returns the grant for the receives posted before the peer has any.
+func (c *credits) grantAll() uint16 {
+	c.ungranted = 0
+	return uint16(c.posted)
+}
+
 // held is how many credits the peer has in hand or on the way.
 func (c *credits) held() int { return c.posted - c.ungranted }
 
@@ -128,5 +134,8 @@ func (c *credits) owed(kept int, idle bool) bool {
 		low = c.posted / 2
 	}
 	held := c.held()
-	return held <= c.reserveIn || held == c.reserveIn+1 && c.ungranted > 1 || c.unpaid && held <= low
+	if c.unpaid {
+		return held <= max(c.reserveIn, low)
+	}
+	return held <= c.reserveIn || held == c.reserveIn+1 && c.ungranted > 1
 }

@@ -127,7 +127,11 @@ func mute(t testing.TB) (address string) {
 				return
 			}
 			setups = append(setups, s)
-			if err := s.id.Accept(tctx, s.param()); err != nil {
+			if err := s.expect(1, negotiateBuf); err != nil {
+				t.Error(err)
+				return
+			}
+			if err := s.id.Accept(tctx, s.param(nil)); err != nil {
 				return
 			}
 		}

@@ -136,7 +136,7 @@ func TestHostileResponses(t *testing.T) {
 	}{
 		{"empty", nil, errResponseShort},
 		{"short", goodResponse.wire()[:negotiateResponseLen-1], errResponseShort},
-		{"longer than the receive", append(goodResponse.wire(), make([]byte, negotiateBuf)...), ibv.WCLocLenErr},
+		{"longer than the receive", append(goodResponse.wire(), make([]byte, inlineSegment)...), ibv.WCLocLenErr},
 		{"refusal", refusal(statusNotSupported).wire(), statusError(statusNotSupported)},
 		{"unknown status", with(func(m *negotiateResponse) { m.Status = 1 }), statusError(1)},
 		{"version 0", with(func(m *negotiateResponse) { m.NegotiatedVersion = 0 }), errNegotiated},

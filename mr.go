@@ -52,6 +52,7 @@ type slab struct {
 type buffer struct {
 	b    []byte
 	lkey uint32
+	pool *pool
 }
 
 func (b *buffer) sge(n int) ibv.SGE { return ibv.SGE{Buf: b.b[:n], LKey: b.lkey} }
@@ -178,8 +179,9 @@ func (p *pool) get() (*buffer, error) {
 	return b, nil
 }
 
-// put takes a buffer back, which no work request may name any more.
-func (p *pool) put(b *buffer) {
+// release gives a buffer back, which no work request may name any more.
+func (b *buffer) release() {
+	p := b.pool
 	p.mu.Lock()
 	p.free = append(p.free, b)
 	p.mu.Unlock()
@@ -202,7 +204,7 @@ func (p *pool) grow() error {
 	s := &slab{mem: mem, mr: mr, buffers: make([]buffer, total/p.size)}
 	for i := range s.buffers {
 		b := &s.buffers[i]
-		b.b, b.lkey = mem[i*p.size:(i+1)*p.size:(i+1)*p.size], mr.LKey()
+		b.b, b.lkey, b.pool = mem[i*p.size:(i+1)*p.size:(i+1)*p.size], mr.LKey(), p
 		p.free = append(p.free, b)
 	}
 	p.slabs = append(p.slabs, s)

@@ -25,6 +25,7 @@ const (
 	featureFlags        uint16 = 1 << 1 // reserved: urgent and partial messages
 	featureEmptyMessage uint16 = 1 << 2 // reserved: empty messages that are delivered
 	featureTransfer     uint16 = 1 << 3 // reserved: large transfers by RDMA Read and Write
+	featureEarly        uint16 = 1 << 4 // the negotiation message follows here
 )
 
 // privateData is what one end says of itself before the negotiation.
@@ -67,6 +68,32 @@ func parsePrivate(b []byte) privateData {
 	p.features = be.Uint16(b[14:])
 	p.maxReceive = be.Uint32(b[16:])
 	return p
+}
+
+// Early negotiation: two rdmanet peers send the negotiation messages behind
+// their private data and save a round trip. The request is followed by a grant,
+// which saves the active side's first message as well.
+const (
+	earlyRequestLen  = privateLen + negotiateRequestLen + 2
+	earlyResponseLen = privateLen + negotiateResponseLen
+)
+
+// earlyRequest returns the request and the grant in the private data b of an
+// active side; the request is nil if there is none.
+func earlyRequest(b []byte) (msg []byte, granted uint16) {
+	if len(b) < earlyRequestLen || parsePrivate(b).features&featureEarly == 0 {
+		return nil, 0
+	}
+	return b[privateLen : earlyRequestLen-2], binary.LittleEndian.Uint16(b[earlyRequestLen-2:])
+}
+
+// earlyResponse returns the response in the private data b of a passive side,
+// nil if there is none.
+func earlyResponse(b []byte) []byte {
+	if len(b) < earlyResponseLen || parsePrivate(b).features&featureEarly == 0 {
+		return nil
+	}
+	return b[privateLen:earlyResponseLen]
 }
 
 // parseDepth reads an IRD or ORD. Convention has it big-endian, but there are

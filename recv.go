@@ -23,22 +23,29 @@ func (c *Conn) received(wc *ibv.WC) {
 	buf := c.posted.Pop()
 	if wc.Status != ibv.WCSuccess {
 		c.credits.posted--
-		c.pool.put(buf)
+		buf.release()
 		c.status(wc, ibv.WCRecv)
+		return
+	}
+	if wc.ByteLen > c.agreed.maxReceive {
+		// A receive that was posted before the agreement may be larger.
+		c.credits.posted--
+		buf.release()
+		c.status(&ibv.WC{ID: wc.ID, Status: ibv.WCLocLenErr}, ibv.WCRecv)
 		return
 	}
 	var h segmentHeader
 	payload, err := h.parse(buf.b[:min(int(wc.ByteLen), len(buf.b))])
 	if err != nil {
 		c.credits.posted--
-		c.pool.put(buf)
+		buf.release()
 		c.fail(err)
 		return
 	}
 	c.credits.receive(&h)
 	if c.credits.held() < 0 {
 		// The receive was posted, but the peer had not been told of it.
-		c.pool.put(buf)
+		buf.release()
 		c.fail(errNoCredit)
 		return
 	}
@@ -56,7 +63,7 @@ func (c *Conn) received(wc *ibv.WC) {
 	}
 	switch {
 	case err != nil:
-		c.pool.put(buf)
+		buf.release()
 		c.fail(err)
 		return
 	case len(payload) == 0 || c.deaf:
@@ -110,7 +117,7 @@ func (s *Stats) countReceived(n int, last bool) {
 // reuse posts a buffer again, or gives it back when the window is full.
 func (c *Conn) reuse(buf *buffer) {
 	if c.dead != nil || c.credits.room(c.kept, c.send.waiting) == 0 {
-		c.pool.put(buf)
+		buf.release()
 		return
 	}
 	c.postRecv(buf)
@@ -122,7 +129,7 @@ func (c *Conn) postRecv(buf *buffer) {
 	c.recvWR[0].SGL = c.recvSGE[:]
 	_, err := c.qp.PostRecv(c.recvWR[:])
 	if err != nil {
-		c.pool.put(buf)
+		buf.release()
 		c.fail(err)
 		return
 	}
@@ -238,9 +245,14 @@ func (c *Conn) read(p []byte) (n int, err error) {
 		k, _ := c.take(p[n:])
 		n += k
 	}
+	c.replaced()
+	return n, nil
+}
+
+// replaced posts receives for those that were read, and grants them.
+func (c *Conn) replaced() {
 	c.replenish()
 	c.sendControl()
-	return n, nil
 }
 
 func (c *Conn) readMsg(p []byte) (n int, err error) {
@@ -263,8 +275,7 @@ func (c *Conn) readMsg(p []byte) (n int, err error) {
 		}
 		k, last := c.take(p[n:])
 		n += k
-		c.replenish()
-		c.sendControl()
+		c.replaced()
 		if last {
 			return n, nil
 		}
@@ -294,7 +305,6 @@ func (c *Conn) writeSegment(w io.Writer) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.done(s)
-	c.replenish()
-	c.sendControl()
+	c.replaced()
 	return n, err
 }

@@ -91,7 +91,7 @@ func (c *Conn) putSendBuffer(b *buffer) {
 	if b == c.send.own {
 		c.send.spare = b
 	} else {
-		c.sendPool().put(b)
+		b.release()
 	}
 }
 
@@ -105,7 +105,7 @@ func (c *Conn) releaseSends() {
 		}
 	}
 	if s.own != nil {
-		c.sendPool().put(s.own)
+		s.own.release()
 		s.own, s.spare = nil, nil
 	}
 }
@@ -425,11 +425,12 @@ func (c *Conn) sendPool() *pool {
 // nothing else would carry, the answer that the peer asked for, our own probe.
 // A batch under way takes their place and calls again when it is out.
 func (c *Conn) sendControl() {
-	c.control(false)
+	c.control(c.sleeping) // a leader that sleeps will not look again
 }
 
-// control is sendControl; idle is set when nothing else is about to be sent. It
-// reports whether something was posted, for which mu was let go.
+// control is sendControl; idle is set when nothing else is about to be sent, as
+// far as one can tell. It reports whether something was posted, for which mu was
+// let go.
 func (c *Conn) control(idle bool) bool {
 	if c.send.posting || c.dead != nil {
 		return false

@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +18,7 @@ import (
 
 const (
 	sendSlots    = 128 // work requests in the send queue
-	negotiateBuf = 512 // bytes of the one receive for negotiation
+	negotiateBuf = 512 // bytes of a buffer for negotiation
 	readDepth    = 16  // RDMA Reads at a time, where the device can
 )
 
@@ -33,13 +34,13 @@ type setup struct {
 
 	lasting bool // see acquireDomain
 	gone    atomic.Pointer[ibv.Event]
-	pool    *pool // negotiation buffers
-	recv    *buffer
+	posted  []*buffer // receives, oldest first
+	recv    *buffer   // the one that the negotiation message came in
 	send    *buffer
 }
 
-// begin acquires what a connection needs on the ID's device, with one receive
-// posted. It takes the ID over: on error it is closed.
+// begin acquires what a connection needs on the ID's device. It takes the ID
+// over: on error it is closed.
 func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
 	s := &setup{id: id, set: cfg.settings(id.Device(), passive), lasting: cfg.Provider == nil}
 	s.due = time.Now().Add(s.set.negotiate)
@@ -69,12 +70,22 @@ func (s *setup) acquire() (err error) {
 	// One more than the window may be posted, to have something to grant.
 	s.set.maximum = min(s.set.maximum, s.qp.Cap().MaxRecvWR-1)
 	s.set.initial = min(s.set.initial, s.set.maximum)
-	s.pool = s.dom.pool(negotiateBuf)
-	if s.recv, err = s.pool.get(); err != nil {
-		return err
+	return nil
+}
+
+// expect posts n receives of size bytes.
+func (s *setup) expect(n, size int) error {
+	for range n {
+		buf, err := s.dom.pool(size).get()
+		if err != nil {
+			return err
+		}
+		s.posted = append(s.posted, buf)
+		if _, err := s.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{buf.sge(size)}}}); err != nil {
+			return err
+		}
 	}
-	_, err = s.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{s.recv.sge(negotiateBuf)}}})
-	return err
+	return nil
 }
 
 // abandon releases everything.
@@ -93,23 +104,30 @@ func (s *setup) abandon() {
 }
 
 func (s *setup) releaseBuffers() {
-	for _, b := range []**buffer{&s.recv, &s.send} {
-		if *b != nil {
-			s.pool.put(*b)
-			*b = nil
+	for _, b := range append(s.posted, s.recv, s.send) {
+		if b != nil {
+			b.release()
 		}
 	}
+	s.posted, s.recv, s.send = nil, nil, nil
 }
 
-// param is what the connection manager carries for us.
-func (s *setup) param() ibv.ConnParam {
+// param is what the connection manager carries for us: early, if not nil, is a
+// negotiation message.
+func (s *setup) param(early []byte) ibv.ConnParam {
 	attr := s.id.Device().Attr()
 	p := ibv.ConnParam{
 		ResponderResources: min(readDepth, attr.MaxQPRdAtom),
 		InitiatorDepth:     min(readDepth, attr.MaxQPInitRdAtom),
 	}
-	p.Private = privateData{ird: uint32(p.ResponderResources), ord: uint32(p.InitiatorDepth), rdmanet: true,
-		features: featureFIN, maxReceive: uint32(s.set.maxReceive)}.append(nil)
+	private := privateData{ird: uint32(p.ResponderResources), ord: uint32(p.InitiatorDepth), rdmanet: true,
+		features: featureFIN, maxReceive: uint32(s.set.maxReceive)}
+	if early != nil && privateLen+len(early) <= attr.MaxPrivateData {
+		private.features |= featureEarly
+	} else {
+		early = nil
+	}
+	p.Private = append(private.append(make([]byte, 0, privateLen+len(early))), early...)
 	return p
 }
 
@@ -134,13 +152,32 @@ func connect(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 }
 
 func (s *setup) initiate(ctx context.Context) (*Conn, error) {
-	if err := s.id.Connect(ctx, s.param()); err != nil {
+	// These are for the first messages, and can be granted right away.
+	if err := s.expect(s.set.initial, s.set.maxReceive); err != nil {
+		return nil, err
+	}
+	var b [negotiateRequestLen + 2]byte
+	lim := s.set.limits(privateData{rdmanet: true})
+	req := lim.request()
+	n := req.put(b[:])
+	binary.LittleEndian.PutUint16(b[n:], uint16(len(s.posted)))
+	if err := s.id.Connect(ctx, s.param(b[:])); err != nil {
 		return nil, err
 	}
 	peer := parsePrivate(s.id.PrivateData())
-	lim := s.set.limits(peer)
-	req := lim.request()
-	var b [negotiateRequestLen]byte
+	if answer := earlyResponse(s.id.PrivateData()); answer != nil {
+		a, err := lim.acceptResponse(answer)
+		if err != nil {
+			return nil, err
+		}
+		c, err := s.newConn(a, peer, true)
+		if err == nil {
+			c.start()
+		}
+		return c, err
+	}
+	lim = s.set.limits(peer)
+	req = lim.request()
 	if err := s.sendMessage(b[:req.put(b[:])]); err != nil {
 		return nil, err
 	}
@@ -172,14 +209,20 @@ func accept(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 
 func (s *setup) respond(ctx context.Context) (*Conn, error) {
 	peer := parsePrivate(s.id.PrivateData())
-	if err := s.id.Accept(ctx, s.param()); err != nil {
+	lim := s.set.limits(peer)
+	if c, err := s.respondEarly(ctx, lim, peer); c != nil || err != nil {
+		return c, err
+	}
+	if err := s.expect(1, negotiateBuf); err != nil {
+		return nil, err
+	}
+	if err := s.id.Accept(ctx, s.param(nil)); err != nil {
 		return nil, err
 	}
 	request, err := s.receiveMessage(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("smb direct negotiation: %w", err)
 	}
-	lim := s.set.limits(peer)
 	a, resp, status, err := lim.acceptRequest(request)
 	if err != nil {
 		if status != statusOK {
@@ -192,6 +235,36 @@ func (s *setup) respond(ctx context.Context) (*Conn, error) {
 		s.refuse(ctx, refusal(statusInsufficientResources))
 	}
 	return c, err
+}
+
+// respondEarly negotiates by private data if the peer began it there. It returns
+// nothing where that cannot be done: without an answer the peer asks again by a
+// message, and the answer to that can be a refusal.
+func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) (*Conn, error) {
+	request, granted := earlyRequest(s.id.PrivateData())
+	if request == nil || s.id.Device().Attr().MaxPrivateData < earlyResponseLen {
+		return nil, nil
+	}
+	a, resp, _, err := lim.acceptRequest(request)
+	if err != nil {
+		return nil, nil
+	}
+	a.sendCredits = granted
+	c, err := s.newConn(a, peer, false)
+	if errors.Is(err, syscall.ENOBUFS) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var b [negotiateResponseLen]byte
+	resp.CreditsGranted = c.credits.grantAll()
+	if err := s.id.Accept(ctx, s.param(b[:resp.put(b[:])])); err != nil {
+		c.recall()
+		return nil, err
+	}
+	c.start()
+	return c, nil
 }
 
 // refuse sends a failure response and gives it time to arrive.
@@ -216,7 +289,29 @@ func (s *setup) refuse(ctx context.Context, resp negotiateResponse) {
 // grants ours. The setup's resources are the Conn's from then on, unless there
 // is an error.
 func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse) (*Conn, error) {
-	s.releaseBuffers()
+	c, err := s.newConn(a, peer, false)
+	if err != nil {
+		return nil, err
+	}
+	if resp != nil {
+		resp.CreditsGranted = c.credits.grantAll()
+		var b [negotiateResponseLen]byte
+		if err := s.sendMessage(b[:resp.put(b[:])]); err != nil {
+			c.recall()
+			return nil, err
+		}
+		if s.send != nil { // free with the first send that completes
+			c.send.marks.Push(mark{bufs: []*buffer{s.send}})
+			s.send = nil
+		}
+	}
+	c.start()
+	return c, nil
+}
+
+// newConn makes the Conn, with receives posted, that start sets going. granted
+// says that the peer knows of those that were posted before.
+func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, error) {
 	c := newConn(s.set, s.dom, s.id, s.cq, s.qp)
 	c.agreed, c.peer = a, peer
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
@@ -233,37 +328,38 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	if c.fin {
 		c.credits.reserveOut, c.credits.reserveIn = 1, 1
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	for _, buf := range s.posted {
+		c.posted.Push(buf)
+	}
+	c.credits.post(len(s.posted))
+	if granted {
+		c.credits.grantAll()
+	}
+	s.posted = nil
+	s.releaseBuffers()
 	if err := c.provision(); err != nil {
 		c.recall()
 		return nil, err
 	}
-	if resp != nil {
-		resp.CreditsGranted = uint16(c.credits.posted)
-		c.credits.ungranted = 0
-		var b [negotiateResponseLen]byte
-		s.pool = c.sendPool()
-		if err := s.sendMessage(b[:resp.put(b[:])]); err != nil {
-			c.recall()
-			return nil, err
-		}
-		if s.send != nil { // free with the first send that completes
-			c.send.marks.Push(mark{bufs: []*buffer{s.send}})
-			s.send = nil
-		}
-	}
-	s.id.Notify(c.notify)
-	c.startTimer()
-	// Our grant goes with the first Write, or ahead of the first Read that
-	// waits; if neither comes, a keeper sends it.
-	c.seat.Vacant()
 	return c, nil
+}
+
+// start hears of events from now on.
+func (c *Conn) start() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.id.Notify(c.notify)
+	c.startTimer()
+	// The active side's grant goes with the first Write, or ahead of the first
+	// Read that waits; if neither comes, a keeper sends it.
+	c.seat.Vacant()
 }
 
 // provision posts the first receives and gets what sending cannot do without.
 // With fewer than minCredits the connection could come to a halt.
 func (c *Conn) provision() (err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if headerLen(1)+int(c.agreed.maxSend) > c.inline {
 		if c.send.own, err = c.sendPool().get(); err != nil {
 			return err
@@ -271,11 +367,11 @@ func (c *Conn) provision() (err error) {
 		c.send.spare = c.send.own
 	}
 	least := make([]*buffer, 0, minCredits)
-	for len(least) < min(minCredits, c.set.initial) {
+	for c.posted.Len()+len(least) < min(minCredits, c.set.initial) {
 		buf, err := c.pool.get()
 		if err != nil {
 			for _, buf := range least {
-				c.pool.put(buf)
+				buf.release()
 			}
 			return err
 		}
@@ -297,7 +393,7 @@ func (c *Conn) recall() {
 		c.qp.Close()
 	}
 	for c.posted.Len() > 0 {
-		c.pool.put(c.posted.Pop())
+		c.posted.Pop().release()
 	}
 	c.releaseSends()
 }
@@ -309,7 +405,7 @@ func (s *setup) sendMessage(b []byte) error {
 		wr.Flags |= ibv.SendInline
 	} else {
 		var err error
-		if s.send, err = s.pool.get(); err != nil {
+		if s.send, err = s.dom.pool(negotiateBuf).get(); err != nil {
 			return err
 		}
 		copy(s.send.b, b)
@@ -346,7 +442,8 @@ func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
 		case n == 1 && wc.Status != ibv.WCSuccess && wc.Status != ibv.WCFlushErr:
 			return nil, broken(&ibv.WCError{Status: wc.Status, Op: wc.Op, ID: wc.ID &^ sendID, Device: s.id.Device().Name()})
 		case n == 1 && wc.Status == ibv.WCSuccess && wc.ID&sendID == 0:
-			return s.recv.b[:min(wc.ByteLen, negotiateBuf)], nil
+			s.recv, s.posted = s.posted[0], s.posted[1:]
+			return s.recv.b[:wc.ByteLen], nil
 		case n == 1:
 			continue
 		case end != nil && end.Err == nil:
