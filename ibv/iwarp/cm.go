@@ -229,11 +229,17 @@ func refuseStart(conn *net.TCPConn, term *iwarpwire.TermError, crc bool) error {
 	return term
 }
 
+const maxStart = iwarpwire.StartLen + iwarpwire.MaxPrivate + 1
+
+var startFrames = sync.Pool{New: func() any { return new([maxStart]byte) }}
+
 // readStart reads a Request or Reply frame. Neither side may send anything
 // behind its frame before it has heard from the other (RFC 5044, section 7.1),
 // so more bytes than the frame has are an error.
 func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
-	buf := make([]byte, iwarpwire.StartLen+iwarpwire.MaxPrivate+1)
+	frame := startFrames.Get().(*[maxStart]byte)
+	defer startFrames.Put(frame)
+	buf := frame[:]
 	n, want := 0, iwarpwire.StartLen
 	for n < want {
 		k, err := conn.Read(buf[n:])
@@ -257,7 +263,7 @@ func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
 		return iwarpwire.Start{}, errEarly
 	}
 	start, err := iwarpwire.ParseStart(buf[:n], reply)
-	start.Private = bytes.Clone(start.Private) // not the whole buffer for as long as the connection lives
+	start.Private = bytes.Clone(start.Private)
 	return start, err
 }
 

@@ -34,6 +34,7 @@ type tcp struct {
 	wanted  atomic.Bool // somebody waits and would rather receive itself
 	dirty   atomic.Bool // the socket has a read deadline
 	closing atomic.Bool // abort was called
+	rtrDue  atomic.Bool // the peer waits for our RTR, which our first send takes along
 
 	// Below role.
 	rx    receiver
@@ -79,15 +80,7 @@ func startLink(q *qp, conn *net.TCPConn, s setup, notify func(ibv.Event)) error 
 	}
 	q.link.Store(l)
 	q.sq.mu.Unlock()
-	if s.rtr != rtrNone {
-		// The consumer is likely to send at once, and then takes it along.
-		go func() {
-			q.sq.mu.Lock()
-			l.push()
-			q.sq.mu.Unlock()
-		}()
-	}
-
+	l.rtrDue.Store(s.rtr != rtrNone)
 	l.wanted.Store(true) // a waiter may have come before the link
 	l.leave()
 	if q.closed.Load() {
@@ -142,6 +135,11 @@ func (l *tcp) release() {
 // receive moves what arrives until c has an event, or for ever when c is nil.
 // The caller holds the role.
 func (l *tcp) receive(c *cq) {
+	if l.rtrDue.Load() && l.rtrDue.Swap(false) {
+		l.qp.sq.mu.Lock()
+		l.push()
+		l.qp.sq.mu.Unlock()
+	}
 	l.cur, l.told = c, false
 	if l.qp.dev.cfg.portable {
 		l.pumpPortable()
