@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"net"
@@ -202,6 +203,15 @@ func (p *badPeer) ended() {
 // rdmanetPrivate is the private data of a peer that knows half-close.
 var rdmanetPrivate = privateData{rdmanet: true, features: featureFIN, maxReceive: 8136}.append(nil)
 
+// earlyPrivate is that of a peer that negotiates early: msg, a request with a
+// grant or a response, goes with it.
+func earlyPrivate(msg []byte) []byte {
+	return append(privateData{rdmanet: true, features: featureFIN | featureEarly, maxReceive: 8136}.append(nil), msg...)
+}
+
+// wireGrant is the grant behind an early request.
+func wireGrant(n uint16) []byte { return binary.LittleEndian.AppendUint16(nil, n) }
+
 // What a bad peer says as long as it is good.
 var (
 	goodRequest = negotiateRequest{MinVersion: smbdVersion, MaxVersion: smbdVersion, CreditsRequested: 16,
@@ -277,6 +287,32 @@ func (s *scene) dial(ln ibv.Listener) (result chan dialled) {
 type dialled struct {
 	c   net.Conn
 	err error
+}
+
+// earlyConns is conns with a peer that negotiates early.
+func (s *scene) earlyConns(active bool) (*Conn, *badPeer) {
+	t := s.t
+	t.Helper()
+	if active {
+		ln := listenBad(t)
+		result := s.dial(ln)
+		p := acceptBad(t, ln)
+		request, granted := earlyRequest(p.id.PrivateData())
+		require.NotNil(t, request)
+		p.credits = int(granted)
+		require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{Private: earlyPrivate(goodResponse.wire())}))
+		r := <-result
+		require.NoError(t, r.err)
+		return s.owned(r.c), p
+	}
+	ln := s.listen()
+	p := dialBad(t, ln.Addr(), earlyPrivate(append(goodRequest.wire(), wireGrant(goodResponse.CreditsGranted)...)))
+	var resp negotiateResponse
+	require.NoError(t, resp.parse(earlyResponse(p.id.PrivateData())))
+	p.credits = int(resp.CreditsGranted)
+	c, err := ln.Accept()
+	require.NoError(t, err)
+	return s.owned(c), p
 }
 
 // conns makes a connection to a bad peer that has been good so far, with the

@@ -34,6 +34,7 @@ const (
 	fuzzClose                  // Close while the peer is still talking
 	fuzzHandshake              // the input starts with the negotiation
 	fuzzCloseWrite             // CloseWrite after the first Write
+	fuzzEarly                  // the input starts with an early negotiation: n, then n octets
 )
 
 // A script is what is left of an input.
@@ -118,6 +119,10 @@ func FuzzConn(f *testing.F) {
 		f.Add([]byte{mode, fuzzRaw, 3, 1, 2, 3})
 		f.Add([]byte{mode, fuzzLeave})
 	}
+	for _, rest := range [][]byte{{fuzzData, 3, fuzzHear, fuzzGrant, 3, fuzzData, 1, fuzzFIN}, {fuzzLeave}} {
+		f.Add(append(append(append([]byte{fuzzEarly, negotiateRequestLen + 2}, goodRequest.wire()...), wireGrant(8)...), rest...))
+		f.Add(append(append([]byte{fuzzEarly | fuzzActive, negotiateResponseLen}, goodResponse.wire()...), rest...))
+	}
 	f.Add(append([]byte{fuzzHandshake, fuzzRaw, negotiateRequestLen}, goodRequest.wire()...))
 	f.Add(append([]byte{fuzzHandshake | fuzzActive, fuzzRaw, negotiateResponseLen}, goodResponse.wire()...))
 	f.Add(append([]byte{fuzzHandshake | fuzzActive, fuzzRaw, negotiateResponseLen}, refusal(statusNotSupported).wire()...))
@@ -130,6 +135,10 @@ func FuzzConn(f *testing.F) {
 		var private []byte
 		if mode&fuzzRdmanet != 0 {
 			private = rdmanetPrivate
+		}
+		if mode&fuzzEarly != 0 {
+			mode |= fuzzHandshake
+			private = earlyPrivate(in.take(int(in.next()) % 100))
 		}
 		if mode&fuzzHandshake == 0 {
 			c, p := s.conns(mode&fuzzActive != 0, private)

@@ -385,6 +385,13 @@ func TestBreaches(t *testing.T) {
 				c, p := s.conns(side.active, private)
 				b.inflict(s, c, p)
 			})
+			if b.fin {
+				t.Run(side.name+"/early/"+b.name, func(t *testing.T) {
+					s := newScene(t)
+					c, p := s.earlyConns(side.active)
+					b.inflict(s, c, p)
+				})
+			}
 		}
 	}
 }

@@ -69,7 +69,9 @@ func TestProtocolDocVectors(t *testing.T) {
 	no.put(refused)
 
 	want := map[string][]byte{
-		"private-rdmanet":    privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN, maxReceive: 8192}.append(nil),
+		"private-rdmanet": privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN, maxReceive: 8192}.append(nil),
+		"private-early-request": append(append(privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN | featureEarly, maxReceive: 8192}.append(nil),
+			request...), wireGrant(4)...),
 		"private-plain":      privateData{ird: 32, ord: 1}.append(nil),
 		"negotiate-request":  request,
 		"negotiate-response": response,

@@ -1,0 +1,181 @@
+package rdmanet
+
+import (
+	"io"
+	"math"
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Two ends that negotiate early need no message for it, nor for the first
+// grant: either may speak at once.
+func TestEarlyNegotiation(t *testing.T) {
+	for _, lb := range loopbacks {
+		for _, first := range []string{"client", "server"} {
+			t.Run(lb.network+"/"+first, func(t *testing.T) {
+				checkLeaks(t)
+				ln, err := Listen(lb.network, lb.address)
+				require.NoError(t, err)
+				defer ln.Close()
+				nc, err := Dial(lb.network, ln.Addr().String())
+				require.NoError(t, err)
+				client := nc.(*Conn)
+				nc, err = ln.Accept()
+				require.NoError(t, err)
+				server := nc.(*Conn)
+				for _, c := range []*Conn{client, server} {
+					st := c.Stats()
+					require.Zero(t, st.SegmentsSent+st.EmptySent)
+					require.Equal(t, c.set.initial, st.SendCredits)
+				}
+				from, to := client, server
+				if first == "server" {
+					from, to = to, from
+				}
+				pass(t, from, to)
+				require.Zero(t, from.Stats().EmptyReceived)
+				pass(t, to, from)
+				require.NoError(t, client.Close())
+				require.NoError(t, server.Close())
+			})
+		}
+	}
+}
+
+// A request in the private data that is no good counts for nothing: the peer
+// has to come with a message, and hears there what is wrong with it.
+func TestHostileEarlyRequests(t *testing.T) {
+	bad := goodRequest
+	bad.MinVersion, bad.MaxVersion = 0x200, 0x200
+	poor := goodRequest
+	poor.CreditsRequested = 0
+	for _, tt := range []struct {
+		name    string
+		private []byte
+	}{
+		{"nothing", earlyPrivate(nil)},
+		{"short", earlyPrivate(goodRequest.wire())},
+		{"zeros", earlyPrivate(make([]byte, 36))},
+		{"version", earlyPrivate(append(bad.wire(), wireGrant(8)...))},
+		{"no credits", earlyPrivate(append(poor.wire(), wireGrant(8)...))},
+		{"not announced", append(rdmanetPrivate[:privateLen:privateLen], append(goodRequest.wire(), wireGrant(8)...)...)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScene(t)
+			ln := s.listen()
+			p := dialBad(t, ln.Addr(), tt.private)
+			require.Nil(t, earlyResponse(p.id.PrivateData()))
+			p.negotiate()
+			nc, err := ln.Accept()
+			require.NoError(t, err)
+			p.grant(8)
+			pass2(t, s.owned(nc), p)
+
+			p = dialBad(t, ln.Addr(), tt.private)
+			p.say(bad.wire())
+			require.ErrorIs(t, s.logged(), errVersion)
+			p.ended()
+			s.exchange(ln)
+		})
+	}
+}
+
+// pass2 has the connection say something that the peer hears.
+func pass2(t *testing.T, c *Conn, p *badPeer) {
+	t.Helper()
+	_, err := io.WriteString(c, "hello")
+	require.NoError(t, err)
+	for {
+		_, payload, ok := p.segment()
+		require.True(t, ok)
+		if len(payload) > 0 {
+			require.Equal(t, "hello", string(payload))
+			return
+		}
+	}
+}
+
+// Grants of any size may come with a request, and a second request is no
+// Data Transfer message.
+func TestEarlyGrants(t *testing.T) {
+	for _, granted := range []uint16{0, 1, math.MaxUint16} {
+		s := newScene(t)
+		ln := s.listen()
+		p := dialBad(t, ln.Addr(), earlyPrivate(append(goodRequest.wire(), wireGrant(granted)...)))
+		require.NotNil(t, earlyResponse(p.id.PrivateData()))
+		p.credits = int(goodResponse.CreditsGranted)
+		nc, err := ln.Accept()
+		require.NoError(t, err)
+		c := s.owned(nc)
+		require.EqualValues(t, granted, c.Stats().SendCredits)
+		if granted < 3 {
+			p.grant(8)
+		}
+		pass2(t, c, p)
+		p.say(goodRequest.wire())
+		p.ended()
+		_, err = io.ReadAll(c)
+		var protocol *protocolError
+		require.ErrorAs(t, err, &protocol)
+		s.exchange(ln)
+	}
+}
+
+// Responses in the private data are checked like those that come as messages;
+// without one the request goes out as a message.
+func TestHostileEarlyResponses(t *testing.T) {
+	with := func(change func(m *negotiateResponse)) []byte {
+		m := goodResponse
+		change(&m)
+		return m.wire()
+	}
+	for _, tt := range []struct {
+		name string
+		send []byte
+		want error
+	}{
+		{"short", goodResponse.wire()[:negotiateResponseLen-1], nil},
+		{"nothing", nil, nil},
+		{"zeros", make([]byte, negotiateResponseLen), errNegotiated},
+		{"refusal", refusal(statusNotSupported).wire(), statusError(statusNotSupported)},
+		{"no credits granted", with(func(m *negotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
+		{"sends of 2^32-1", with(func(m *negotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScene(t)
+			ln := listenBad(t)
+			result := s.dial(ln)
+			p := acceptBad(t, ln)
+			require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{Private: earlyPrivate(tt.send)}))
+			if tt.want == nil {
+				require.Len(t, p.hear(), negotiateRequestLen)
+				p.say(goodResponse.wire())
+				r := <-result
+				require.NoError(t, r.err)
+				p.await()
+				pass2(t, s.owned(r.c), p)
+				return
+			}
+			r := <-result
+			require.ErrorIs(t, r.err, tt.want)
+			var op *net.OpError
+			require.ErrorAs(t, r.err, &op)
+			p.ended()
+		})
+	}
+}
+
+// A message longer than agreed breaks the connection, even where the receive was
+// posted before the agreement and has room for it.
+func TestEarlyTooLong(t *testing.T) {
+	s := newScene(t)
+	c, p := s.earlyConns(true)
+	p.say(dataSegment(badSegment, 0)) // 24 bytes more than were agreed on
+	p.ended()
+	_, err := io.ReadAll(c)
+	require.ErrorIs(t, err, ibv.WCLocLenErr)
+}
