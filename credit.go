@@ -125,8 +125,11 @@ func (c *credits) held() int { return c.posted - c.ungranted }
 // good part of the window is free again: it would wake up for one message at a
 // time otherwise (TCP's silly window). Nothing waits for such a grant but the
 // peer's payload: all that we send ourselves takes it along.
-func (c *credits) owed(kept int, idle bool) bool {
-	if c.ungranted == 0 || c.unpaid && kept > 0 && c.ungranted < min(c.window, c.target, c.posted+kept)/4 {
+//
+// kept is how many buffers the reader has not used up; busy says that it is
+// they that hold receives back.
+func (c *credits) owed(kept int, busy, idle bool) bool {
+	if c.ungranted == 0 || c.unpaid && busy && c.ungranted < min(c.window, c.target, c.posted+kept)/4 {
 		return false
 	}
 	low := c.posted / 4
@@ -134,8 +137,12 @@ func (c *credits) owed(kept int, idle bool) bool {
 		low = c.posted / 2
 	}
 	held := c.held()
-	if c.unpaid {
+	switch {
+	case c.unpaid:
 		return held <= max(c.reserveIn, low)
+	case c.ungranted == 1:
+		return held <= c.reserveIn && kept == 0 // else a read calls for it
+	default:
+		return held <= c.reserveIn+1
 	}
-	return held <= c.reserveIn || held == c.reserveIn+1 && c.ungranted > 1
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -44,6 +45,53 @@ func TestEarlyNegotiation(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Where the passive side may not send first, the active side's first message has
+// the grant, after a negotiation by messages.
+func TestNoEarlyNegotiation(t *testing.T) {
+	checkLeaks(t)
+	dev := newModest(1<<20, 1<<14, false)
+	dev.shy = true
+	client, server := pipeOn(t, Config{Provider: dev})
+	require.Zero(t, server.Stats().SendCredits)
+	pass(t, client, server)
+	pass(t, server, client)
+	require.NoError(t, client.Close())
+	require.NoError(t, server.Close())
+}
+
+// Two programs that have left much unread stay silent: grants do not call for
+// grants.
+func TestUnreadSilence(t *testing.T) {
+	checkLeaks(t)
+	a, b := pipeOn(t, Config{MaxReceiveCredits: minCredits})
+	for _, c := range []*Conn{a, b} {
+		go c.Write(make([]byte, 4<<20))
+		require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))
+	}
+	for i := range 20 { // a different number of unread segments each time
+		errs := make(chan error, 2)
+		for _, c := range []*Conn{a, b} {
+			go func() {
+				_, err := io.ReadFull(c, make([]byte, 1+i*9999))
+				errs <- err
+			}()
+		}
+		within(t, "reads", func() {
+			require.NoError(t, <-errs)
+			require.NoError(t, <-errs)
+		})
+		sent := func() uint64 { return a.Stats().EmptySent + b.Stats().EmptySent }
+		var before uint64
+		require.True(t, eventually(func() bool {
+			before = sent()
+			time.Sleep(5 * time.Millisecond)
+			return sent() == before
+		}), "they never stop")
+	}
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
 }
 
 // A request in the private data that is no good counts for nothing: the peer

@@ -71,7 +71,7 @@ func (c *Conn) tick() {
 			c.fail(errSilent)
 			return
 		}
-		able := c.credits.posted > c.credits.reserveIn // is the peer, to answer
+		able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
 		c.probing, c.send.probe = able, true
 		c.sendControl() // the answer may be here when it returns
 		if c.send.probe && !c.send.posting {

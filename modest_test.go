@@ -18,6 +18,7 @@ type modest struct {
 	inline int // bytes
 	wrs    int // work requests a queue
 	pins   bool
+	shy    bool // its passive side may not send first
 
 	mu   sync.Mutex
 	devs map[ibv.Device]*modestDevice
@@ -91,6 +92,8 @@ type modestID struct {
 	ibv.ID
 	m *modest
 }
+
+func (i *modestID) MaySendFirst() bool { return !i.m.shy && i.ID.MaySendFirst() }
 
 func (i *modestID) Device() ibv.Device { return i.m.device(i.ID.Device()) }
 

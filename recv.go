@@ -120,6 +120,12 @@ func (c *Conn) reuse(buf *buffer) {
 		buf.release()
 		return
 	}
+	if buf.pool != c.pool { // posted before the size was agreed on
+		if fit, err := c.pool.get(); err == nil {
+			buf.release()
+			buf = fit
+		}
+	}
 	c.postRecv(buf)
 }
 

@@ -438,11 +438,8 @@ func (c *Conn) control(idle bool) bool {
 	if c.send.waiting && !c.send.answer && !c.send.probe && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
-	kept := c.kept
-	if c.deaf || c.spilled > 0 { // receives come free without the reader
-		kept = 0
-	}
-	owed := c.credits.owed(kept, idle)
+	busy := c.kept > 0 && !c.deaf && c.spilled == 0 // else receives come free without the reader
+	owed := c.credits.owed(c.kept, busy, idle)
 	due := c.send.answer || c.send.probe || owed
 	if !due || !c.canSend() || c.midMessage() {
 		return false

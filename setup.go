@@ -153,7 +153,11 @@ func connect(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 
 func (s *setup) initiate(ctx context.Context) (*Conn, error) {
 	// These are for the first messages, and can be granted right away.
-	if err := s.expect(s.set.initial, s.set.maxReceive); err != nil {
+	err := s.expect(s.set.initial, s.set.maxReceive)
+	if errors.Is(err, syscall.ENOBUFS) && len(s.posted) >= minCredits {
+		err = nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	var b [negotiateRequestLen + 2]byte
@@ -242,7 +246,7 @@ func (s *setup) respond(ctx context.Context) (*Conn, error) {
 // message, and the answer to that can be a refusal.
 func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) (*Conn, error) {
 	request, granted := earlyRequest(s.id.PrivateData())
-	if request == nil || s.id.Device().Attr().MaxPrivateData < earlyResponseLen {
+	if request == nil || !s.id.MaySendFirst() || s.id.Device().Attr().MaxPrivateData < earlyResponseLen {
 		return nil, nil
 	}
 	a, resp, _, err := lim.acceptRequest(request)
@@ -360,7 +364,7 @@ func (c *Conn) start() {
 func (c *Conn) provision() (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if headerLen(1)+int(c.agreed.maxSend) > c.inline {
+	if int(c.agreed.maxSend) > c.inline {
 		if c.send.own, err = c.sendPool().get(); err != nil {
 			return err
 		}

@@ -53,6 +53,12 @@ type ID interface {
 	// devices pad it with zeros. It must not be changed.
 	PrivateData() []byte
 
+	// MaySendFirst reports, on the passive side, whether it may send before the
+	// active side has. On iWARP it may only if the two devices have agreed on a
+	// message of their own that goes first (RFC 6581); elsewhere it
+	// always may.
+	MaySendFirst() bool
+
 	// Param returns the depths that hold for the established connection.
 	Param() ConnParam
 

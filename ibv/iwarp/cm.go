@@ -70,6 +70,11 @@ func (i *id) PrivateData() []byte {
 	return i.private
 }
 
+func (i *id) MaySendFirst() bool {
+	r := &i.request
+	return !i.passive || r.P2P && (r.RTRWrite || r.RTRRead || r.RTRSend)
+}
+
 func (i *id) Param() ibv.ConnParam {
 	i.mu.Lock()
 	defer i.mu.Unlock()

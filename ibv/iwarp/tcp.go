@@ -206,7 +206,7 @@ func (l *tcp) setDeadline(t time.Time) {
 func (l *tcp) disconnect() {
 	l.qp.sq.mu.Lock()
 	l.tx.draining = true
-	l.maybeFinish()
+	l.push() // the RTR may still be due
 	l.qp.sq.mu.Unlock()
 	l.ensureReceiver()
 }

@@ -315,7 +315,7 @@ func (l *tcp) stopTransmit() {
 // and nothing is left to send.
 func (l *tcp) maybeFinish() {
 	t := &l.tx
-	if !t.draining || t.finished || t.stopped || t.flushing || len(t.out) > 0 || t.msg.active ||
+	if !t.draining || t.finished || t.stopped || t.flushing || t.rtr != rtrNone || len(t.out) > 0 || t.msg.active ||
 		l.qp.sq.reqs.Len() > 0 || len(t.resp) > 0 {
 		return
 	}

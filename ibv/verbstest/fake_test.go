@@ -95,6 +95,7 @@ func (i *fakeID) Connect(context.Context, ibv.ConnParam) error { return nil }
 func (i *fakeID) Accept(context.Context, ibv.ConnParam) error  { return nil }
 func (i *fakeID) Reject([]byte) error                          { return nil }
 func (i *fakeID) PrivateData() []byte                          { return nil }
+func (i *fakeID) MaySendFirst() bool                           { return true }
 func (i *fakeID) Param() ibv.ConnParam                         { return ibv.ConnParam{} }
 func (i *fakeID) Notify(func(ibv.Event))                       {}
 func (i *fakeID) Disconnect() error                            { return nil }
