@@ -98,3 +98,24 @@ func TestFewGrants(t *testing.T) {
 		t.Fatalf("%d messages came and %d went back only to grant", messages, n)
 	}
 }
+
+// What one program writes reaches the other, although it does not read itself:
+// the directions do not hold each other up.
+func TestOneSidedReader(t *testing.T) {
+	for _, cfg := range []Config{{}, {MaxReceiveCredits: minCredits}, {MaxReceiveSize: 1024, MaxSendSize: 1024}} {
+		a, b := pipeOn(t, cfg)
+		go a.Write(make([]byte, 64<<20))
+		if !eventually(func() bool { return a.Stats().CreditStalls > 0 }) {
+			t.Fatal("b takes everything")
+		}
+		const size = 16 << 20
+		go b.Write(make([]byte, size))
+		within(t, "read", func() {
+			if _, err := io.ReadFull(a, make([]byte, size)); err != nil {
+				t.Error(err)
+			}
+		})
+		a.Close()
+		b.Close()
+	}
+}

@@ -42,7 +42,7 @@ func (c *credits) receive(h *segmentHeader) {
 	c.posted--
 	c.have = min(c.have+int(h.CreditsGranted), math.MaxUint16)
 	c.target = max(int(h.CreditsRequested), minCredits)
-	if c.held() <= c.reserveIn {
+	if c.held() <= c.spent() {
 		c.grow()
 	}
 }
@@ -76,6 +76,9 @@ func (c *credits) room(unread int, sending bool) int {
 	if n <= 0 && sending && c.have-c.reserveOut == 1 && c.ungranted == 0 && c.posted+unread <= c.maximum {
 		return 1
 	}
+	if c.reserveIn > 0 && c.posted+unread <= c.maximum+1 {
+		n = max(n, c.spent()-c.posted) // whatever is unread, the peer can grant
+	}
 	return max(n, 0)
 }
 
@@ -86,13 +89,29 @@ func (c *credits) post(n int) {
 }
 
 // spendable is how many messages may be sent now: the last credit is kept for
-// a message that grants some.
+// a message that grants some. Between rdmanet peers it is kept for one that does
+// nothing else: while a program does not read, what it writes takes grants for
+// which there would be no credit.
 func (c *credits) spendable() int {
 	have := c.have - c.reserveOut
-	if c.ungranted == 0 {
+	if c.ungranted == 0 || c.reserveOut > 0 {
 		have-- // else the first of them carries the grant
 	}
 	return max(have, 0)
+}
+
+// maySendControl reports whether a message without payload may be sent now.
+func (c *credits) maySendControl() bool {
+	have := c.have - c.reserveOut
+	return have > 1 || have == 1 && c.ungranted > 0
+}
+
+// spent is how many credits a peer has left that may send payload no more.
+func (c *credits) spent() int {
+	if c.reserveIn > 0 {
+		return c.reserveIn + 1
+	}
+	return 0
 }
 
 // spend takes the credit for one message and returns the grant that it must
@@ -139,7 +158,7 @@ func (c *credits) owed(kept int, busy, idle bool) bool {
 	held := c.held()
 	switch {
 	case c.unpaid:
-		return held <= max(c.reserveIn, low)
+		return held <= max(c.spent(), low)
 	case c.ungranted == 1:
 		return held <= c.reserveIn && kept == 0 // else a read calls for it
 	default:

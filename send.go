@@ -137,7 +137,7 @@ func (c *Conn) freeSlots() int { return c.slots - int(c.send.seq-c.send.done) }
 
 // canSend reports whether one more message, empty or not, may be posted now.
 func (c *Conn) canSend() bool {
-	return !c.send.posting && c.credits.spendable() > 0 && c.freeSlots() > 0
+	return !c.send.posting && c.credits.maySendControl() && c.freeSlots() > 0
 }
 
 // waitToSend waits for what keeps canSend, or a batch with payload, from going.
@@ -248,7 +248,7 @@ func (c *Conn) sendEmpty(token uint32) error {
 		if err := c.writeErr(); err != nil {
 			return err
 		}
-		if c.canSend() {
+		if c.canSend() && c.credits.spendable() > 0 {
 			if n, bufs := c.emptyBuffers(1); n > 0 {
 				c.stats.MessagesSent++
 				return c.post(nil, 1, 0, 0, token, bufs)
