@@ -200,7 +200,7 @@ func TestNoMemoryToSend(t *testing.T) {
 			within(t, "exchanges", func() {
 				var wg sync.WaitGroup
 				for _, pair := range conns {
-					wg.Go(func() { exchange(t, pair[0], pair[1], 1<<20) })
+					wg.Go(func() { exchange(t, pair[0], pair[1], 200<<10) })
 				}
 				wg.Wait()
 			})
