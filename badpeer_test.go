@@ -228,6 +228,13 @@ func (m negotiateRequest) wire() []byte {
 	return b
 }
 
+// responseWith is a good response but for one change.
+func responseWith(change func(m *negotiateResponse)) []byte {
+	m := goodResponse
+	change(&m)
+	return m.wire()
+}
+
 func (m negotiateResponse) wire() []byte {
 	b := make([]byte, negotiateResponseLen)
 	m.put(b)

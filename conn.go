@@ -29,6 +29,7 @@ type Conn struct {
 	set         settings
 	dom         *domain
 	pool        *pool // receive buffers
+	sends       *pool // and buffers for sends that do not go inline
 	id          ibv.ID
 	cq          ibv.CQ
 	qp          ibv.QP

@@ -70,10 +70,11 @@ func (c *credits) grantAlone(now time.Time) {
 // reader. sending is set while something waits to be sent: with the last credit
 // it may go only together with a grant, so there must be one to give, even if
 // that makes one more than the maximum: a peer with nothing to send does not
-// grant again what mere grants have used up.
+// grant again what mere grants have used up. Where a credit is kept for grants
+// alone it would be of no use.
 func (c *credits) room(unread int, sending bool) int {
 	n := min(c.window, c.target) - c.posted - unread
-	if n <= 0 && sending && c.have-c.reserveOut == 1 && c.ungranted == 0 && c.posted+unread <= c.maximum {
+	if n <= 0 && sending && c.reserveOut == 0 && c.have == 1 && c.ungranted == 0 && c.posted+unread <= c.maximum {
 		return 1
 	}
 	if c.reserveIn > 0 && c.posted+unread <= c.maximum+1 {

@@ -176,11 +176,6 @@ func TestEarlyGrants(t *testing.T) {
 // Responses in the private data are checked like those that come as messages;
 // without one the request goes out as a message.
 func TestHostileEarlyResponses(t *testing.T) {
-	with := func(change func(m *negotiateResponse)) []byte {
-		m := goodResponse
-		change(&m)
-		return m.wire()
-	}
 	for _, tt := range []struct {
 		name string
 		send []byte
@@ -190,8 +185,8 @@ func TestHostileEarlyResponses(t *testing.T) {
 		{"nothing", nil, nil},
 		{"zeros", make([]byte, negotiateResponseLen), errNegotiated},
 		{"refusal", refusal(statusNotSupported).wire(), statusError(statusNotSupported)},
-		{"no credits granted", with(func(m *negotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
-		{"sends of 2^32-1", with(func(m *negotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
+		{"no credits granted", responseWith(func(m *negotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
+		{"sends of 2^32-1", responseWith(func(m *negotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newScene(t)

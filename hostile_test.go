@@ -124,11 +124,6 @@ func TestLargestRequest(t *testing.T) {
 
 // Responses that Dial must not take.
 func TestHostileResponses(t *testing.T) {
-	with := func(change func(m *negotiateResponse)) []byte {
-		m := goodResponse
-		change(&m)
-		return m.wire()
-	}
 	for _, tt := range []struct {
 		name string
 		send []byte
@@ -138,15 +133,15 @@ func TestHostileResponses(t *testing.T) {
 		{"short", goodResponse.wire()[:negotiateResponseLen-1], errResponseShort},
 		{"longer than the receive", append(goodResponse.wire(), make([]byte, inlineSegment)...), ibv.WCLocLenErr},
 		{"refusal", refusal(statusNotSupported).wire(), statusError(statusNotSupported)},
-		{"unknown status", with(func(m *negotiateResponse) { m.Status = 1 }), statusError(1)},
-		{"version 0", with(func(m *negotiateResponse) { m.NegotiatedVersion = 0 }), errNegotiated},
-		{"version 2.0", with(func(m *negotiateResponse) { m.NegotiatedVersion = 0x200 }), errNegotiated},
-		{"no credits granted", with(func(m *negotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
-		{"no credits requested", with(func(m *negotiateResponse) { m.CreditsRequested = 0 }), errCreditsRequested},
-		{"receive size one too small", with(func(m *negotiateResponse) { m.MaxReceiveSize = 127 }), errReceiveSize},
-		{"fragmented size one too small", with(func(m *negotiateResponse) { m.MaxFragmentedSize = 131071 }), errFragmentedSize},
-		{"sends larger than we receive", with(func(m *negotiateResponse) { m.PreferredSendSize = plainSegment + 1 }), errPreferredToSend},
-		{"sends of 2^32-1", with(func(m *negotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
+		{"unknown status", responseWith(func(m *negotiateResponse) { m.Status = 1 }), statusError(1)},
+		{"version 0", responseWith(func(m *negotiateResponse) { m.NegotiatedVersion = 0 }), errNegotiated},
+		{"version 2.0", responseWith(func(m *negotiateResponse) { m.NegotiatedVersion = 0x200 }), errNegotiated},
+		{"no credits granted", responseWith(func(m *negotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
+		{"no credits requested", responseWith(func(m *negotiateResponse) { m.CreditsRequested = 0 }), errCreditsRequested},
+		{"receive size one too small", responseWith(func(m *negotiateResponse) { m.MaxReceiveSize = 127 }), errReceiveSize},
+		{"fragmented size one too small", responseWith(func(m *negotiateResponse) { m.MaxFragmentedSize = 131071 }), errFragmentedSize},
+		{"sends larger than we receive", responseWith(func(m *negotiateResponse) { m.PreferredSendSize = plainSegment + 1 }), errPreferredToSend},
+		{"sends of 2^32-1", responseWith(func(m *negotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
 		{"data first", dataSegment(100, 0), statusError(dataOffset)}, // which stands where the status would
 	} {
 		t.Run(tt.name, func(t *testing.T) {

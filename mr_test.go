@@ -63,7 +63,7 @@ func TestMemoryIsShared(t *testing.T) {
 			c, d := pipeOn(t, cfg)
 			exchange(t, c, d, 1<<10)
 			require.Same(t, a.pool, d.pool)
-			require.Same(t, a.sendPool(), d.sendPool())
+			require.Same(t, a.sends, d.sends)
 			for _, x := range []*Conn{a, b, c, d} {
 				require.NoError(t, x.Close())
 			}
@@ -196,7 +196,7 @@ func TestNoMemoryToSend(t *testing.T) {
 			}
 			refuse(sw)
 			a, b := conns[0][0], conns[0][1]
-			held := a.sendPool().drain()
+			held := a.sends.drain()
 			within(t, "exchanges", func() {
 				var wg sync.WaitGroup
 				for _, pair := range conns {

@@ -239,6 +239,9 @@ func (c *Conn) sendable(n int) (segs, size int) {
 	}
 	full := segmentData(n, int(c.agreed.maxSend))
 	size = min(n, segs*full, max(budget, full), int(c.agreed.maxFragmentedSend))
+	if size < n && size > full {
+		size -= size % full // the rest follows: no short segment before it
+	}
 	return (size + full - 1) / full, size
 }
 
@@ -385,7 +388,7 @@ func (c *Conn) sendBuffers(segs, size int) (int, int, []*buffer) {
 		if headerLen(n)+n <= c.inline {
 			continue
 		}
-		buf, err := c.sendPool().get()
+		buf, err := c.sends.get()
 		if err != nil {
 			if buf = c.send.spare; buf == nil {
 				return i, i * full, bufs
@@ -414,11 +417,6 @@ func (c *Conn) stage(wr *ibv.SendWR, buf *buffer) {
 	c.stats.BytesCopied += uint64(n)
 	wr.SGL = append(wr.SGL[:0], buf.sge(n))
 	wr.Flags &^= ibv.SendInline
-}
-
-// sendPool is where buffers for sends come from that do not go inline.
-func (c *Conn) sendPool() *pool {
-	return c.dom.pool(int(c.agreed.maxSend))
 }
 
 // sendControl posts the messages without payload that are due: grants that

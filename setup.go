@@ -80,10 +80,11 @@ func (s *setup) expect(n, size int) error {
 		if err != nil {
 			return err
 		}
-		s.posted = append(s.posted, buf)
 		if _, err := s.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{buf.sge(size)}}}); err != nil {
+			buf.release()
 			return err
 		}
+		s.posted = append(s.posted, buf)
 	}
 	return nil
 }
@@ -320,7 +321,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 	c.agreed, c.peer = a, peer
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
 	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin}
-	c.pool = s.dom.pool(int(a.maxReceive))
+	c.pool, c.sends = s.dom.pool(int(a.maxReceive)), s.dom.pool(int(a.maxSend))
 	c.credits = credits{
 		have:    int(a.sendCredits),
 		target:  max(int(a.receiveCreditTarget), minCredits),
@@ -365,7 +366,7 @@ func (c *Conn) provision() (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if int(c.agreed.maxSend) > c.inline {
-		if c.send.own, err = c.sendPool().get(); err != nil {
+		if c.send.own, err = c.sends.get(); err != nil {
 			return err
 		}
 		c.send.spare = c.send.own

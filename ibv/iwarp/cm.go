@@ -268,7 +268,7 @@ func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
 		return iwarpwire.Start{}, errEarly
 	}
 	start, err := iwarpwire.ParseStart(buf[:n], reply)
-	start.Private = bytes.Clone(start.Private)
+	start.Private = bytes.Clone(start.Private) // the frame goes back to the pool
 	return start, err
 }
 
