@@ -5,6 +5,9 @@ import (
 	"crypto/rand"
 	"io"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Two programs that are both in Write, with more to send than fits on the way,
@@ -117,5 +120,128 @@ func TestOneSidedReader(t *testing.T) {
 		})
 		a.Close()
 		b.Close()
+	}
+}
+
+// A request that is written and ended, left unread for a while, and answered
+// before it is read: the answer arrives.
+func TestAnswerBeforeReading(t *testing.T) {
+	checkLeaks(t)
+	a, b := pipeOn(t, Config{MaxReceiveSize: 1024, MaxSendSize: 1024, MaxReceiveCredits: 32})
+	require.True(t, eventually(func() bool {
+		exchange(t, a, b, 1<<20)
+		return b.Stats().ReceiveWindow == 32
+	}))
+	wrote := make(chan error, 1)
+	stalls := a.Stats().CreditStalls
+	go func() {
+		for {
+			if _, err := a.Write(make([]byte, 1000)); err != nil {
+				wrote <- err
+				return
+			}
+		}
+	}()
+	require.True(t, eventually(func() bool { return a.Stats().CreditStalls > stalls }))
+	a.SetWriteDeadline(time.Unix(1, 0))
+	require.Error(t, <-wrote)
+	a.SetWriteDeadline(time.Time{})
+	require.NoError(t, a.CloseWrite())
+	require.True(t, eventually(func() bool {
+		b.tick() // what the timer does after five seconds of silence
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.eof && b.credits.window == b.set.initial
+	}))
+	const size = 1 << 20
+	go b.Write(make([]byte, size))
+	within(t, "read", func() {
+		_, err := io.ReadFull(a, make([]byte, size))
+		require.NoError(t, err)
+	})
+	a.Close()
+	b.Close()
+}
+
+// A grant that was left to a waiting writer, whose deadline passes before it
+// runs, is sent all the same.
+func TestGrantLeftToWriter(t *testing.T) {
+	for range 20 {
+		s := newScene(t)
+		c, p := s.conns(false, nil)
+		read := make(chan struct{}, 1)
+		go func() {
+			for b := make([]byte, 100); ; {
+				if _, err := c.Read(b); err != nil {
+					return
+				}
+				read <- struct{}{}
+			}
+		}()
+		locked := func(f func() bool) bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return f()
+		}
+		leads := func() bool { return locked(func() bool { return c.sleeping }) }
+		stalled := func() bool {
+			return locked(func() bool { return c.sleeping && c.send.waiting && !c.send.posting })
+		}
+		require.True(t, eventually(leads))
+		wrote := make(chan error, 1)
+		go func() {
+			_, err := c.Write(make([]byte, 1<<20))
+			wrote <- err
+		}()
+		require.True(t, eventually(stalled))
+		// The peer takes what was sent and uses up all its credits but one.
+		for heard := uint64(0); ; {
+			for st := c.Stats(); heard < st.SegmentsSent+st.EmptySent; heard++ {
+				_, _, ok := p.segment()
+				require.True(t, ok)
+			}
+			if p.credits <= 1 {
+				break
+			}
+			p.credits--
+			p.say(wireSegment(dataOffset+1, segmentHeader{CreditsRequested: 16, DataOffset: dataOffset, DataLength: 1}))
+			<-read
+			require.True(t, eventually(stalled))
+		}
+		c.mu.Lock()
+		before := c.stats.received()
+		p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 8}))
+		for c.stats.received() == before { // as another goroutine in poll does
+			c.poll()
+		}
+		c.writeDue.set(time.Unix(1, 0))
+		c.wakeAll()
+		c.mu.Unlock()
+		require.Error(t, <-wrote)
+		for granted := 0; granted == 0; {
+			h, _, ok := p.segment()
+			require.True(t, ok)
+			granted = int(h.CreditsGranted)
+		}
+		c.Close()
+		p.close()
+	}
+}
+
+// However many messages go at once, the last credit for a plain peer goes with
+// a grant.
+func TestLastCreditOfABatch(t *testing.T) {
+	s := newScene(t)
+	c, p := s.conns(false, nil)
+	credits := int(goodResponse.CreditsGranted)
+	require.True(t, eventually(func() bool { return c.Stats().SendCredits == credits }))
+	go c.Write(make([]byte, 1<<20))
+	require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))
+	st := c.Stats()
+	for range st.SegmentsSent + st.EmptySent {
+		h, _, ok := p.segment()
+		require.True(t, ok)
+		require.False(t, credits == 1 && h.CreditsGranted == 0, "the last credit went without a grant")
+		credits--
 	}
 }

@@ -95,10 +95,10 @@ func (c *credits) post(n int) {
 // which there would be no credit.
 func (c *credits) spendable() int {
 	have := c.have - c.reserveOut
-	if c.ungranted == 0 || c.reserveOut > 0 {
-		have-- // else the first of them carries the grant
+	if c.ungranted > 0 && have == 1 && c.reserveOut == 0 {
+		return 1 // of several the first would take the grant, and the last go without
 	}
-	return max(have, 0)
+	return max(have-1, 0)
 }
 
 // maySendControl reports whether a message without payload may be sent now.

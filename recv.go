@@ -89,7 +89,6 @@ func (c *Conn) received(wc *ibv.WC) {
 	}
 	if c.reasm.ended && !c.eof {
 		c.eof = true
-		c.credits.reserveIn = 0
 		c.readable.Broadcast()
 	} else if len(payload) > 0 && c.readers > 0 {
 		c.readable.Signal()

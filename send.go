@@ -164,6 +164,9 @@ func (c *Conn) waitToSend() {
 	}
 	c.await(&c.writable, &c.writers)
 	s.waiting = false
+	if c.writeErr() != nil {
+		c.sendControl() // a grant may have been left for us to take along
+	}
 }
 
 // waitPosted waits for the end of a post by another goroutine. That needs no
