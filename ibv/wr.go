@@ -47,8 +47,11 @@ type SendWR struct {
 	Imm    uint32 // OpSendImm, OpWriteImm
 	InvKey uint32 // OpSendInv: the peer's RKey; OpLocalInv: a key of this side
 
-	RemoteAddr uint64 // OpWrite, OpWriteImm, OpRead
-	RKey       uint32 // OpWrite, OpWriteImm, OpRead
+	RemoteAddr uint64 // OpWrite, OpWriteImm, OpRead, OpCmpSwap, OpFetchAdd
+	RKey       uint32 // likewise
+
+	CompareAdd uint64 // OpCmpSwap: what the eight bytes must hold; OpFetchAdd: what is added
+	Swap       uint64 // OpCmpSwap: what they then hold
 }
 
 // RecvWR is a work request for the receive queue, after struct ibv_recv_wr.

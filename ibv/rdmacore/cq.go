@@ -1,0 +1,277 @@
+//go:build linux && cgo
+
+package rdmacore
+
+// #include "shim.h"
+import "C"
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// cq implements ibv.CQ with a completion channel of its own, so that the
+// runtime's poller wakes the very goroutine that waits.
+type cq struct {
+	dev     *device
+	handle  C.uintptr_t
+	depth   int
+	overrun atomic.Bool
+
+	mu    sync.Mutex      // poll, arm, close
+	c     *C.struct_rn_cq // nil once closed
+	users int
+	wcs   [32]C.struct_rn_wc
+
+	file *os.File // the channel
+	raw  syscall.RawConn
+
+	// For the one that waits.
+	take    func(uintptr) bool
+	taken   int   // events of this Wait
+	failed  error // and why none could be taken
+	unacked C.uint
+
+	wait struct {
+		sync.Mutex
+		asleep      bool
+		interrupted bool
+		dirty       bool // the file has a deadline
+		closed      bool
+	}
+}
+
+var noDeadline time.Time
+
+func (d *device) CreateCQ(depth int) (ibv.CQ, error) {
+	if depth < 1 {
+		return nil, fmt.Errorf("%s: create completion queue: depth %d: %w", d.name, depth, syscall.EINVAL)
+	}
+	if depth > d.attr.MaxCQE {
+		return nil, fmt.Errorf("%s: create completion queue: depth %d (limit %d): %w", d.name, depth, d.attr.MaxCQE, ibv.ErrLimit)
+	}
+	c := &cq{dev: d}
+	c.handle = addHandle(c)
+	if err := errno(C.rn_create_cq(d.c, C.int(depth), c.handle, &c.c)); err != nil {
+		removeHandle(c.handle)
+		return nil, fmt.Errorf("%s: create completion queue: %w", d.name, memoryError(err))
+	}
+	c.depth = int(c.c.cqe)
+	var err error
+	if c.file, err = pollable(int(c.c.channel.fd), "completion channel"); err == nil {
+		c.raw, err = c.file.SyscallConn()
+	}
+	if err != nil {
+		removeHandle(c.handle)
+		c.file.Close()
+		C.rn_destroy_cq(c.c, 0, 1)
+		return nil, fmt.Errorf("%s: create completion queue: %w", d.name, err)
+	}
+	c.take = c.takeEvents
+	return c, nil
+}
+
+func (c *cq) Depth() int { return c.depth }
+
+// use adds a queue pair, or says that the queue is closed.
+func (c *cq) use() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.c == nil {
+		return net.ErrClosed
+	}
+	c.users++
+	return nil
+}
+
+func (c *cq) unuse() {
+	c.mu.Lock()
+	c.users--
+	c.mu.Unlock()
+}
+
+// Flags of enum ibv_wc_flags and numbers of enum ibv_wc_opcode.
+const (
+	wcWithImm = 1 << 1
+	wcWithInv = 1 << 3
+
+	wcRecv        = 1 << 7
+	wcRecvWithImm = wcRecv + 1
+)
+
+var wcOps = [...]ibv.WCOpcode{0: ibv.WCSend, 1: ibv.WCWrite, 2: ibv.WCRead, 3: ibv.WCCmpSwap, 4: ibv.WCFetchAdd, 6: ibv.WCLocalInv}
+
+func (c *cq) Poll(wcs []ibv.WC) (total int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.c == nil {
+		return 0, net.ErrClosed
+	}
+	for len(wcs) > 0 {
+		want := min(len(wcs), len(c.wcs))
+		n := int(C.rn_poll_cq(c.c, C.int(want), &c.wcs[0]))
+		if n < 0 || c.overrun.Load() {
+			return total, fmt.Errorf("%s: %w", c.dev.name, ibv.ErrCQOverrun)
+		}
+		for i := range c.wcs[:n] {
+			translate(&c.wcs[i], &wcs[i])
+		}
+		total += n
+		wcs = wcs[n:]
+		if n < want {
+			break
+		}
+	}
+	return total, nil
+}
+
+// translate puts a completion in our form.
+func translate(w *C.struct_rn_wc, wc *ibv.WC) {
+	*wc = ibv.WC{ID: uint64(w.wr_id), Status: ibv.WCStatus(w.status), VendorErr: uint32(w.vendor_err), QPN: uint32(w.qp_num)}
+	if wc.Status != ibv.WCSuccess {
+		return
+	}
+	wc.ByteLen = uint32(w.byte_len)
+	switch {
+	case w.opcode == wcRecv:
+		wc.Op = ibv.WCRecv
+	case w.opcode == wcRecvWithImm:
+		wc.Op = ibv.WCRecvWriteImm
+	case int(w.opcode) < len(wcOps):
+		wc.Op = wcOps[w.opcode]
+	}
+	if w.wc_flags&wcWithImm != 0 {
+		wc.Flags |= ibv.WCWithImm
+		wc.Imm = networkOrder(uint32(w.imm_or_key))
+	}
+	if w.wc_flags&wcWithInv != 0 {
+		wc.Flags |= ibv.WCWithInv
+		wc.InvKey = uint32(w.imm_or_key)
+	}
+}
+
+// networkOrder turns a number into one whose bytes in memory are in network
+// order, and back.
+func networkOrder(n uint32) uint32 {
+	return binary.BigEndian.Uint32((*[4]byte)(unsafe.Pointer(&n))[:])
+}
+
+func (c *cq) Arm(solicitedOnly bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.c == nil {
+		return net.ErrClosed
+	}
+	var s C.int
+	if solicitedOnly {
+		s = 1
+	}
+	if err := errno(C.rn_arm_cq(c.c, s)); err != nil {
+		return fmt.Errorf("%s: arm completion queue: %w", c.dev.name, err)
+	}
+	return nil
+}
+
+func (c *cq) Wait(deadline time.Time) error {
+	w := &c.wait
+	w.Lock()
+	if w.closed {
+		w.Unlock()
+		return net.ErrClosed
+	}
+	if w.interrupted {
+		w.interrupted = false
+		w.Unlock()
+		return ibv.ErrInterrupted
+	}
+	w.asleep = true
+	if w.dirty || !deadline.IsZero() {
+		c.file.SetReadDeadline(deadline)
+		w.dirty = !deadline.IsZero()
+	}
+	w.Unlock()
+
+	c.taken, c.failed = 0, nil
+	err := c.raw.Read(c.take)
+
+	w.Lock()
+	defer w.Unlock()
+	w.asleep = false
+	switch {
+	case c.taken > 0:
+		return nil
+	case w.closed:
+		return net.ErrClosed
+	case w.interrupted:
+		w.interrupted = false
+		return ibv.ErrInterrupted
+	case c.failed != nil:
+		return fmt.Errorf("%s: wait for completions: %w", c.dev.name, c.failed)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return os.ErrDeadlineExceeded
+	}
+	return fmt.Errorf("%s: wait for completions: %w", c.dev.name, err)
+}
+
+// takeEvents takes all events that are there: the poller tells of new ones only.
+func (c *cq) takeEvents(uintptr) bool {
+	for {
+		switch rc := C.rn_cq_event(c.c); rc {
+		case 0:
+			c.taken++
+			if c.unacked++; c.unacked == 1<<16 {
+				C.rn_ack_cq(c.c, c.unacked)
+				c.unacked = 0
+			}
+		case -C.int(syscall.EINTR):
+		case -C.int(syscall.EAGAIN):
+			return c.taken > 0
+		default:
+			c.failed = errno(rc)
+			return true
+		}
+	}
+}
+
+func (c *cq) Interrupt() {
+	w := &c.wait
+	w.Lock()
+	defer w.Unlock()
+	w.interrupted = true
+	if w.asleep && !w.closed {
+		w.dirty = true
+		c.file.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+func (c *cq) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.c == nil:
+		return net.ErrClosed
+	case c.users > 0:
+		return fmt.Errorf("%s: close completion queue: %d queue pairs: %w", c.dev.name, c.users, ibv.ErrBusy)
+	}
+	c.wait.Lock()
+	c.wait.closed = true
+	c.wait.Unlock()
+	c.file.Close() // ends a Wait and returns when it is out of C
+	removeHandle(c.handle)
+	err := errno(C.rn_destroy_cq(c.c, c.unacked, 1))
+	c.c = nil
+	if err != nil {
+		return fmt.Errorf("%s: close completion queue: %w", c.dev.name, err)
+	}
+	return nil
+}

@@ -1,0 +1,310 @@
+//go:build linux && cgo
+
+package rdmacore
+
+// #include "shim.h"
+import "C"
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// device implements ibv.Device.
+type device struct {
+	lib  *library
+	c    *C.struct_rn_context
+	name string
+	attr ibv.DeviceAttr
+}
+
+// Enumerations of infiniband/verbs.h.
+const (
+	transportIWARP = 1
+
+	linkIB       = 1
+	linkEthernet = 2
+
+	capMemMgtExtensions = 1 << 21
+)
+
+// Private data of a request, less what rdma_cm takes for itself: InfiniBand's
+// REQ has 92 bytes (rdma_cm takes 36), iWARP's length is one byte in rdma_cm.
+const (
+	privateIB    = 56
+	privateIWARP = 255
+)
+
+// Devices lists the devices that have a driver in user space.
+func (p *Provider) Devices() ([]ibv.Device, error) {
+	found, err := p.lib.list()
+	if err != nil {
+		return nil, err
+	}
+	var devs []ibv.Device
+	for _, d := range found {
+		if p.cfg.Device == "" || p.cfg.Device == d.name {
+			devs = append(devs, d)
+		}
+	}
+	if len(devs) == 0 && p.cfg.Device != "" {
+		return nil, fmt.Errorf("%s: no device %q", Name, p.cfg.Device)
+	}
+	return devs, nil
+}
+
+func (lib *library) list() ([]*device, error) {
+	var list **C.struct_rn_context
+	var n C.int
+	if err := errno(C.rn_devices(&list, &n)); err != nil {
+		if !errors.Is(err, syscall.ENODEV) && !errors.Is(err, syscall.ENOENT) {
+			return nil, fmt.Errorf("%s: list devices: %w%s", Name, err, missingDriver(0))
+		}
+		n = 0
+	} else {
+		defer C.rn_free_devices(list)
+	}
+	if n == 0 {
+		return nil, fmt.Errorf("%s: no RDMA device%s: %w", Name, missingDriver(0), syscall.ENODEV)
+	}
+	var devs []*device
+	for _, c := range unsafe.Slice(list, n) {
+		d, err := lib.device(c)
+		if err != nil {
+			return nil, err
+		}
+		devs = append(devs, d)
+	}
+	return devs, nil
+}
+
+// missingDriver names the kernel's devices when user space sees only so many.
+func missingDriver(seen int) string {
+	names, _ := filepath.Glob("/sys/class/infiniband/*")
+	if len(names) <= seen {
+		return ""
+	}
+	for i := range names {
+		names[i] = filepath.Base(names[i])
+	}
+	return fmt.Sprintf(" can be used (the kernel has %s: load ib_uverbs, install the drivers for user space, Debian's "+
+		"ibverbs-providers, and see to it that this user may open /dev/infiniband/uverbs*)", strings.Join(names, ", "))
+}
+
+// device returns the device of a context, asking for its limits the first time.
+func (lib *library) device(c *C.struct_rn_context) (*device, error) {
+	lib.mu.Lock()
+	defer lib.mu.Unlock()
+	if d := lib.devices[c]; d != nil {
+		return d, nil
+	}
+	d := &device{lib: lib, c: c, name: C.GoString(&c.device.name[0])}
+	if err := d.query(); err != nil {
+		return nil, fmt.Errorf("%s: query device: %w", d.name, err)
+	}
+	if err := errno(C.rn_nonblocking(c.async_fd)); err != nil {
+		return nil, fmt.Errorf("%s: wait for its events: %w", d.name, err)
+	}
+	f, err := pollable(int(c.async_fd), d.name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: wait for its events: %w", d.name, err)
+	}
+	lib.devices[c] = d
+	go d.watch(f)
+	return d, nil
+}
+
+func (d *device) query() error {
+	var a C.struct_rn_device_attr
+	if err := errno(C.rn_query_device(d.c, &a)); err != nil {
+		return err
+	}
+	guid := *(*[8]byte)(unsafe.Pointer(&a.node_guid))
+	d.attr = ibv.DeviceAttr{
+		FWVersion: C.GoString(&a.fw_ver[0]),
+		NodeGUID:  binary.BigEndian.Uint64(guid[:]),
+		Ports:     int(a.phys_port_cnt),
+
+		MaxQP:           int(a.max_qp),
+		MaxQPWR:         int(a.max_qp_wr),
+		MaxSGE:          int(a.max_sge),
+		MaxSGERead:      int(a.max_sge_rd),
+		MaxInline:       int(C.rn_probe_inline(d.c)),
+		MaxCQ:           int(a.max_cq),
+		MaxCQE:          int(a.max_cqe),
+		MaxMR:           int(a.max_mr),
+		MaxPD:           int(a.max_pd),
+		MaxMRSize:       uint64(a.max_mr_size),
+		MaxQPRdAtom:     min(int(a.max_qp_rd_atom), 255), // a byte in rdma_cm
+		MaxQPInitRdAtom: min(int(a.max_qp_init_rd_atom), 255),
+		MaxPrivateData:  privateIB,
+		PinsMemory:      true,
+	}
+	if d.attr.MaxSGERead == 0 {
+		d.attr.MaxSGERead = 1
+	}
+	var port C.struct_rn_port_attr
+	if err := errno(C.rn_query_port(d.c, 1, &port)); err != nil {
+		return err
+	}
+	d.attr.MaxMessageSize = uint64(port.max_msg_sz)
+	switch {
+	case d.c.device.transport_type == transportIWARP:
+		d.attr.Transport = ibv.TransportIWARP
+		d.attr.MaxPrivateData = privateIWARP
+	case port.link_layer == linkEthernet:
+		d.attr.Transport = ibv.TransportRoCE
+	default:
+		d.attr.Transport = ibv.TransportIB
+	}
+	if d.attr.Transport != ibv.TransportIWARP {
+		d.attr.Caps |= ibv.CapSendImm | ibv.CapWriteImm | ibv.CapUD
+		if a.atomic_cap != 0 {
+			d.attr.Caps |= ibv.CapAtomic
+		}
+	}
+	return nil
+}
+
+func (d *device) Name() string         { return d.name }
+func (d *device) Attr() ibv.DeviceAttr { return d.attr }
+
+// mtus are the sizes that enum ibv_mtu numbers.
+var mtus = [...]int{0, 256, 512, 1024, 2048, 4096}
+
+func (d *device) Port(n int) (ibv.PortAttr, error) {
+	if n < 1 || n > d.attr.Ports {
+		return ibv.PortAttr{}, fmt.Errorf("%s: port %d of %d: %w", d.name, n, d.attr.Ports, syscall.EINVAL)
+	}
+	var a C.struct_rn_port_attr
+	if err := errno(C.rn_query_port(d.c, C.int(n), &a)); err != nil {
+		return ibv.PortAttr{}, fmt.Errorf("%s: query port %d: %w", d.name, n, err)
+	}
+	p := ibv.PortAttr{State: ibv.PortDown}
+	switch a.state { // enum ibv_port_state
+	case 2:
+		p.State = ibv.PortInit
+	case 3:
+		p.State = ibv.PortArmed
+	case 4, 5:
+		p.State = ibv.PortActive
+	}
+	if int(a.active_mtu) < len(mtus) {
+		p.ActiveMTU = mtus[a.active_mtu]
+	}
+	for i := range a.gid_tbl_len {
+		var gid ibv.GID
+		if C.rn_query_gid(d.c, C.int(n), i, (*C.uint8_t)(unsafe.Pointer(&gid))) == 0 && gid != (ibv.GID{}) {
+			p.GIDs = append(p.GIDs, gid)
+		}
+	}
+	p.NetDev = d.netDev(n)
+	return p, nil
+}
+
+// netDev is the interface behind a port as sysfs has it: that of the first GID,
+// or on iWARP the one that the device belongs to.
+func (d *device) netDev(port int) string {
+	ndevs := filepath.Join("/sys/class/infiniband", d.name, "ports", strconv.Itoa(port), "gid_attrs/ndevs")
+	entries, _ := os.ReadDir(ndevs)
+	for _, e := range entries {
+		if b, err := os.ReadFile(filepath.Join(ndevs, e.Name())); err == nil && len(b) > 1 {
+			return strings.TrimSpace(string(b))
+		}
+	}
+	return ""
+}
+
+// Asynchronous events of infiniband/verbs.h.
+const (
+	asyncCQErr       = 0
+	asyncQPFatal     = 1
+	asyncQPReqErr    = 2
+	asyncQPAccessErr = 3
+	asyncCommEst     = 4
+	asyncDeviceFatal = 8
+	asyncPortErr     = 10
+)
+
+// watch hands the device's events to those they concern, for as long as the
+// process lives.
+func (d *device) watch(f *os.File) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	var info C.struct_rn_async_info
+	raw.Read(func(uintptr) bool {
+		for {
+			switch rc := C.rn_async_event(d.c, &info); rc {
+			case 0:
+				d.event(&info)
+			case -C.int(syscall.EINTR):
+			case -C.int(syscall.EAGAIN):
+				return false
+			default:
+				return true // the device is gone, rdma_cm says so too
+			}
+		}
+	})
+}
+
+func (d *device) event(info *C.struct_rn_async_info) {
+	switch info.event {
+	case asyncCQErr:
+		if c, ok := lookup(info.handle).(*cq); ok {
+			c.overrun.Store(true)
+			c.Interrupt()
+		}
+	case asyncQPFatal, asyncQPReqErr, asyncQPAccessErr:
+		if i, ok := lookup(info.handle).(*id); ok {
+			i.event(ibv.Event{Kind: ibv.EventQPFatal, Err: asyncError(info.event)})
+		}
+	case asyncCommEst:
+		if i, ok := lookup(info.handle).(*id); ok {
+			i.established()
+		}
+	case asyncPortErr:
+		d.all(func(i *id) {
+			if i.port == int(info.port) {
+				i.event(ibv.Event{Kind: ibv.EventPortError, Err: syscall.ENETDOWN})
+			}
+		})
+	case asyncDeviceFatal:
+		d.all(func(i *id) { i.event(ibv.Event{Kind: ibv.EventDeviceRemoval, Err: syscall.ENODEV}) })
+	}
+}
+
+// all calls f for every connection of the device.
+func (d *device) all(f func(*id)) {
+	handles.RLock()
+	var ids []*id
+	for _, v := range handles.m {
+		if i, ok := v.(*id); ok && i.dev == d {
+			ids = append(ids, i)
+		}
+	}
+	handles.RUnlock()
+	for _, i := range ids {
+		f(i)
+	}
+}
+
+func asyncError(event C.uint32_t) error {
+	switch event {
+	case asyncQPReqErr:
+		return errors.New("the peer's request was invalid")
+	case asyncQPAccessErr:
+		return errors.New("the peer had no right to the memory it named")
+	}
+	return errors.New("the device gave up the queue pair")
+}

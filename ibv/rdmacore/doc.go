@@ -1,0 +1,53 @@
+// Package rdmacore is the provider for real RDMA devices, and for those that
+// Linux makes of a network interface (Soft-RoCE, siw): the verbs of package ibv
+// on libibverbs and librdmacm.
+//
+// The two libraries are loaded at run time, on the first call of [New]; neither
+// they nor their headers are needed to build, only cgo. Where cgo is off or the
+// system is not Linux the package compiles all the same and New says why there
+// are no devices.
+//
+// No call into C blocks: completion and connection events are waited for by the
+// Go runtime's poller, and a goroutine that waits holds no thread. C keeps no
+// pointer to Go memory but the addresses of registered regions, which the MR
+// keeps reachable.
+//
+// Connections are made through rdma_cm(7) in the port space of TCP.
+package rdmacore
+
+import "time"
+
+// Name is the name of the provider; its devices have names of their own.
+const Name = "rdma"
+
+// Config holds what operators of RDMA networks adjust. The zero value leaves
+// everything to the device's and the connection manager's defaults.
+type Config struct {
+	// Device keeps to the device of this name, "mlx5_0" for instance; empty
+	// means whichever the route leads to.
+	Device string
+
+	// TypeOfService is the IP type of service (RoCE: traffic class) of the
+	// connections, which switches choose the priority by; see
+	// rdma_set_option(3), RDMA_OPTION_ID_TOS. 0 is the system's default.
+	TypeOfService uint8
+
+	// AckTimeout is how long a RoCE or InfiniBand device waits for an
+	// acknowledgement before it sends again, rounded up to 4.096 us times a
+	// power of two; see RDMA_OPTION_ID_ACK_TIMEOUT. 0 is the default.
+	AckTimeout time.Duration
+
+	// Retries is how often it sends again before the connection fails, 1 to 7;
+	// 0 means 7.
+	Retries int
+
+	// RNRRetries is how often it sends again to a peer that has no receive
+	// posted, 1 to 7, where 7 is for ever; 0 means 7, as flow control is
+	// done above.
+	RNRRetries int
+
+	// RNRTimer is how long a peer is told to wait before it sends again to this
+	// side when no receive is posted, rounded up to what devices know (0.01 ms
+	// to 655.36 ms). 0 is 0.64 ms. iWARP has no such thing.
+	RNRTimer time.Duration
+}

@@ -1,0 +1,149 @@
+//go:build linux && cgo
+
+package rdmacore
+
+/*
+#cgo LDFLAGS: -ldl
+#include "shim.h"
+
+#cgo noescape rn_poll_cq
+#cgo nocallback rn_poll_cq
+#cgo nocallback rn_arm_cq
+#cgo nocallback rn_cq_event
+#cgo noescape rn_post_send
+#cgo nocallback rn_post_send
+#cgo noescape rn_post_recv
+#cgo nocallback rn_post_recv
+#cgo noescape rn_cm_event
+#cgo nocallback rn_cm_event
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// library is what a process has of rdma-core once: the two shared libraries,
+// the event channel of the connection manager and the devices that were opened.
+// librdmacm keeps devices open for as long as the process lives, and so do we.
+type library struct {
+	channel *C.struct_rn_event_channel
+
+	mu      sync.Mutex
+	devices map[*C.struct_rn_context]*device
+}
+
+var loaded = sync.OnceValues(load)
+
+func load() (*library, error) {
+	var problem [256]C.char
+	if rc := C.rn_load(&problem[0], C.size_t(len(problem))); rc != 0 {
+		return nil, fmt.Errorf("%s: %s: install rdma-core (Debian: apt-get install rdma-core ibverbs-providers librdmacm1; "+
+			"others: rdma-core, libibverbs, librdmacm): %w", Name, C.GoString(&problem[0]), errors.ErrUnsupported)
+	}
+	lib := &library{devices: make(map[*C.struct_rn_context]*device)}
+	if err := errno(C.rn_create_channel(&lib.channel)); err != nil {
+		return nil, channelError(err)
+	}
+	f, err := pollable(int(lib.channel.fd), "rdma_cm")
+	if err != nil {
+		return nil, fmt.Errorf("%s: wait for events of the connection manager: %w", Name, err)
+	}
+	go lib.watch(f)
+	return lib, nil
+}
+
+// channelError says what to do when the connection manager cannot be had.
+func channelError(err error) error {
+	advice := "load the module rdma_ucm (modprobe rdma_ucm)"
+	if errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EPERM) {
+		advice = "this user may not open /dev/infiniband/rdma_cm: give it the group that owns the file, often rdma"
+	}
+	return fmt.Errorf("%s: no connection manager: %w: %s", Name, err, advice)
+}
+
+// errno turns what the shim returns into an error.
+func errno(rc C.int) error {
+	if rc >= 0 {
+		return nil
+	}
+	return syscall.Errno(-rc)
+}
+
+// pollable gives a descriptor, which does not block, to the runtime's poller.
+// The file closes it.
+func pollable(fd int, name string) (*os.File, error) {
+	f := os.NewFile(uintptr(fd), name)
+	if err := f.SetReadDeadline(noDeadline); err != nil {
+		return nil, fmt.Errorf("%s cannot be polled: %w", name, err)
+	}
+	return f, nil
+}
+
+// handles gives C a number to name an object of ours by, so that it never holds
+// a pointer to it. A number is used once.
+var handles = struct {
+	sync.RWMutex
+	last C.uintptr_t
+	m    map[C.uintptr_t]any
+}{m: make(map[C.uintptr_t]any)}
+
+func addHandle(v any) C.uintptr_t {
+	handles.Lock()
+	defer handles.Unlock()
+	handles.last++
+	handles.m[handles.last] = v
+	return handles.last
+}
+
+func removeHandle(h C.uintptr_t) {
+	handles.Lock()
+	defer handles.Unlock()
+	delete(handles.m, h)
+}
+
+func lookup(h C.uintptr_t) any {
+	handles.RLock()
+	defer handles.RUnlock()
+	return handles.m[h]
+}
+
+// Provider is rdma-core's devices with their connection manager. Use [New].
+type Provider struct {
+	cfg Config
+	lib *library
+}
+
+// New loads rdma-core if that was not done before. Its devices and its event
+// channel stay open until the process ends. The error says what to install, to
+// load or to permit; where the libraries or cgo are missing it matches
+// errors.ErrUnsupported.
+func New(cfg Config) (ibv.Provider, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	lib, err := loaded()
+	if err != nil {
+		return nil, err
+	}
+	return &Provider{cfg, lib}, nil
+}
+
+func (c *Config) check() error {
+	if c.Retries < 0 || c.Retries > 7 || c.RNRRetries < 0 || c.RNRRetries > 7 {
+		return fmt.Errorf("%s: Config.Retries and RNRRetries go from 0 to 7", Name)
+	}
+	if c.AckTimeout < 0 || c.RNRTimer < 0 {
+		return fmt.Errorf("%s: Config.AckTimeout and RNRTimer cannot be negative", Name)
+	}
+	return nil
+}
+
+// Name returns "rdma".
+func (p *Provider) Name() string { return Name }

@@ -1,0 +1,155 @@
+//go:build linux && cgo
+
+package rdmacore
+
+// #include "shim.h"
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+const defaultBacklog = 1024
+
+// listener implements ibv.Listener. Requests wait for Accept in a queue; while
+// that is full further ones are rejected.
+type listener struct {
+	p      *Provider
+	handle C.uintptr_t
+	addr   netip.AddrPort
+
+	ready chan *id
+	done  chan struct{}
+
+	mu sync.Mutex
+	c  *C.struct_rn_cm_id // nil once closed
+}
+
+// Listen binds an address for rdma_cm. An unspecified one is that of all
+// devices, those that come later too.
+func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
+	if backlog <= 0 {
+		backlog = defaultBacklog
+	}
+	l := &listener{p: p, ready: make(chan *id, backlog), done: make(chan struct{})}
+	l.handle = addHandle(l)
+	if err := l.listen(local, backlog); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("%s: listen on %v: %w", Name, local, listenError(err))
+	}
+	return l, nil
+}
+
+func (l *listener) listen(local netip.AddrPort, backlog int) error {
+	if err := errno(C.rn_create_id(l.p.lib.channel, l.handle, portSpaceTCP, &l.c)); err != nil {
+		return err
+	}
+	bind := local
+	if !local.Addr().IsValid() {
+		bind = netip.AddrPortFrom(netip.IPv6Unspecified(), local.Port())
+	} else if local.Addr().Is6() && !local.Addr().Is4In6() {
+		if err := errno(C.rn_set_option(l.c, optionAFOnly, 1)); err != nil {
+			return err
+		}
+	}
+	addr := toSockaddr(bind)
+	if err := errno(C.rn_bind_addr(l.c, addr.pointer())); err != nil {
+		return err
+	}
+	if err := errno(C.rn_listen(l.c, C.int(backlog))); err != nil {
+		return err
+	}
+	l.addr = fromSockaddr(&l.c.src_storage)
+	return nil
+}
+
+// listenError says what it means when an address is not that of a device.
+func listenError(err error) error {
+	switch err {
+	case syscall.ENODEV, syscall.EADDRNOTAVAIL:
+		return fmt.Errorf("no RDMA device has this address: %w", err)
+	}
+	return err
+}
+
+// request takes a connection request. It is called from the one goroutine that
+// hears of events, and must not wait.
+func (l *listener) request(info *C.struct_rn_event_info) {
+	i := &id{p: l.p, passive: true, c: info.id, steps: make(chan step, 8)}
+	s := newStep(info)
+	i.private = s.private
+	i.param = s.param
+	i.remote = fromSockaddr(&i.c.dst_storage)
+	i.handle = addHandle(i)
+	C.rn_set_handle(i.c, i.handle)
+	if err := i.find(); err != nil {
+		i.Close()
+		return
+	}
+	// What the peer proposes, as this side's limit.
+	i.param.ResponderResources = min(i.param.ResponderResources, i.dev.attr.MaxQPRdAtom)
+	i.param.InitiatorDepth = min(i.param.InitiatorDepth, i.dev.attr.MaxQPInitRdAtom)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.c != nil {
+		select {
+		case l.ready <- i:
+			return
+		default: // nobody accepts, and enough are waiting for it
+		}
+	}
+	i.Reject(nil)
+	i.Close()
+}
+
+func (l *listener) Addr() netip.AddrPort { return l.addr }
+
+func (l *listener) Accept(ctx context.Context) (ibv.ID, error) {
+	select {
+	case <-l.done:
+		return nil, net.ErrClosed
+	default:
+	}
+	select {
+	case i := <-l.ready:
+		return i, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *listener) Close() error {
+	l.mu.Lock()
+	c := l.c
+	l.c = nil
+	l.mu.Unlock()
+	removeHandle(l.handle)
+	if c == nil {
+		return net.ErrClosed
+	}
+	close(l.done)
+	err := errno(C.rn_destroy_id(c))
+	for {
+		select {
+		case i := <-l.ready:
+			i.Reject(nil)
+			i.Close()
+			continue
+		default:
+		}
+		break
+	}
+	if err != nil {
+		return fmt.Errorf("%s: close listener: %w", Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,400 @@
+//go:build linux && cgo
+
+package rdmacore
+
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// qp implements ibv.QP.
+type qp struct {
+	dev    *device
+	id     *id
+	pd     *pd
+	sendCQ *cq
+	recvCQ *cq
+	num    uint32
+	cap    ibv.QPCap
+
+	up atomic.Bool // established, so sends may be posted
+
+	sq, rq queue
+}
+
+// queue is one of the two work queues: the lock, and room to put requests in
+// the form that C takes.
+type queue struct {
+	mu     sync.Mutex
+	c      *C.struct_rn_qp // nil once closed
+	wrs    []C.struct_rn_wr
+	sges   []C.struct_rn_sge
+	inline []byte
+}
+
+func (i *id) CreateQP(domain ibv.PD, init ibv.QPInit) (ibv.QP, error) {
+	q, err := i.createQP(domain, &init)
+	if err != nil {
+		return nil, fmt.Errorf("%s: create queue pair: %w", i.dev.name, err)
+	}
+	return q, nil
+}
+
+func (i *id) createQP(domain ibv.PD, init *ibv.QPInit) (ibv.QP, error) {
+	p, ok := domain.(*pd)
+	if !ok || p.dev != i.dev {
+		return nil, fmt.Errorf("protection domain of another device: %w", syscall.EINVAL)
+	}
+	q := &qp{dev: i.dev, id: i, pd: p}
+	q.sendCQ, ok = init.SendCQ.(*cq)
+	recvCQ, ok2 := init.RecvCQ.(*cq)
+	if !ok || !ok2 || q.sendCQ.dev != i.dev || recvCQ.dev != i.dev {
+		return nil, fmt.Errorf("completion queue of another device: %w", syscall.EINVAL)
+	}
+	q.recvCQ = recvCQ
+	if err := i.dev.checkCap(&init.Cap); err != nil {
+		return nil, err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.closed || i.qp != nil {
+		return nil, ibv.ErrState
+	}
+	undo, err := q.use()
+	if err != nil {
+		return nil, err
+	}
+	c := C.struct_rn_qp_cap{
+		max_send_wr:     C.uint32_t(max(init.Cap.MaxSendWR, 1)),
+		max_recv_wr:     C.uint32_t(max(init.Cap.MaxRecvWR, 1)),
+		max_send_sge:    C.uint32_t(max(init.Cap.MaxSendSGE, 1)),
+		max_recv_sge:    C.uint32_t(max(init.Cap.MaxRecvSGE, 1)),
+		max_inline_data: C.uint32_t(init.Cap.MaxInline),
+	}
+	var signalAll C.int
+	if init.SignalAll {
+		signalAll = 1
+	}
+	if err := errno(C.rn_create_qp(i.c, p.c, i.handle, q.sendCQ.c, q.recvCQ.c, signalAll, &c)); err != nil {
+		undo()
+		return nil, memoryError(err)
+	}
+	q.sq.c, q.rq.c = i.c.qp, i.c.qp
+	q.num = uint32(i.c.qp.qp_num)
+	q.cap = ibv.QPCap{MaxSendWR: int(c.max_send_wr), MaxRecvWR: int(c.max_recv_wr), MaxSendSGE: int(c.max_send_sge),
+		MaxRecvSGE: int(c.max_recv_sge), MaxInline: int(c.max_inline_data)}
+	i.qp = q
+	return q, nil
+}
+
+// checkCap refuses what the device says it cannot do; some drivers would take
+// it and fail later.
+func (d *device) checkCap(c *ibv.QPCap) error {
+	for _, l := range []struct {
+		what        string
+		want, limit int
+	}{
+		{"send work requests", c.MaxSendWR, d.attr.MaxQPWR},
+		{"receive work requests", c.MaxRecvWR, d.attr.MaxQPWR},
+		{"elements a send", c.MaxSendSGE, d.attr.MaxSGE},
+		{"elements a receive", c.MaxRecvSGE, d.attr.MaxSGE},
+		{"bytes inline", c.MaxInline, d.attr.MaxInline},
+	} {
+		if l.want < 0 {
+			return fmt.Errorf("%d %s: %w", l.want, l.what, syscall.EINVAL)
+		}
+		if l.want > l.limit {
+			return fmt.Errorf("%d %s (limit %d): %w", l.want, l.what, l.limit, ibv.ErrLimit)
+		}
+	}
+	return nil
+}
+
+// use keeps what the queue pair depends on open, until undo.
+func (q *qp) use() (undo func(), err error) {
+	if err := q.pd.use(); err != nil {
+		return nil, err
+	}
+	if err := q.sendCQ.use(); err != nil {
+		q.pd.unuse()
+		return nil, err
+	}
+	if err := q.recvCQ.use(); err != nil {
+		q.sendCQ.unuse()
+		q.pd.unuse()
+		return nil, err
+	}
+	return q.unuse, nil
+}
+
+func (q *qp) unuse() {
+	q.recvCQ.unuse()
+	q.sendCQ.unuse()
+	q.pd.unuse()
+}
+
+func (q *qp) QPN() uint32    { return q.num }
+func (q *qp) Cap() ibv.QPCap { return q.cap }
+
+func (q *qp) State() ibv.QPState {
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	if q.sq.c == nil {
+		return ibv.QPSError
+	}
+	if s := C.rn_qp_state(q.sq.c); s >= 0 {
+		return ibv.QPState(s)
+	}
+	return ibv.QPSError
+}
+
+// Flags and operations of infiniband/verbs.h.
+const (
+	sendFence     = 1 << 0
+	sendSignaled  = 1 << 1
+	sendSolicited = 1 << 2
+	sendInline    = 1 << 3
+)
+
+var opcodes = [...]C.uint32_t{
+	ibv.OpSend:     2,
+	ibv.OpSendImm:  3,
+	ibv.OpSendInv:  9,
+	ibv.OpWrite:    0,
+	ibv.OpWriteImm: 1,
+	ibv.OpRead:     4,
+	ibv.OpCmpSwap:  5,
+	ibv.OpFetchAdd: 6,
+	ibv.OpLocalInv: 7,
+}
+
+// needs says what an operation takes that not every device has.
+var needs = [...]ibv.Caps{
+	ibv.OpSendImm:  ibv.CapSendImm,
+	ibv.OpSendInv:  ibv.CapSendInvalidate,
+	ibv.OpWriteImm: ibv.CapWriteImm,
+	ibv.OpCmpSwap:  ibv.CapAtomic,
+	ibv.OpFetchAdd: ibv.CapAtomic,
+	ibv.OpLocalInv: ibv.CapLocalInvalidate,
+}
+
+func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
+	s := &q.sq
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.c == nil:
+		return 0, q.postError("send", net.ErrClosed)
+	case !q.up.Load():
+		return 0, q.postError("send", ibv.ErrState)
+	}
+	s.clear(wrs)
+	good := 0
+	var err error
+	for good < len(wrs) {
+		if err = q.addSend(&wrs[good]); err != nil {
+			break // those before it are posted
+		}
+		good++
+	}
+	if good > 0 {
+		var posted C.int
+		if e := errno(C.rn_post_send(s.c, &s.wrs[0], C.int(good), s.elements(), &posted)); e != nil {
+			good, err = int(posted), e
+		}
+	}
+	if err != nil {
+		return good, q.postError("send", err)
+	}
+	return good, nil
+}
+
+// clear makes room; inline data must not move while it is gathered.
+func (s *queue) clear(wrs []ibv.SendWR) {
+	s.wrs, s.sges = s.wrs[:0], s.sges[:0]
+	n := 0
+	for i := range wrs {
+		if wrs[i].Flags&ibv.SendInline != 0 {
+			for _, e := range wrs[i].SGL {
+				n += len(e.Buf)
+			}
+		}
+	}
+	if cap(s.inline) < n {
+		s.inline = make([]byte, 0, n)
+	}
+	s.inline = s.inline[:0]
+}
+
+func (s *queue) elements() *C.struct_rn_sge {
+	return unsafe.SliceData(s.sges)
+}
+
+// addSend puts a work request in C's form.
+func (q *qp) addSend(wr *ibv.SendWR) error {
+	s := &q.sq
+	if int(wr.Op) >= len(opcodes) {
+		return fmt.Errorf("operation %d: %w", wr.Op, syscall.EINVAL)
+	}
+	if int(wr.Op) < len(needs) && !q.dev.attr.Caps.Has(needs[wr.Op]) {
+		return ibv.Unsupported(q.dev.name, wr.Op.String())
+	}
+	limit := q.cap.MaxSendSGE
+	if wr.Op == ibv.OpRead {
+		limit = min(limit, q.dev.attr.MaxSGERead)
+	}
+	if len(wr.SGL) > limit {
+		return fmt.Errorf("%d elements (limit %d): %w", len(wr.SGL), limit, ibv.ErrLimit)
+	}
+	w := C.struct_rn_wr{
+		id:          C.uint64_t(wr.ID),
+		opcode:      opcodes[wr.Op],
+		remote_addr: C.uint64_t(wr.RemoteAddr),
+		rkey:        C.uint32_t(wr.RKey),
+		compare_add: C.uint64_t(wr.CompareAdd),
+		swap:        C.uint64_t(wr.Swap),
+	}
+	switch wr.Op {
+	case ibv.OpSendImm, ibv.OpWriteImm:
+		w.imm_or_key = C.uint32_t(networkOrder(wr.Imm))
+	case ibv.OpSendInv, ibv.OpLocalInv:
+		w.imm_or_key = C.uint32_t(wr.InvKey)
+	}
+	if wr.Flags&ibv.SendFence != 0 {
+		w.flags |= sendFence
+	}
+	if wr.Flags&ibv.SendSignaled != 0 {
+		w.flags |= sendSignaled
+	}
+	if wr.Flags&ibv.SendSolicited != 0 {
+		w.flags |= sendSolicited
+	}
+	total := uint64(0)
+	for _, e := range wr.SGL {
+		total += uint64(len(e.Buf))
+	}
+	if total > q.dev.attr.MaxMessageSize {
+		return fmt.Errorf("%d bytes (limit %d): %w", total, q.dev.attr.MaxMessageSize, ibv.ErrLimit)
+	}
+	if wr.Flags&ibv.SendInline != 0 {
+		if wr.Op == ibv.OpRead || wr.Op >= ibv.OpCmpSwap {
+			return fmt.Errorf("inline %v: %w", wr.Op, syscall.EINVAL)
+		}
+		if total > uint64(q.cap.MaxInline) {
+			return fmt.Errorf("%d bytes inline (limit %d): %w", total, q.cap.MaxInline, ibv.ErrLimit)
+		}
+		w.flags |= sendInline
+		// Through memory of our own: the device copies in the call, but the
+		// caller's bytes may be on a stack, which moves.
+		at := len(s.inline)
+		for _, e := range wr.SGL {
+			s.inline = append(s.inline, e.Buf...)
+		}
+		if total > 0 {
+			w.num_sge = 1
+			s.sges = append(s.sges, sge(s.inline[at:], 0))
+		}
+	} else {
+		w.num_sge = s.add(wr.SGL)
+	}
+	s.wrs = append(s.wrs, w)
+	return nil
+}
+
+// add puts elements in C's form. Empty ones are left out: InfiniBand counts a
+// length of zero as 2 GiB.
+func (s *queue) add(sgl []ibv.SGE) (n C.uint32_t) {
+	for _, e := range sgl {
+		if len(e.Buf) > 0 {
+			s.sges = append(s.sges, sge(e.Buf, e.LKey))
+			n++
+		}
+	}
+	return n
+}
+
+func sge(b []byte, lkey uint32) C.struct_rn_sge {
+	return C.struct_rn_sge{
+		addr:   C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(b)))),
+		length: C.uint32_t(len(b)),
+		lkey:   C.uint32_t(lkey),
+	}
+}
+
+func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
+	r := &q.rq
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.c == nil {
+		return 0, q.postError("receive", net.ErrClosed)
+	}
+	r.wrs, r.sges = r.wrs[:0], r.sges[:0]
+	var err error
+	good := 0
+	for good < len(wrs) {
+		wr := &wrs[good]
+		if len(wr.SGL) > q.cap.MaxRecvSGE {
+			err = fmt.Errorf("%d elements (limit %d): %w", len(wr.SGL), q.cap.MaxRecvSGE, ibv.ErrLimit)
+			break
+		}
+		r.wrs = append(r.wrs, C.struct_rn_wr{id: C.uint64_t(wr.ID), num_sge: r.add(wr.SGL)})
+		good++
+	}
+	if good > 0 {
+		var posted C.int
+		if e := errno(C.rn_post_recv(r.c, &r.wrs[0], C.int(good), r.elements(), &posted)); e != nil {
+			good, err = int(posted), e
+		}
+	}
+	if err != nil {
+		return good, q.postError("receive", err)
+	}
+	return good, nil
+}
+
+func (q *qp) postError(what string, err error) error {
+	if errors.Is(err, syscall.ENOMEM) {
+		err = ibv.ErrQueueFull // as ibv_post_send(3) has it
+	}
+	return fmt.Errorf("%s: post %s: %w", q.dev.name, what, err)
+}
+
+func (q *qp) SetError() error {
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	if q.sq.c == nil {
+		return net.ErrClosed
+	}
+	if err := errno(C.rn_qp_error(q.sq.c)); err != nil {
+		return fmt.Errorf("%s: move queue pair to the error state: %w", q.dev.name, err)
+	}
+	return nil
+}
+
+func (q *qp) Close() error {
+	q.id.mu.Lock()
+	defer q.id.mu.Unlock()
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	q.rq.mu.Lock()
+	defer q.rq.mu.Unlock()
+	if q.sq.c == nil {
+		return net.ErrClosed
+	}
+	C.rn_destroy_qp(q.id.c)
+	q.sq.c, q.rq.c = nil, nil
+	q.id.qp = nil
+	q.id.qpGone = true
+	q.unuse()
+	return nil
+}

@@ -1,0 +1,536 @@
+//go:build linux && cgo
+
+#include "shim.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The functions used, by library: return type, name, arguments. */
+#define VERBS(F) \
+	F(int, ibv_query_device, (struct rn_context *, struct rn_device_attr *)) \
+	F(int, ibv_query_port, (struct rn_context *, uint8_t, struct rn_port_attr *)) \
+	F(int, ibv_query_gid, (struct rn_context *, uint8_t, int, void *)) \
+	F(int, ibv_get_async_event, (struct rn_context *, struct rn_async_event *)) \
+	F(void, ibv_ack_async_event, (struct rn_async_event *)) \
+	F(void *, ibv_alloc_pd, (struct rn_context *)) \
+	F(int, ibv_dealloc_pd, (void *)) \
+	F(struct rn_mr *, ibv_reg_mr, (void *, void *, size_t, int)) \
+	F(int, ibv_dereg_mr, (struct rn_mr *)) \
+	F(struct rn_comp_channel *, ibv_create_comp_channel, (struct rn_context *)) \
+	F(int, ibv_destroy_comp_channel, (struct rn_comp_channel *)) \
+	F(struct rn_cq *, ibv_create_cq, (struct rn_context *, int, void *, struct rn_comp_channel *, int)) \
+	F(int, ibv_destroy_cq, (struct rn_cq *)) \
+	F(int, ibv_get_cq_event, (struct rn_comp_channel *, struct rn_cq **, void **)) \
+	F(void, ibv_ack_cq_events, (struct rn_cq *, unsigned int)) \
+	F(struct rn_qp *, ibv_create_qp, (void *, struct rn_qp_init_attr *)) \
+	F(int, ibv_destroy_qp, (struct rn_qp *)) \
+	F(int, ibv_query_qp, (struct rn_qp *, struct rn_qp_attr *, int, struct rn_qp_init_attr *)) \
+	F(int, ibv_modify_qp, (struct rn_qp *, struct rn_qp_attr *, int))
+
+#define CM(F) \
+	F(struct rn_context **, rdma_get_devices, (int *)) \
+	F(void, rdma_free_devices, (struct rn_context **)) \
+	F(struct rn_event_channel *, rdma_create_event_channel, (void)) \
+	F(int, rdma_get_cm_event, (struct rn_event_channel *, struct rn_cm_event **)) \
+	F(int, rdma_ack_cm_event, (struct rn_cm_event *)) \
+	F(int, rdma_create_id, (struct rn_event_channel *, struct rn_cm_id **, void *, int)) \
+	F(int, rdma_destroy_id, (struct rn_cm_id *)) \
+	F(int, rdma_bind_addr, (struct rn_cm_id *, void *)) \
+	F(int, rdma_resolve_addr, (struct rn_cm_id *, void *, void *, int)) \
+	F(int, rdma_resolve_route, (struct rn_cm_id *, int)) \
+	F(int, rdma_create_qp, (struct rn_cm_id *, void *, struct rn_qp_init_attr *)) \
+	F(void, rdma_destroy_qp, (struct rn_cm_id *)) \
+	F(int, rdma_connect, (struct rn_cm_id *, struct rn_conn_param *)) \
+	F(int, rdma_listen, (struct rn_cm_id *, int)) \
+	F(int, rdma_accept, (struct rn_cm_id *, struct rn_conn_param *)) \
+	F(int, rdma_reject, (struct rn_cm_id *, const void *, uint8_t)) \
+	F(int, rdma_notify, (struct rn_cm_id *, int)) \
+	F(int, rdma_disconnect, (struct rn_cm_id *)) \
+	F(int, rdma_set_option, (struct rn_cm_id *, int, int, void *, size_t))
+
+#define POINTER(ret, name, args) static ret (*name) args;
+VERBS(POINTER)
+CM(POINTER)
+
+enum { EVENT_CONNECT_REQUEST = 4, EVENT_QP_COMM_EST = 4 };
+enum { QP_TYPE_RC = 2 };
+enum { ATTR_STATE = 1 << 0, ATTR_MIN_RNR_TIMER = 1 << 15 };
+enum { STATE_ERR = 6 };
+
+static int lookup(void *lib, const char *libname, const char *name, void **to, char *problem, size_t len)
+{
+	*to = dlsym(lib, name);
+	if (*to)
+		return 0;
+	snprintf(problem, len, "%s has no function %s", libname, name);
+	return -ENOSYS;
+}
+
+/* rn_load opens the libraries; they stay open. problem says what went wrong. */
+int rn_load(char *problem, size_t len)
+{
+	static const char verbs[] = "libibverbs.so.1", cm[] = "librdmacm.so.1";
+	void *lib = dlopen(verbs, RTLD_NOW | RTLD_GLOBAL);
+	if (!lib) {
+		snprintf(problem, len, "%s", dlerror());
+		return -ENOENT;
+	}
+#define FIND(ret, name, args) \
+	if (lookup(lib, libname, #name, (void **)&name, problem, len)) \
+		return -ENOSYS;
+	const char *libname = verbs;
+	VERBS(FIND)
+	lib = dlopen(cm, RTLD_NOW | RTLD_GLOBAL);
+	if (!lib) {
+		snprintf(problem, len, "%s", dlerror());
+		return -ENOENT;
+	}
+	libname = cm;
+	CM(FIND)
+	return 0;
+}
+
+/* result turns "-1 and errno" into -errno. */
+static int result(int rc)
+{
+	return rc ? (errno ? -errno : -EIO) : 0;
+}
+
+/* code does so for functions that return the error, or perhaps -1 and errno. */
+static int code(int rc)
+{
+	return rc > 0 ? -rc : result(rc);
+}
+
+/* pointer does so for functions that return NULL. */
+static int pointer(const void *p)
+{
+	return p ? 0 : (errno ? -errno : -EIO);
+}
+
+int rn_nonblocking(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+	return result(flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ? -1 : 0);
+}
+
+/* Devices */
+
+int rn_devices(struct rn_context ***list, int *n)
+{
+	errno = 0;
+	*n = 0;
+	*list = rdma_get_devices(n);
+	return pointer(*list);
+}
+
+void rn_free_devices(struct rn_context **list)
+{
+	rdma_free_devices(list);
+}
+
+int rn_query_device(struct rn_context *c, struct rn_device_attr *attr)
+{
+	errno = 0;
+	return code(ibv_query_device(c, attr));
+}
+
+int rn_query_port(struct rn_context *c, int port, struct rn_port_attr *attr)
+{
+	errno = 0;
+	memset(attr, 0, sizeof *attr);
+	return code(ibv_query_port(c, port, attr));
+}
+
+int rn_query_gid(struct rn_context *c, int port, int index, uint8_t gid[16])
+{
+	errno = 0;
+	return code(ibv_query_gid(c, port, index, gid));
+}
+
+/* rn_probe_inline finds how much inline data a queue pair can have: no attribute
+   tells, one has to try. */
+int rn_probe_inline(struct rn_context *c)
+{
+	static const int sizes[] = { 1024, 512, 400, 256, 220, 128, 96, 64, 32, 16 };
+	int best = 0;
+	void *pd = ibv_alloc_pd(c);
+	if (!pd)
+		return 0;
+	struct rn_cq *cq = ibv_create_cq(c, 2, NULL, NULL, 0);
+	if (cq) {
+		for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !best; i++) {
+			struct rn_qp_init_attr init = {
+				.send_cq = cq,
+				.recv_cq = cq,
+				.cap = { 1, 1, 1, 1, sizes[i] },
+				.qp_type = QP_TYPE_RC,
+			};
+			struct rn_qp *qp = ibv_create_qp(pd, &init);
+			if (qp) {
+				best = init.cap.max_inline_data;
+				ibv_destroy_qp(qp);
+			}
+		}
+		ibv_destroy_cq(cq);
+	}
+	ibv_dealloc_pd(pd);
+	return best;
+}
+
+int rn_async_event(struct rn_context *c, struct rn_async_info *info)
+{
+	struct rn_async_event e;
+	errno = 0;
+	int rc = result(ibv_get_async_event(c, &e));
+	if (rc)
+		return rc;
+	memset(info, 0, sizeof *info);
+	info->event = e.event_type;
+	switch (e.event_type) {
+	case 0: /* CQ error */
+		info->handle = (uintptr_t)e.element.cq->cq_context;
+		break;
+	case 1: case 2: case 3: case 4: case 5: case 6: case 7: case 16: /* of a queue pair */
+		info->handle = (uintptr_t)e.element.qp->qp_context;
+		break;
+	case 9: case 10: case 11: case 12: case 13: case 17: case 18: /* of a port */
+		info->port = e.element.port_num;
+		break;
+	}
+	ibv_ack_async_event(&e);
+	return 0;
+}
+
+/* Memory */
+
+int rn_alloc_pd(struct rn_context *c, void **pd)
+{
+	errno = 0;
+	*pd = ibv_alloc_pd(c);
+	return pointer(*pd);
+}
+
+int rn_dealloc_pd(void *pd)
+{
+	errno = 0;
+	return code(ibv_dealloc_pd(pd));
+}
+
+int rn_reg_mr(void *pd, uintptr_t addr, size_t len, int access, struct rn_mr **mr)
+{
+	errno = 0;
+	*mr = ibv_reg_mr(pd, (void *)addr, len, access);
+	return pointer(*mr);
+}
+
+int rn_dereg_mr(struct rn_mr *mr)
+{
+	errno = 0;
+	return code(ibv_dereg_mr(mr));
+}
+
+/* Completion queues, each with a channel of its own */
+
+int rn_create_cq(struct rn_context *c, int depth, uintptr_t handle, struct rn_cq **cq)
+{
+	errno = 0;
+	struct rn_comp_channel *ch = ibv_create_comp_channel(c);
+	int rc = pointer(ch);
+	if (rc)
+		return rc;
+	rc = rn_nonblocking(ch->fd);
+	if (!rc) {
+		*cq = ibv_create_cq(c, depth, (void *)handle, ch, 0);
+		rc = pointer(*cq);
+	}
+	if (rc)
+		ibv_destroy_comp_channel(ch);
+	return rc;
+}
+
+/* rn_destroy_cq acknowledges the events that were taken, without which the
+   library would wait for ever. fd_closed says that the channel's descriptor is
+   closed already: the library must not close a number that may be another's. */
+int rn_destroy_cq(struct rn_cq *cq, unsigned int events, int fd_closed)
+{
+	struct rn_comp_channel *ch = cq->channel;
+	if (events)
+		ibv_ack_cq_events(cq, events);
+	errno = 0;
+	int rc = code(ibv_destroy_cq(cq));
+	if (rc)
+		return rc;
+	if (fd_closed)
+		ch->fd = -1;
+	ibv_destroy_comp_channel(ch);
+	return 0;
+}
+
+int rn_poll_cq(struct rn_cq *cq, int n, struct rn_wc *wc)
+{
+	return cq->context->ops.poll_cq(cq, n, wc);
+}
+
+int rn_arm_cq(struct rn_cq *cq, int solicited)
+{
+	errno = 0;
+	return code(cq->context->ops.req_notify_cq(cq, solicited));
+}
+
+/* rn_cq_event takes an event if there is one, else -EAGAIN. */
+int rn_cq_event(struct rn_cq *cq)
+{
+	void *context;
+	errno = 0;
+	return result(ibv_get_cq_event(cq->channel, &cq, &context));
+}
+
+void rn_ack_cq(struct rn_cq *cq, unsigned int events)
+{
+	ibv_ack_cq_events(cq, events);
+}
+
+/* Queue pairs */
+
+int rn_create_qp(struct rn_cm_id *id, void *pd, uintptr_t handle, struct rn_cq *send_cq,
+		 struct rn_cq *recv_cq, int signal_all, struct rn_qp_cap *cap)
+{
+	struct rn_qp_init_attr init = {
+		.qp_context = (void *)handle,
+		.send_cq = send_cq,
+		.recv_cq = recv_cq,
+		.cap = *cap,
+		.qp_type = QP_TYPE_RC,
+		.sq_sig_all = signal_all,
+	};
+	errno = 0;
+	int rc = code(rdma_create_qp(id, pd, &init));
+	*cap = init.cap;
+	return rc;
+}
+
+void rn_destroy_qp(struct rn_cm_id *id)
+{
+	rdma_destroy_qp(id);
+}
+
+int rn_qp_state(struct rn_qp *qp)
+{
+	struct rn_qp_attr attr;
+	struct rn_qp_init_attr init;
+	errno = 0;
+	int rc = code(ibv_query_qp(qp, &attr, ATTR_STATE, &init));
+	return rc ? rc : (int)attr.qp_state;
+}
+
+int rn_qp_error(struct rn_qp *qp)
+{
+	struct rn_qp_attr attr = { .qp_state = STATE_ERR };
+	errno = 0;
+	return code(ibv_modify_qp(qp, &attr, ATTR_STATE));
+}
+
+int rn_qp_rnr_timer(struct rn_qp *qp, int timer)
+{
+	struct rn_qp_attr attr = { .min_rnr_timer = timer };
+	errno = 0;
+	return code(ibv_modify_qp(qp, &attr, ATTR_MIN_RNR_TIMER));
+}
+
+/* How many work requests go to the device in one list. */
+enum { LIST = 32 };
+
+int rn_post_send(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted)
+{
+	struct rn_send_wr list[LIST], *bad;
+	*posted = 0;
+	while (*posted < n) {
+		int k = n - *posted < LIST ? n - *posted : LIST;
+		for (int i = 0; i < k; i++, wr++) {
+			struct rn_send_wr *w = &list[i];
+			w->wr_id = wr->id;
+			w->next = i + 1 < k ? w + 1 : NULL;
+			w->sg_list = (struct rn_sge *)sge;
+			w->num_sge = wr->num_sge;
+			w->opcode = wr->opcode;
+			w->send_flags = wr->flags;
+			w->imm_or_key = wr->imm_or_key;
+			if (wr->opcode == 5 || wr->opcode == 6) { /* atomics */
+				w->wr.atomic.remote_addr = wr->remote_addr;
+				w->wr.atomic.compare_add = wr->compare_add;
+				w->wr.atomic.swap = wr->swap;
+				w->wr.atomic.rkey = wr->rkey;
+			} else {
+				w->wr.rdma.remote_addr = wr->remote_addr;
+				w->wr.rdma.rkey = wr->rkey;
+			}
+			sge += wr->num_sge;
+		}
+		bad = NULL;
+		errno = 0;
+		int rc = code(qp->context->ops.post_send(qp, list, &bad));
+		if (rc) {
+			*posted += bad ? bad - list : 0;
+			return rc;
+		}
+		*posted += k;
+	}
+	return 0;
+}
+
+int rn_post_recv(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted)
+{
+	struct rn_recv_wr list[LIST], *bad;
+	*posted = 0;
+	while (*posted < n) {
+		int k = n - *posted < LIST ? n - *posted : LIST;
+		for (int i = 0; i < k; i++, wr++) {
+			struct rn_recv_wr *w = &list[i];
+			w->wr_id = wr->id;
+			w->next = i + 1 < k ? w + 1 : NULL;
+			w->sg_list = (struct rn_sge *)sge;
+			w->num_sge = wr->num_sge;
+			sge += wr->num_sge;
+		}
+		bad = NULL;
+		errno = 0;
+		int rc = code(qp->context->ops.post_recv(qp, list, &bad));
+		if (rc) {
+			*posted += bad ? bad - list : 0;
+			return rc;
+		}
+		*posted += k;
+	}
+	return 0;
+}
+
+/* Connection management */
+
+int rn_create_channel(struct rn_event_channel **ch)
+{
+	errno = 0;
+	*ch = rdma_create_event_channel();
+	int rc = pointer(*ch);
+	return rc ? rc : rn_nonblocking((*ch)->fd);
+}
+
+/* rn_cm_event takes an event if there is one, else -EAGAIN, and gives it back to
+   the library at once, so that no rdma_destroy_id has to wait for us. */
+int rn_cm_event(struct rn_event_channel *ch, struct rn_event_info *info)
+{
+	struct rn_cm_event *e;
+	errno = 0;
+	int rc = result(rdma_get_cm_event(ch, &e));
+	if (rc)
+		return rc;
+	memset(info, 0, offsetof(struct rn_event_info, private_data));
+	info->id = e->id;
+	info->handle = (uintptr_t)e->id->context;
+	info->event = e->event;
+	info->status = e->status;
+	if (e->event == EVENT_CONNECT_REQUEST) {
+		info->listen_handle = (uintptr_t)e->listen_id->context;
+		e->id->context = NULL; /* until it has a handle of its own */
+	}
+	info->responder_resources = e->param.conn.responder_resources;
+	info->initiator_depth = e->param.conn.initiator_depth;
+	if (e->param.conn.private_data) {
+		info->private_len = e->param.conn.private_data_len;
+		memcpy(info->private_data, e->param.conn.private_data, info->private_len);
+	}
+	rdma_ack_cm_event(e);
+	return 0;
+}
+
+int rn_create_id(struct rn_event_channel *ch, uintptr_t handle, int ps, struct rn_cm_id **id)
+{
+	errno = 0;
+	return result(rdma_create_id(ch, id, (void *)handle, ps));
+}
+
+void rn_set_handle(struct rn_cm_id *id, uintptr_t handle)
+{
+	id->context = (void *)handle;
+}
+
+int rn_destroy_id(struct rn_cm_id *id)
+{
+	errno = 0;
+	return result(rdma_destroy_id(id));
+}
+
+int rn_bind_addr(struct rn_cm_id *id, void *addr)
+{
+	errno = 0;
+	return result(rdma_bind_addr(id, addr));
+}
+
+int rn_resolve_addr(struct rn_cm_id *id, void *src, void *dst, int timeout_ms)
+{
+	errno = 0;
+	return result(rdma_resolve_addr(id, src, dst, timeout_ms));
+}
+
+int rn_resolve_route(struct rn_cm_id *id, int timeout_ms)
+{
+	errno = 0;
+	return result(rdma_resolve_route(id, timeout_ms));
+}
+
+int rn_listen(struct rn_cm_id *id, int backlog)
+{
+	errno = 0;
+	return result(rdma_listen(id, backlog));
+}
+
+int rn_connect(struct rn_cm_id *id, const struct rn_conn_param *p, const void *priv, int len)
+{
+	struct rn_conn_param param = *p;
+	param.private_data = priv;
+	param.private_data_len = len;
+	errno = 0;
+	return result(rdma_connect(id, &param));
+}
+
+int rn_accept(struct rn_cm_id *id, const struct rn_conn_param *p, const void *priv, int len)
+{
+	struct rn_conn_param param = *p;
+	param.private_data = priv;
+	param.private_data_len = len;
+	errno = 0;
+	return result(rdma_accept(id, &param));
+}
+
+int rn_reject(struct rn_cm_id *id, const void *priv, int len)
+{
+	errno = 0;
+	return result(rdma_reject(id, priv, len));
+}
+
+int rn_disconnect(struct rn_cm_id *id)
+{
+	errno = 0;
+	return result(rdma_disconnect(id));
+}
+
+/* rn_established passes on that a message has come before the last word of the
+   set-up, which is as good. */
+int rn_established(struct rn_cm_id *id)
+{
+	errno = 0;
+	return result(rdma_notify(id, EVENT_QP_COMM_EST));
+}
+
+int rn_set_option(struct rn_cm_id *id, int option, int value)
+{
+	uint8_t byte = value;
+	errno = 0;
+	if (option == 1 || option == 2) /* REUSEADDR, AFONLY */
+		return result(rdma_set_option(id, 0, option, &value, sizeof value));
+	return result(rdma_set_option(id, 0, option, &byte, sizeof byte));
+}
