@@ -19,7 +19,8 @@ type CQ interface {
 
 	// Arm asks for one event at the next completion that is added; with
 	// solicitedOnly only for a receive whose send was [SendSolicited] or for
-	// any failure. Completions already there raise none. Arming again may only
+	// any failure, where the device has [CapSolicited], else for all.
+	// Completions already there raise none. Arming again may only
 	// widen what is asked for until the event came; see ibv_req_notify_cq(3).
 	Arm(solicitedOnly bool) error
 

@@ -83,6 +83,7 @@ const (
 	CapAtomic                           // [OpCmpSwap], [OpFetchAdd]
 	CapLocalInvalidate                  // [OpLocalInv]
 	CapUD                               // datagram queue pairs
+	CapSolicited                        // [CQ.Arm] for solicited completions only
 )
 
 // Has reports whether every operation in want is there.
@@ -112,6 +113,10 @@ type DeviceAttr struct {
 	MaxQPRdAtom     int    // RDMA Reads a queue pair serves at a time (IRD)
 	MaxQPInitRdAtom int    // RDMA Reads a queue pair has outstanding (ORD)
 	MaxPrivateData  int    // consumer's bytes in [ConnParam]
+
+	// ReadsOutOfOrder is set when an RDMA Read may complete after requests that
+	// were posted behind it, unless they have [SendFence].
+	ReadsOutOfOrder bool
 
 	// PinsMemory is set when registered memory stays resident, so that it
 	// counts against RLIMIT_MEMLOCK and is paid for whether used or not.

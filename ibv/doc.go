@@ -16,7 +16,8 @@
 // # Rules that every device keeps
 //
 //   - Posting never blocks and never waits for the peer.
-//   - Sends complete in the order they were posted, receives likewise. An
+//   - Sends complete in the order they were posted, receives likewise; only
+//     RDMA Reads may be late where [DeviceAttr.ReadsOutOfOrder] says so. An
 //     unsignalled send that succeeds leaves no completion; one that fails does.
 //   - A buffer belongs to the device from the post until its completion is
 //     polled, except an inline send, whose buffers are free when PostSend

@@ -102,7 +102,7 @@ func (d *device) Name() string { return Name }
 func (d *device) Attr() ibv.DeviceAttr {
 	return ibv.DeviceAttr{
 		Transport:       ibv.TransportIWARP,
-		Caps:            ibv.CapSendInvalidate | ibv.CapLocalInvalidate,
+		Caps:            ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited,
 		Ports:           1,
 		MaxQP:           1 << 20,
 		MaxQPWR:         maxQPWR,

@@ -313,18 +313,17 @@ const (
 )
 
 // rejected tells a refusal by the peer's program from a port where nobody
-// listens. iWARP does not: there a refusal is a refusal.
+// listens. On iWARP Linux reports the former as a reset.
 func (i *id) rejected(s step) error {
 	if s.status == rejectNoService {
 		return fmt.Errorf("%w: %s", syscall.ECONNREFUSED, rejectReasons[s.status])
 	}
 	text := rejectReasons[s.status]
 	switch {
-	case s.status < 0:
-		if syscall.Errno(-s.status) != syscall.ECONNREFUSED {
-			return statusError(s.status)
-		}
+	case s.status == -int(syscall.ECONNRESET):
 		text = rejectReasons[rejectConsumer]
+	case s.status < 0:
+		return statusError(s.status)
 	case text == "":
 		text = fmt.Sprintf("reason %d", s.status)
 	}
@@ -391,6 +390,9 @@ func (i *id) begin(param *ibv.ConnParam, passive bool, f func(*C.struct_rn_conn_
 	defer i.mu.Unlock()
 	if err := i.ready(param, passive); err != nil {
 		return err
+	}
+	if passive {
+		param.InitiatorDepth = i.dev.limitDepth(param.InitiatorDepth, i.param.InitiatorDepth)
 	}
 	cfg := &i.p.cfg
 	c := C.struct_rn_conn_param{
@@ -464,10 +466,8 @@ func (i *id) finish(s *step, param *ibv.ConnParam) error {
 	agreed.Private = nil
 	if !i.passive {
 		i.private = s.private
-		if i.dev.attr.Transport != ibv.TransportIWARP { // where they are in every answer
-			agreed.InitiatorDepth = min(agreed.InitiatorDepth, s.param.InitiatorDepth)
-			agreed.ResponderResources = min(agreed.ResponderResources, s.param.ResponderResources)
-		}
+		agreed.InitiatorDepth = i.dev.limitDepth(agreed.InitiatorDepth, s.param.InitiatorDepth)
+		agreed.ResponderResources = i.dev.limitDepth(agreed.ResponderResources, s.param.ResponderResources)
 	}
 	i.param = agreed
 	if i.dev.attr.Transport != ibv.TransportIWARP {
@@ -480,6 +480,15 @@ func (i *id) finish(s *step, param *ibv.ConnParam) error {
 	}
 	i.qp.up.Store(true)
 	return nil
+}
+
+// limitDepth keeps within what the peer says. On iWARP nothing is said by peers
+// of MPA revision 1.
+func (d *device) limitDepth(depth, peer int) int {
+	if d.attr.Transport == ibv.TransportIWARP && peer == 0 {
+		return depth
+	}
+	return min(depth, peer)
 }
 
 // established is told by the device that a message has come before the
@@ -544,6 +553,12 @@ func (i *id) event(e ibv.Event) {
 func (i *id) disconnected(err error) {
 	i.mu.Lock()
 	i.ended = true
+	if !i.closed && i.qp != nil {
+		// The peer waits for the answer, and only we know that it is time. What
+		// it has sent is received by now: it was acknowledged before.
+		C.rn_disconnect(i.c)
+		i.qp.failed.Store(true)
+	}
 	i.mu.Unlock()
 	i.step(step{event: cmDisconnected, status: -int(syscall.ECONNRESET)})
 	i.event(ibv.Event{Kind: ibv.EventDisconnected, Err: err})

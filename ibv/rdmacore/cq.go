@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -31,6 +32,8 @@ type cq struct {
 	mu    sync.Mutex      // poll, arm, close
 	c     *C.struct_rn_cq // nil once closed
 	users int
+	armed bool
+	added []ibv.WC // completions that are ours, behind those of the device
 	wcs   [32]C.struct_rn_wc
 
 	file *os.File // the channel
@@ -42,13 +45,27 @@ type cq struct {
 	failed  error // and why none could be taken
 	unacked C.uint
 
-	wait struct {
-		sync.Mutex
-		asleep      bool
-		interrupted bool
-		dirty       bool // the file has a deadline
-		closed      bool
+	wait waitState
+}
+
+// waitState is what the one that waits and those that rouse it share.
+type waitState struct {
+	sync.Mutex
+	asleep      bool
+	interrupted bool
+	raised      bool // an event of our own
+	dirty       bool // the file has a deadline
+	closed      bool
+}
+
+// roused is how a Wait ends that was roused: the event goes first.
+func (w *waitState) roused() error {
+	if w.raised {
+		w.raised = false
+		return nil
 	}
+	w.interrupted = false
+	return ibv.ErrInterrupted
 }
 
 var noDeadline time.Time
@@ -132,7 +149,35 @@ func (c *cq) Poll(wcs []ibv.WC) (total int, err error) {
 			break
 		}
 	}
+	if len(c.added) > 0 && len(wcs) > 0 {
+		n := copy(wcs, c.added)
+		c.added = slices.Delete(c.added, 0, n)
+		total += n
+	}
 	return total, nil
+}
+
+// add puts a completion behind those of the device.
+func (c *cq) add(wc ibv.WC) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.added = append(c.added, wc)
+	if c.armed {
+		c.armed = false
+		c.rouse(func() { c.wait.raised = true })
+	}
+}
+
+// rouse ends the Wait in progress; why is called under its lock.
+func (c *cq) rouse(why func()) {
+	w := &c.wait
+	w.Lock()
+	defer w.Unlock()
+	why()
+	if w.asleep && !w.closed {
+		w.dirty = true
+		c.file.SetReadDeadline(time.Unix(1, 0))
+	}
 }
 
 // translate puts a completion in our form.
@@ -172,8 +217,9 @@ func (c *cq) Arm(solicitedOnly bool) error {
 	if c.c == nil {
 		return net.ErrClosed
 	}
+	c.armed = true
 	var s C.int
-	if solicitedOnly {
+	if solicitedOnly && c.dev.attr.Caps.Has(ibv.CapSolicited) { // siw takes it and never raises one
 		s = 1
 	}
 	if err := errno(C.rn_arm_cq(c.c, s)); err != nil {
@@ -189,10 +235,9 @@ func (c *cq) Wait(deadline time.Time) error {
 		w.Unlock()
 		return net.ErrClosed
 	}
-	if w.interrupted {
-		w.interrupted = false
-		w.Unlock()
-		return ibv.ErrInterrupted
+	if w.interrupted || w.raised {
+		defer w.Unlock()
+		return w.roused()
 	}
 	w.asleep = true
 	if w.dirty || !deadline.IsZero() {
@@ -212,9 +257,8 @@ func (c *cq) Wait(deadline time.Time) error {
 		return nil
 	case w.closed:
 		return net.ErrClosed
-	case w.interrupted:
-		w.interrupted = false
-		return ibv.ErrInterrupted
+	case w.interrupted || w.raised:
+		return w.roused()
 	case c.failed != nil:
 		return fmt.Errorf("%s: wait for completions: %w", c.dev.name, c.failed)
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -244,14 +288,7 @@ func (c *cq) takeEvents(uintptr) bool {
 }
 
 func (c *cq) Interrupt() {
-	w := &c.wait
-	w.Lock()
-	defer w.Unlock()
-	w.interrupted = true
-	if w.asleep && !w.closed {
-		w.dirty = true
-		c.file.SetReadDeadline(time.Unix(1, 0))
-	}
+	c.rouse(func() { c.wait.interrupted = true })
 }
 
 func (c *cq) Close() error {

@@ -25,6 +25,7 @@ type device struct {
 	c    *C.struct_rn_context
 	name string
 	attr ibv.DeviceAttr
+	siw  bool // Linux's Soft-iWARP, which differs from other devices in places
 }
 
 // Enumerations of infiniband/verbs.h.
@@ -38,11 +39,15 @@ const (
 )
 
 // Private data of a request, less what rdma_cm takes for itself: InfiniBand's
-// REQ has 92 bytes (rdma_cm takes 36), iWARP's length is one byte in rdma_cm.
+// REQ has 92 bytes (rdma_cm takes 36); iWARP's length is one byte in rdma_cm, and
+// Linux drivers add the four bytes of MPA revision 2 before they compare it with
+// their limit of 256.
 const (
 	privateIB    = 56
-	privateIWARP = 255
+	privateIWARP = 252
 )
+
+const vendorSIW = 0x626d74
 
 // Devices lists the devices that have a driver in user space.
 func (p *Provider) Devices() ([]ibv.Device, error) {
@@ -151,6 +156,12 @@ func (d *device) query() error {
 	}
 	if d.attr.MaxSGERead == 0 {
 		d.attr.MaxSGERead = 1
+	}
+	if a.vendor_id == vendorSIW {
+		d.siw = true
+		d.attr.ReadsOutOfOrder = true
+	} else {
+		d.attr.Caps |= ibv.CapSolicited
 	}
 	var port C.struct_rn_port_attr
 	if err := errno(C.rn_query_port(d.c, 1, &port)); err != nil {

@@ -27,7 +27,8 @@ type qp struct {
 	num    uint32
 	cap    ibv.QPCap
 
-	up atomic.Bool // established, so sends may be posted
+	up     atomic.Bool // established, so sends may be posted
+	failed atomic.Bool // in the error state, as far as is known here
 
 	sq, rq queue
 }
@@ -198,6 +199,12 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	case !q.up.Load():
 		return 0, q.postError("send", ibv.ErrState)
 	}
+	if q.mustFlush() {
+		for i := range wrs {
+			q.sendCQ.add(ibv.WC{ID: wrs[i].ID, Status: ibv.WCFlushErr, QPN: q.num})
+		}
+		return len(wrs), nil
+	}
 	s.clear(wrs)
 	good := 0
 	var err error
@@ -218,6 +225,10 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	}
 	return good, nil
 }
+
+// mustFlush reports whether work requests are to be flushed here. siw leaves what
+// is posted in the error state in its queue.
+func (q *qp) mustFlush() bool { return q.dev.siw && q.failed.Load() }
 
 // clear makes room; inline data must not move while it is gathered.
 func (s *queue) clear(wrs []ibv.SendWR) {
@@ -338,6 +349,12 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 	if r.c == nil {
 		return 0, q.postError("receive", net.ErrClosed)
 	}
+	if q.mustFlush() {
+		for i := range wrs {
+			q.recvCQ.add(ibv.WC{ID: wrs[i].ID, Status: ibv.WCFlushErr, QPN: q.num})
+		}
+		return len(wrs), nil
+	}
 	r.wrs, r.sges = r.wrs[:0], r.sges[:0]
 	var err error
 	good := 0
@@ -347,7 +364,12 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 			err = fmt.Errorf("%d elements (limit %d): %w", len(wr.SGL), q.cap.MaxRecvSGE, ibv.ErrLimit)
 			break
 		}
-		r.wrs = append(r.wrs, C.struct_rn_wr{id: C.uint64_t(wr.ID), num_sge: r.add(wr.SGL)})
+		n := r.add(wr.SGL)
+		if n == 0 && q.dev.attr.Transport == ibv.TransportIWARP {
+			r.sges = append(r.sges, C.struct_rn_sge{}) // siw takes no receive without an element
+			n = 1
+		}
+		r.wrs = append(r.wrs, C.struct_rn_wr{id: C.uint64_t(wr.ID), num_sge: n})
 		good++
 	}
 	if good > 0 {
@@ -378,6 +400,7 @@ func (q *qp) SetError() error {
 	if err := errno(C.rn_qp_error(q.sq.c)); err != nil {
 		return fmt.Errorf("%s: move queue pair to the error state: %w", q.dev.name, err)
 	}
+	q.failed.Store(true)
 	return nil
 }
 

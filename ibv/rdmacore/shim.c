@@ -100,10 +100,11 @@ static int result(int rc)
 	return rc ? (errno ? -errno : -EIO) : 0;
 }
 
-/* code does so for functions that return the error, or perhaps -1 and errno. */
+/* code does so for functions that return the error; some drivers return it with
+   the sign turned, or -1 and errno. */
 static int code(int rc)
 {
-	return rc > 0 ? -rc : result(rc);
+	return rc > 0 ? -rc : rc < -1 ? rc : result(rc);
 }
 
 /* pointer does so for functions that return NULL. */
@@ -374,10 +375,13 @@ int rn_post_send(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct r
 		bad = NULL;
 		errno = 0;
 		int rc = code(qp->context->ops.post_send(qp, list, &bad));
-		if (rc) {
-			*posted += bad ? bad - list : 0;
-			return rc;
+		if (bad) {
+			/* siw forgets the error when it met a full queue */
+			*posted += bad - list;
+			return rc ? rc : -ENOMEM;
 		}
+		/* Where siw cannot ring the doorbell all is in the queue, and the
+		   connection has ended. */
 		*posted += k;
 	}
 	return 0;

@@ -363,3 +363,13 @@ func (e *End) trySync(t testing.TB, peer *End) ibv.WC {
 // iwarp reports whether the device speaks iWARP, where a connection that breaks
 // is torn down by the device and the peer hears of it at once.
 func (e *End) iwarp() bool { return e.Dev.Attr().Transport == ibv.TransportIWARP }
+
+// inOrder has the requests complete in order where RDMA Reads may be late.
+func (e *End) inOrder(wrs []ibv.SendWR) []ibv.SendWR {
+	if e.Dev.Attr().ReadsOutOfOrder {
+		for i := range wrs {
+			wrs[i].Flags |= ibv.SendFence
+		}
+	}
+	return wrs
+}

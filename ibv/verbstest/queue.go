@@ -81,7 +81,7 @@ func testMixedOrder(t *testing.T, env Env) {
 		}
 		wrs = append(wrs, wr)
 	}
-	p.Active.Send(t, wrs...)
+	p.Active.Send(t, p.Active.inOrder(wrs)...)
 	for i := range n {
 		wc := next(t, p.Active.SendCQ)
 		succeeded(t, p.Active, wc, uint64(i), want[i])

@@ -84,7 +84,8 @@ func testZeroLength(t *testing.T, env Env) {
 	at := func(id uint64, op ibv.Opcode) ibv.SendWR {
 		return ibv.SendWR{ID: id, Op: op, Flags: ibv.SendSignaled, RemoteAddr: mem.Addr(0), RKey: mem.MR.RKey()}
 	}
-	p.Active.Send(t, at(1, ibv.OpWrite), at(2, ibv.OpRead), at(3, ibv.OpWrite), at(4, ibv.OpRead), at(5, ibv.OpRead))
+	p.Active.Send(t, p.Active.inOrder([]ibv.SendWR{at(1, ibv.OpWrite), at(2, ibv.OpRead), at(3, ibv.OpWrite),
+		at(4, ibv.OpRead), at(5, ibv.OpRead)})...)
 	for i, op := range []ibv.WCOpcode{ibv.WCWrite, ibv.WCRead, ibv.WCWrite, ibv.WCRead, ibv.WCRead} {
 		wc := next(t, p.Active.SendCQ)
 		succeeded(t, p.Active, wc, uint64(i+1), op)
@@ -198,10 +199,10 @@ func testReadsBothWays(t *testing.T, env Env) {
 	for i, s := range sides {
 		src := sides[1-i].src
 		for id := range uint64(n) {
-			s.e.Send(t,
-				ibv.SendWR{ID: id, Op: ibv.OpRead, Flags: ibv.SendSignaled, SGL: s.dst.SGL(0, size, 1),
+			s.e.Send(t, s.e.inOrder([]ibv.SendWR{
+				{ID: id, Op: ibv.OpRead, Flags: ibv.SendSignaled, SGL: s.dst.SGL(0, size, 1),
 					RemoteAddr: src.Addr(0), RKey: src.MR.RKey()},
-				ibv.SendWR{ID: id, Op: ibv.OpSend, Flags: ibv.SendSignaled})
+				{ID: id, Op: ibv.OpSend, Flags: ibv.SendSignaled}})...)
 		}
 	}
 	for i, s := range sides {
