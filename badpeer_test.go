@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
@@ -75,7 +74,7 @@ func (s *scene) logged() error {
 // listen makes a listener that ends with the test.
 func (s *scene) listen() *Listener {
 	s.t.Helper()
-	ln, err := (&ListenConfig{Config: s.cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	ln, err := (&ListenConfig{Config: s.cfg}).Listen(tctx, "rdma4", local4)
 	require.NoError(s.t, err)
 	ln.(*Listener).SetDeadline(time.Now().Add(patience))
 	s.t.Cleanup(func() { ln.Close() })
@@ -244,7 +243,7 @@ func (m negotiateResponse) wire() []byte {
 // dialBad connects to a listener, up to negotiation.
 func dialBad(t testing.TB, addr net.Addr, private []byte) *badPeer {
 	t.Helper()
-	id, err := iwarp.New(iwarp.Config{}).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
+	id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
 	require.NoError(t, err)
 	p := newBadPeer(t, id)
 	require.NoError(t, id.Connect(tctx, ibv.ConnParam{Private: private}))
@@ -264,7 +263,7 @@ func (p *badPeer) negotiate() negotiateResponse {
 // listenBad is where connections are dialled to a bad peer.
 func listenBad(t testing.TB) ibv.Listener {
 	t.Helper()
-	ln, err := iwarp.New(iwarp.Config{}).Listen(tctx, netip.MustParseAddrPort("127.0.0.1:0"), 0)
+	ln, err := newProvider(t).Listen(tctx, netip.MustParseAddrPort(local4), 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { ln.Close() })
 	return ln

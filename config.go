@@ -13,14 +13,20 @@ import (
 // of range are refused by Dial and Listen, not silently changed. A Config must
 // not be changed while a Dialer or ListenConfig that holds it is in use.
 type Config struct {
-	// Device names the device to use, "iwarp" for the software device. Empty
-	// leaves the choice to rdmanet. The environment variable RDMANET_DEVICE
-	// overrides it.
+	// Device names the device to use: "iwarp" is the software device, "rdma"
+	// any RDMA device, and else it is one of those by its name, "mlx5_0" for
+	// instance. Empty means the RDMA device that leads to the address if there
+	// is one, then the software device; a Listener listens on both. The
+	// environment variable RDMANET_DEVICE overrides it.
 	Device string
 
-	// Provider, if not nil, is where devices come from, and Device and
-	// RDMANET_DEVICE are not looked at: for tests, and for a device that was
-	// set up in a special way.
+	// RequireRDMA forbids the software device: without an RDMA device that
+	// leads to the address Dial and Listen fail.
+	RequireRDMA bool
+
+	// Provider, if not nil, is where devices come from, and Device, RequireRDMA
+	// and RDMANET_DEVICE are not looked at: for tests, and for a device that
+	// was set up in a special way (see package ibv/rdmacore).
 	Provider ibv.Provider
 
 	// MaxSendSize and MaxReceiveSize bound a segment, one RDMA Send, in bytes,

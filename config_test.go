@@ -35,7 +35,7 @@ func TestConfigRange(t *testing.T) {
 			_, err := (&Dialer{Config: c}).Dial("rdma4", "127.0.0.1:1")
 			requireOpError(t, transports[0], err, "dial")
 			require.ErrorContains(t, err, "Config."+f.name)
-			_, err = (&ListenConfig{Config: c}).Listen(tctx, "rdma4", "127.0.0.1:0")
+			_, err = (&ListenConfig{Config: c}).Listen(tctx, "rdma4", local4)
 			requireOpError(t, transports[0], err, "listen")
 			require.ErrorContains(t, err, "Config."+f.name)
 		}
@@ -47,7 +47,7 @@ func TestConfigRange(t *testing.T) {
 
 func TestConfigDefaults(t *testing.T) {
 	device := func(pins bool) settings {
-		devs, err := newModest(0, 100, pins).Devices()
+		devs, err := newModest(t, 0, 100, pins).Devices()
 		require.NoError(t, err)
 		return new(Config).settings(devs[0], false)
 	}
@@ -68,7 +68,7 @@ func TestConfigDefaults(t *testing.T) {
 		require.Equal(t, 5*time.Second, s.linger)
 		require.Equal(t, 120*time.Second, s.negotiate)
 	}
-	devs, err := newModest(0, 100, true).Devices()
+	devs, err := newModest(t, 0, 100, true).Devices()
 	require.NoError(t, err)
 	s := (&Config{InitialReceiveCredits: 10, MaxReceiveCredits: 5, KeepAlive: time.Second}).settings(devs[0], true)
 	require.Equal(t, 5, s.initial, "no more than the maximum")
@@ -81,7 +81,7 @@ func TestConfigDefaults(t *testing.T) {
 // What is negotiated is the smaller of both sides' wishes, each way.
 func TestConfigNegotiated(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", "127.0.0.1:0",
+	client, server := pipe(t, "rdma4", local4,
 		&ListenConfig{Config: Config{MaxSendSize: 1000, MaxReceiveSize: 2000, MaxFragmentedSize: 300000}},
 		&Dialer{Config: Config{MaxSendSize: 5000, MaxReceiveSize: 800, MaxFragmentedSize: 200000}})
 	require.LessOrEqual(t, client.Info().MaxSendSize, 2000)

@@ -51,7 +51,7 @@ func TestBothEndsWriting(t *testing.T) {
 // before it returns.
 func TestWriteBeforeClose(t *testing.T) {
 	for range 200 {
-		client, server := pipe(t, "rdma", "127.0.0.1:0", new(ListenConfig), new(Dialer))
+		client, server := pipe(t, "rdma", local4, new(ListenConfig), new(Dialer))
 		wrote := make(chan error, 1)
 		go func() {
 			n, err := client.Write([]byte("last words"))
@@ -77,7 +77,7 @@ func TestWriteBeforeClose(t *testing.T) {
 // up or not: each wakes the writer.
 func TestFewGrants(t *testing.T) {
 	const size, messages = 4 << 10, 4000
-	client, server := pipe(t, "rdma", "127.0.0.1:0", new(ListenConfig), new(Dialer))
+	client, server := pipe(t, "rdma", local4, new(ListenConfig), new(Dialer))
 	defer client.Close()
 	defer server.Close()
 	sent := make(chan error, 1)

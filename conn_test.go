@@ -10,8 +10,8 @@ import (
 
 // loopbacks are the addresses that every test of conns runs over.
 var loopbacks = []struct{ network, address string }{
-	{"rdma4", "127.0.0.1:0"},
-	{"rdma6", "[::1]:0"},
+	{"rdma4", local4},
+	{"rdma6", local6},
 }
 
 // pipe makes a connected pair.

@@ -133,6 +133,10 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (c *Conn, ad
 func (d *Dialer) try(ctx context.Context, p ibv.Provider, local, remote netip.AddrPort, tries int) (*Conn, error) {
 	ctx, cancel := share(ctx, tries)
 	defer cancel()
+	if tries > 1 && p != software {
+		ctx, cancel = context.WithTimeout(ctx, rdmaPatience)
+		defer cancel()
+	}
 	id, err := p.Resolve(ctx, local, remote)
 	if err != nil {
 		return nil, fmt.Errorf("%s: resolve %v: %w", p.Name(), remote, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
@@ -81,7 +82,7 @@ func TestBadAddresses(t *testing.T) {
 // hears of each.
 func silent(t testing.TB) (address string, accepted <-chan struct{}) {
 	t.Helper()
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	ln, err := net.Listen("tcp4", local4)
 	require.NoError(t, err)
 	ch := make(chan struct{}, 100)
 	var conns []net.Conn
@@ -110,7 +111,7 @@ func silent(t testing.TB) (address string, accepted <-chan struct{}) {
 // mute is a listener whose queue pairs come up, and then say nothing.
 func mute(t testing.TB) (address string) {
 	t.Helper()
-	ln, err := iwarp.New(iwarp.Config{}).Listen(tctx, netip.MustParseAddrPort("127.0.0.1:0"), 0)
+	ln, err := newProvider(t).Listen(tctx, netip.MustParseAddrPort(local4), 0)
 	require.NoError(t, err)
 	done := make(chan struct{})
 	var setups []*setup
@@ -205,7 +206,7 @@ func TestDialCancel(t *testing.T) {
 // The context is for dialling only.
 func TestDialContextAfterwards(t *testing.T) {
 	checkLeaks(t)
-	ln, err := Listen("rdma4", "127.0.0.1:0")
+	ln, err := Listen("rdma4", local4)
 	require.NoError(t, err)
 	defer ln.Close()
 	ctx, cancel := context.WithCancel(tctx)
@@ -299,31 +300,50 @@ func TestDialLocalAddr(t *testing.T) {
 	require.ErrorAs(t, err, &ae)
 }
 
-// The choice of a device that is not there says which there are.
+// A device that is there is used, by the name that names it, and the choice of
+// one that is not says what there is.
 func TestDeviceChoice(t *testing.T) {
 	checkLeaks(t)
-	dial := func(device string) error {
-		ln, err := (&ListenConfig{Config: Config{Device: device}}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	t.Setenv(deviceEnv, "")
+	connect := func(host string, cfg Config) (device string, err error) {
+		ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", net.JoinHostPort(host, "0"))
 		if err != nil {
-			_, derr := (&Dialer{Config: Config{Device: device}}).Dial("rdma4", "127.0.0.1:1")
+			_, derr := (&Dialer{Config: cfg}).Dial("rdma4", net.JoinHostPort(host, "1"))
 			requireOpError(t, transports[0], derr, "dial")
-			return err
+			requireOpError(t, transports[0], err, "listen")
+			return "", err
 		}
 		defer ln.Close()
-		c, err := (&Dialer{Config: Config{Device: device}}).Dial("rdma4", ln.Addr().String())
+		c, err := (&Dialer{Config: cfg}).Dial("rdma4", ln.Addr().String())
 		if err != nil {
-			return err
+			return "", err
 		}
-		require.Equal(t, iwarp.Name, c.(*Conn).Info().Device)
-		return c.Close()
+		defer c.Close()
+		return c.(*Conn).Info().Device, nil
 	}
-	require.NoError(t, dial(""))
-	require.NoError(t, dial(iwarp.Name))
+	requireDevice := func(want, host string, cfg Config) {
+		t.Helper()
+		got, err := connect(host, cfg)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	requireDevice(deviceName(t), host4, Config{})
+	requireDevice(iwarp.Name, "127.0.0.1", Config{}) // to which no RDMA device leads
+	requireDevice(iwarp.Name, host4, Config{Device: iwarp.Name})
+	if onRDMA {
+		requireDevice(deviceName(t), host4, Config{Device: rdmacore.Name})
+		requireDevice(deviceName(t), host4, Config{Device: deviceName(t)})
+		requireDevice(deviceName(t), host4, Config{RequireRDMA: true})
+	}
+	_, err := connect("127.0.0.1", Config{RequireRDMA: true})
+	require.Error(t, err)
+	_, err = connect(host4, Config{RequireRDMA: true, Device: iwarp.Name})
+	require.ErrorContains(t, err, "RequireRDMA")
+
 	t.Setenv(deviceEnv, iwarp.Name)
-	require.NoError(t, dial("nosuch0"), "the environment overrides")
+	requireDevice(iwarp.Name, host4, Config{Device: "nosuch0"})
 	t.Setenv(deviceEnv, "nosuch1")
-	err := dial(iwarp.Name)
-	requireOpError(t, transports[0], err, "listen")
+	_, err = connect(host4, Config{Device: iwarp.Name})
 	require.ErrorContains(t, err, `"nosuch1"`)
 	require.ErrorContains(t, err, iwarp.Name)
 	require.ErrorContains(t, err, deviceEnv)
@@ -335,7 +355,7 @@ func TestManyConns(t *testing.T) {
 	const conns, workers = 1000, 50
 	sw := newSwitch(t, nil)
 	cfg := Config{Provider: sw}
-	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", local4)
 	require.NoError(t, err)
 	var servers sync.WaitGroup
 	servers.Go(func() {

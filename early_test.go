@@ -51,7 +51,7 @@ func TestEarlyNegotiation(t *testing.T) {
 // the grant, after a negotiation by messages.
 func TestNoEarlyNegotiation(t *testing.T) {
 	checkLeaks(t)
-	dev := newModest(1<<20, 1<<14, false)
+	dev := newModest(t, 1<<20, 1<<14, false)
 	dev.shy = true
 	client, server := pipeOn(t, Config{Provider: dev})
 	require.Zero(t, server.Stats().SendCredits)

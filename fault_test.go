@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
@@ -57,7 +56,7 @@ func (f *faulty) failed(err error) {
 // run goes through the scenario.
 func (f *faulty) run() {
 	lc := ListenConfig{Config: f.cfg}
-	ln, err := lc.Listen(tctx, "rdma4", "127.0.0.1:0")
+	ln, err := lc.Listen(tctx, "rdma4", local4)
 	if err != nil {
 		f.failed(err)
 		return
@@ -133,7 +132,7 @@ func faultTest(t *testing.T, set func(s *verbstest.Switch, n int) *verbstest.Fau
 	setDomainIdle(t, 0)
 	f := faulty{data: [2][]byte{pattern(1, 100<<10), pattern(2, 100<<10)}}
 	for n := 1; ; n++ {
-		s := verbstest.NewSwitch(iwarp.New(iwarp.Config{}))
+		s := verbstest.NewSwitch(newProvider(t))
 		// A linger time that runs out would pass for a hang.
 		f.cfg = Config{Provider: s, MaxReceiveSize: 16 << 10, InitialReceiveCredits: minCredits, LingerTimeout: 2 * patience}
 		f.errs, f.bad = nil, nil

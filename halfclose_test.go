@@ -239,7 +239,7 @@ func TestCloseAfterWrite(t *testing.T) {
 func TestLingerIsBounded(t *testing.T) {
 	checkLeaks(t)
 	for _, linger := range []time.Duration{-1, time.Millisecond} {
-		client, server := pipe(t, "rdma4", "127.0.0.1:0", new(ListenConfig), &Dialer{Config: Config{LingerTimeout: linger}})
+		client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{LingerTimeout: linger}})
 		require.NoError(t, client.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
 		n, err := client.Write(make([]byte, 64<<20))
 		requireTimeout(t, err)

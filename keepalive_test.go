@@ -53,7 +53,7 @@ func TestKeepAliveAnswered(t *testing.T) {
 // A peer that does not answer is given up, which everybody who waits learns.
 func TestKeepAliveUnanswered(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", "127.0.0.1:0", new(ListenConfig), &Dialer{Config: Config{KeepAlive: time.Hour}})
+	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{KeepAlive: time.Hour}})
 	readErr, writeErr := make(chan error, 1), make(chan error, 1)
 	go func() {
 		_, err := client.Read(make([]byte, 1))
@@ -132,7 +132,7 @@ func TestKeepAliveStalled(t *testing.T) {
 // A negative KeepAlive never asks.
 func TestKeepAliveOff(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", "127.0.0.1:0", new(ListenConfig), &Dialer{Config: Config{KeepAlive: -1}})
+	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{KeepAlive: -1}})
 	client.quietFor(1000 * time.Hour)
 	client.quietFor(1000 * time.Hour)
 	require.False(t, client.isProbing())

@@ -71,21 +71,62 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 	}
 	l := &Listener{cfg: lc.Config, backlog: backlog, ready: make(chan *Conn, backlog), done: make(chan struct{})}
 	l.due.timedOut = make(chan struct{})
-	for _, p := range providers {
-		ln, err := p.Listen(ctx, local, backlog)
-		if err != nil {
-			l.Close()
-			return nil, tcpAddr(local), err
-		}
-		l.listeners = append(l.listeners, ln)
-		local = netip.AddrPortFrom(local.Addr(), ln.Addr().Port())
-		l.addr = tcpAddr(ln.Addr())
+	if err := l.bind(ctx, providers, local); err != nil {
+		l.Close()
+		return nil, tcpAddr(local), err
 	}
 	for _, ln := range l.listeners {
 		l.wg.Add(1)
 		go l.run(ln)
 	}
 	return l, nil, nil
+}
+
+// portTries is how often a free port is looked for that is free on all
+// providers.
+const portTries = 16
+
+// bind listens on every provider, on the same port. One that does not have the
+// address is left out, if another has it.
+func (l *Listener) bind(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
+	for try := 1; ; try++ {
+		err := l.bindOnce(ctx, providers, local)
+		if err == nil || local.Port() != 0 || !inUse(err) || try == portTries {
+			return err
+		}
+	}
+}
+
+func (l *Listener) bindOnce(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
+	var errs []error
+	shared := false
+	for _, p := range providers {
+		ln, err := p.Listen(ctx, local, l.backlog)
+		switch {
+		case err == nil:
+			l.listeners = append(l.listeners, ln)
+			local = netip.AddrPortFrom(local.Addr(), ln.Addr().Port())
+			l.addr = tcpAddr(ln.Addr())
+			shared = shared || p != software && sharesPorts(p)
+		case inUse(err) && shared && p == software:
+			// The port is an iWARP device's, which serves such peers too.
+		case inUse(err):
+			for _, ln := range l.listeners {
+				ln.Close()
+			}
+			l.listeners = nil
+			return err
+		default:
+			errs = append(errs, err)
+		}
+	}
+	if len(l.listeners) == 0 {
+		return errors.Join(errs...)
+	}
+	for _, err := range errs {
+		l.cfg.log("does not listen", l.addr, err)
+	}
+	return nil
 }
 
 // Listener accepts connections. It implements net.Listener; all methods may be

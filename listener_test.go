@@ -115,7 +115,7 @@ func TestListenerCloseWithUnaccepted(t *testing.T) {
 	checkLeaks(t)
 	sw := newSwitch(t, nil)
 	cfg := Config{Provider: sw}
-	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", local4)
 	require.NoError(t, err)
 	dial := func() net.Conn {
 		c, err := (&Dialer{Config: cfg}).Dial("rdma4", ln.Addr().String())
@@ -148,7 +148,7 @@ func TestListenerCloseDuringDials(t *testing.T) {
 	for n := range 20 {
 		sw := newSwitch(t, nil)
 		cfg := Config{Provider: sw}
-		ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+		ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", local4)
 		require.NoError(t, err)
 		const dials = 10
 		done := make(chan error, dials)
@@ -183,7 +183,7 @@ func TestListenerCloseDuringDials(t *testing.T) {
 // Silent peers hold up neither others nor Close.
 func TestListenerWithSilentPeers(t *testing.T) {
 	checkLeaks(t)
-	ln, err := Listen("rdma4", "127.0.0.1:0")
+	ln, err := Listen("rdma4", local4)
 	require.NoError(t, err)
 	for range 20 {
 		c, err := net.Dial("tcp4", ln.Addr().String())

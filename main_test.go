@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
@@ -78,7 +77,7 @@ func newSwitch(t testing.TB, p ibv.Provider) *verbstest.Switch {
 	t.Helper()
 	setDomainIdle(t, 0)
 	if p == nil {
-		p = iwarp.New(iwarp.Config{})
+		p = newProvider(t)
 	}
 	sw := verbstest.NewSwitch(p)
 	t.Cleanup(func() { requireReleased(t, sw) })

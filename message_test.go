@@ -60,7 +60,7 @@ func (c *Conn) agreedSegment() int { return segmentData(1<<30, int(c.agreed.maxS
 
 func TestMessageLimit(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", "127.0.0.1:0",
+	client, server := pipe(t, "rdma4", local4,
 		&ListenConfig{Config: Config{MaxFragmentedSize: 200000}}, new(Dialer))
 	limit := client.MaxMessageSize()
 	require.Equal(t, 200000, limit)
@@ -87,7 +87,7 @@ func TestMessageLimit(t *testing.T) {
 // A buffer that is too short is told how long it must be, and loses nothing.
 func TestShortBuffer(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", "127.0.0.1:0", new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
+	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
 	require.NoError(t, client.WriteMsg(pattern(1, 600)))
 	b := make([]byte, 600)
 	for range 2 {
@@ -106,7 +106,7 @@ func TestShortBuffer(t *testing.T) {
 // Read takes from messages as from a stream, and ReadMsg what it left of one.
 func TestReadAmongMessages(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", "127.0.0.1:0", new(ListenConfig), new(Dialer))
+	client, server := pipe(t, "rdma4", local4, new(ListenConfig), new(Dialer))
 	for _, m := range []string{"one message", "another", "last"} {
 		require.NoError(t, client.WriteMsg([]byte(m)))
 	}
@@ -136,7 +136,7 @@ func TestReadAmongMessages(t *testing.T) {
 // sent, and the reader must not take what came for all.
 func TestMessageCut(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", "127.0.0.1:0", new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
+	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
 	require.NoError(t, client.WriteMsg([]byte("whole")))
 	require.NoError(t, client.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
 	err := client.WriteMsg(make([]byte, 1<<20)) // more than the peer keeps for its reader
@@ -165,7 +165,7 @@ func TestMessageCut(t *testing.T) {
 // A deadline in the middle of ReadMsg gives what has come, and the rest later.
 func TestReadMsgDeadline(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", "127.0.0.1:0", new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
+	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
 	want := pattern(2, 100<<10)
 	done := make(chan error, 1)
 	go func() { done <- client.WriteMsg(want) }()

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 )
 
 // modest is the software device with the limits of an adapter: few bytes or
@@ -24,8 +24,8 @@ type modest struct {
 	devs map[ibv.Device]*modestDevice
 }
 
-func newModest(inline, wrs int, pins bool) *modest {
-	return &modest{Provider: iwarp.New(iwarp.Config{}), inline: inline, wrs: wrs, pins: pins,
+func newModest(t testing.TB, inline, wrs int, pins bool) *modest {
+	return &modest{Provider: newProvider(t), inline: inline, wrs: wrs, pins: pins,
 		devs: make(map[ibv.Device]*modestDevice)}
 }
 

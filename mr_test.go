@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/nettest"
 
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
@@ -49,7 +48,7 @@ func TestMemoryIsShared(t *testing.T) {
 	checkLeaks(t)
 	for _, l := range limitedDevices {
 		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
-			sw := newSwitch(t, newModest(l.inline, l.wrs, l.pins))
+			sw := newSwitch(t, newModest(t, l.inline, l.wrs, l.pins))
 			cfg := Config{Provider: sw}
 			devs, err := sw.Devices()
 			require.NoError(t, err)
@@ -81,7 +80,7 @@ func TestLimitedDevice(t *testing.T) {
 	for _, l := range limitedDevices[1:] {
 		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
 			checkLeaks(t)
-			cfg := Config{Provider: newModest(l.inline, l.wrs, l.pins)}
+			cfg := Config{Provider: newModest(t, l.inline, l.wrs, l.pins)}
 			a, b := pipeOn(t, cfg)
 			defer b.Close()
 			defer a.Close()
@@ -93,7 +92,7 @@ func TestLimitedDevice(t *testing.T) {
 			}
 			t.Run("conn", func(t *testing.T) {
 				nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
-					client, server, err := makePipe("rdma4", "127.0.0.1:0", &ListenConfig{Config: cfg}, &Dialer{Config: cfg})
+					client, server, err := makePipe("rdma4", local4, &ListenConfig{Config: cfg}, &Dialer{Config: cfg})
 					if err != nil {
 						return nil, nil, nil, err
 					}
@@ -131,7 +130,7 @@ func TestDevicesAreApart(t *testing.T) {
 func TestNoMemoryToDial(t *testing.T) {
 	checkLeaks(t)
 	sw := newSwitch(t, nil)
-	ln, err := Listen("rdma4", "127.0.0.1:0") // with memory
+	ln, err := Listen("rdma4", local4) // with memory
 	require.NoError(t, err)
 	defer ln.Close()
 	for _, address := range []string{ln.Addr().String(), mute(t)} { // for receives, for the negotiation
@@ -145,7 +144,7 @@ func TestNoMemoryToDial(t *testing.T) {
 		require.ErrorIs(t, err, syscall.ENOMEM)
 		require.ErrorContains(t, err, "ulimit -l")
 		require.ErrorContains(t, err, "Config.MaxReceiveCredits")
-		require.ErrorContains(t, err, iwarp.Name)
+		require.ErrorContains(t, err, deviceName(t))
 		requireReleased(t, sw)
 	}
 }
@@ -154,7 +153,7 @@ func TestNoMemoryToDial(t *testing.T) {
 func TestNoMemoryToAccept(t *testing.T) {
 	checkLeaks(t)
 	sw := newSwitch(t, nil)
-	ln, err := (&ListenConfig{Config: Config{Provider: sw}}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	ln, err := (&ListenConfig{Config: Config{Provider: sw}}).Listen(tctx, "rdma4", local4)
 	require.NoError(t, err)
 	defer ln.Close()
 	for _, n := range []int{1, 3} { // both times for receives
@@ -189,7 +188,7 @@ func TestNoMemoryToSend(t *testing.T) {
 	for _, l := range limitedDevices[1:] {
 		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
 			checkLeaks(t)
-			sw := newSwitch(t, newModest(l.inline, l.wrs, l.pins))
+			sw := newSwitch(t, newModest(t, l.inline, l.wrs, l.pins))
 			var conns [3][2]*Conn
 			for i := range conns {
 				conns[i][0], conns[i][1] = pipeOn(t, Config{Provider: sw})

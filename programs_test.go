@@ -27,7 +27,7 @@ import (
 // listenTest listens for the test's time.
 func listenTest(t *testing.T) net.Listener {
 	t.Helper()
-	ln, err := Listen("tcp", "127.0.0.1:0")
+	ln, err := Listen("tcp", local4)
 	require.NoError(t, err)
 	t.Cleanup(func() { ln.Close() })
 	return ln
@@ -180,7 +180,7 @@ func TestRPC(t *testing.T) {
 
 func TestYamux(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "tcp", "127.0.0.1:0", new(ListenConfig), new(Dialer))
+	client, server := pipe(t, "tcp", local4, new(ListenConfig), new(Dialer))
 	cfg := yamux.DefaultConfig()
 	cfg.LogOutput = io.Discard
 	ss, err := yamux.Server(server, cfg)

@@ -169,8 +169,13 @@ func (c *Conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 }
 
 // notify hears from the device that the connection is over. It comes from the
-// device's goroutines and takes no lock.
+// device's goroutines and takes no lock. A port that is down may come back while
+// the device still tries; if it does not, the completions tell.
 func (c *Conn) notify(e ibv.Event) {
+	if e.Kind == ibv.EventPortError {
+		c.set.log.Debug("rdmanet: port went down", "device", c.id.Device().Name(), "port", c.id.Port(), "local", c.local, "remote", c.remote)
+		return
+	}
 	c.event.CompareAndSwap(nil, &e)
 	c.cq.Interrupt()
 }

@@ -1,27 +1,55 @@
 package rdmanet
 
 import (
+	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 )
 
 // deviceEnv overrides Config.Device.
 const deviceEnv = "RDMANET_DEVICE"
 
-// known lists the providers in the order in which they are tried.
-var known = []struct {
-	name string
-	open func() (ibv.Provider, error)
-}{
-	{iwarp.Name, sync.OnceValues(func() (ibv.Provider, error) { return iwarp.New(iwarp.Config{}), nil })},
+// software is the device that every machine has.
+var software ibv.Provider = iwarp.New(iwarp.Config{})
+
+// rdmaProviders holds those of rdma-core by the device that they are for, ""
+// for any.
+var rdmaProviders struct {
+	sync.Mutex
+	m map[string]ibv.Provider
 }
 
-// providers returns the providers that the configuration allows, best first.
+// rdmaProvider returns rdma-core's provider for a device. A failure is not
+// remembered: the missing module may have been loaded since.
+func rdmaProvider(device string) (ibv.Provider, error) {
+	rdmaProviders.Lock()
+	defer rdmaProviders.Unlock()
+	if p := rdmaProviders.m[device]; p != nil {
+		return p, nil
+	}
+	p, err := rdmacore.New(rdmacore.Config{Device: device})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.Devices(); err != nil {
+		return nil, err
+	}
+	if rdmaProviders.m == nil {
+		rdmaProviders.m = make(map[string]ibv.Provider)
+	}
+	rdmaProviders.m[device] = p
+	return p, nil
+}
+
+// providers returns the providers that the configuration allows, best first:
+// RDMA devices, then the software device.
 func (c *Config) providers() ([]ibv.Provider, error) {
 	if c.Provider != nil {
 		return []ibv.Provider{c.Provider}, nil
@@ -30,21 +58,51 @@ func (c *Config) providers() ([]ibv.Provider, error) {
 	if env := os.Getenv(deviceEnv); env != "" {
 		want = env
 	}
-	var found []ibv.Provider
-	var names []string
-	for _, k := range known {
-		names = append(names, k.name)
-		if want != "" && want != k.name {
-			continue
+	switch {
+	case want == iwarp.Name && c.RequireRDMA:
+		return nil, fmt.Errorf("Config.RequireRDMA forbids the software device, which Config.Device or %s asks for", deviceEnv)
+	case want == iwarp.Name:
+		return []ibv.Provider{software}, nil
+	case want != "" || c.RequireRDMA:
+		device := want
+		if want == rdmacore.Name {
+			device = ""
 		}
-		p, err := k.open()
-		if err != nil {
-			return nil, err
+		p, err := rdmaProvider(device)
+		if err != nil && want != "" {
+			return nil, fmt.Errorf("device %q (set by Config.Device or %s; the software device is %q, any other %q): %w",
+				want, deviceEnv, iwarp.Name, rdmacore.Name, err)
 		}
-		found = append(found, p)
+		return []ibv.Provider{p}, err
+	case rdmacore.Present():
+		p, err := rdmaProvider("")
+		if err == nil {
+			return []ibv.Provider{p, software}, nil
+		}
+		c.log("no RDMA device can be used", nil, err)
 	}
-	if len(found) == 0 {
-		return nil, fmt.Errorf("no device %q: there is %s (set by Config.Device or %s)", want, strings.Join(names, ", "), deviceEnv)
-	}
-	return found, nil
+	return []ibv.Provider{software}, nil
 }
+
+// rdmaPatience is how long an RDMA device may try to connect before the
+// software device gets its turn: a host that has none drops what rdma_cm sends
+// without an answer, and rdma_cm goes on for a minute.
+const rdmaPatience = 2 * time.Second
+
+// sharesPorts reports whether the host's TCP ports are the provider's as well,
+// so that its listener takes the software device's connections too.
+func sharesPorts(p ibv.Provider) bool {
+	devs, err := p.Devices()
+	if err != nil {
+		return false
+	}
+	for _, d := range devs {
+		if d.Attr().Transport == ibv.TransportIWARP {
+			return true
+		}
+	}
+	return false
+}
+
+// inUse reports whether a port is taken.
+func inUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }

@@ -20,10 +20,10 @@ type transport struct {
 }
 
 var transports = []transport{
-	{"rdma4", "rdma4", "127.0.0.1:0", true},
-	{"rdma6", "rdma6", "[::1]:0", true},
-	{"tcp4", "tcp4", "127.0.0.1:0", false},
-	{"tcp6", "tcp6", "[::1]:0", false},
+	{"rdma4", "rdma4", local4, true},
+	{"rdma6", "rdma6", local6, true},
+	{"tcp4", "tcp4", local4, false},
+	{"tcp6", "tcp6", local6, false},
 }
 
 func (tr transport) listen(network, address string) (net.Listener, error) {
@@ -93,7 +93,7 @@ func eachTransport(t *testing.T, f func(t *testing.T, tr transport)) {
 // pipeOn makes a connected pair with one configuration.
 func pipeOn(t testing.TB, cfg Config) (client, server *Conn) {
 	t.Helper()
-	return pipe(t, "rdma4", "127.0.0.1:0", &ListenConfig{Config: cfg}, &Dialer{Config: cfg})
+	return pipe(t, "rdma4", local4, &ListenConfig{Config: cfg}, &Dialer{Config: cfg})
 }
 
 // exchange sends n bytes each way at once and checks them.

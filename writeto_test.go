@@ -25,7 +25,7 @@ func (w *blockedWriter) Write(p []byte) (int, error) {
 // Close does not wait for the writer that WriteTo feeds, and leaves it the
 // bytes it has been given.
 func TestCloseDuringWriteTo(t *testing.T) {
-	client, server := pipe(t, "rdma", "127.0.0.1:0", new(ListenConfig), new(Dialer))
+	client, server := pipe(t, "rdma", local4, new(ListenConfig), new(Dialer))
 	p := make([]byte, 100_000)
 	for i := range p {
 		p[i] = 1
