@@ -3,7 +3,6 @@ package rdmanet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"time"
@@ -139,7 +138,7 @@ func (d *Dialer) try(ctx context.Context, p ibv.Provider, local, remote netip.Ad
 	}
 	id, err := p.Resolve(ctx, local, remote)
 	if err != nil {
-		return nil, fmt.Errorf("%s: resolve %v: %w", p.Name(), remote, err)
+		return nil, err
 	}
 	c, err := connect(ctx, &d.Config, id)
 	if err != nil {
