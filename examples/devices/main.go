@@ -1,0 +1,212 @@
+// Command devices is a doctor for RDMA: it lists the devices that rdmanet can
+// use, says what is missing where there are none, and tells for each address it
+// is given which device would serve it, and why.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/rdmanet/rdmanet"
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/ibv/rdmacore"
+)
+
+func main() {
+	timeout := flag.Duration("timeout", 5*time.Second, "for each address and device")
+	dial := flag.Bool("dial", false, "connect to the addresses, too: a server must listen there")
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: devices [flags] [host:port ...]")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	d := doctor{out: os.Stdout, timeout: *timeout, dial: *dial}
+	d.devices()
+	ok := true
+	for _, address := range flag.Args() {
+		ok = d.address(address) && ok
+	}
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+type doctor struct {
+	out     io.Writer
+	timeout time.Duration
+	dial    bool
+}
+
+func (d *doctor) printf(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
+
+// devices lists what there is, RDMA devices first.
+func (d *doctor) devices() {
+	d.printf("Limit of locked memory: %s", memlock())
+	if env := os.Getenv("RDMANET_DEVICE"); env != "" {
+		d.printf("RDMANET_DEVICE=%s decides for every program", env)
+	}
+	p, err := rdmacore.New(rdmacore.Config{})
+	if err == nil {
+		err = d.list(p)
+	}
+	if err != nil {
+		d.printf("\nNo RDMA device: %v", err)
+		if !rdmacore.Present() {
+			d.printf("  The kernel has none (/sys/class/infiniband is empty). For a software one: modprobe rdma_rxe && " +
+				"rdma link add rxe0 type rxe netdev INTERFACE")
+		}
+	}
+	if err := d.list(iwarp.New(iwarp.Config{})); err != nil {
+		d.printf("\niwarp: %v", err)
+	}
+}
+
+func (d *doctor) list(p ibv.Provider) error {
+	devs, err := p.Devices()
+	if err != nil {
+		return err
+	}
+	for _, dev := range devs {
+		d.device(p, dev)
+	}
+	return nil
+}
+
+func (d *doctor) device(p ibv.Provider, dev ibv.Device) {
+	a := dev.Attr()
+	d.printf("\n%s (provider %s): %v", dev.Name(), p.Name(), a.Transport)
+	if a.FWVersion != "" {
+		d.printf("  firmware      %s", a.FWVersion)
+	}
+	if a.NodeGUID != 0 {
+		d.printf("  node GUID     %016x", a.NodeGUID)
+	}
+	d.printf("  queue pairs   %d, of %d work requests with %d elements, %d bytes inline", a.MaxQP, a.MaxQPWR, a.MaxSGE, a.MaxInline)
+	d.printf("  completions   %d queues of %d", a.MaxCQ, a.MaxCQE)
+	pinned := "stays in ordinary memory"
+	if a.PinsMemory {
+		pinned = "is locked"
+	}
+	d.printf("  memory        %d regions of up to %s; what is registered %s", a.MaxMR, bytes(a.MaxMRSize), pinned)
+	d.printf("  RDMA Reads    %d served, %d outstanding a queue pair", a.MaxQPRdAtom, a.MaxQPInitRdAtom)
+	d.printf("  private data  %d bytes", a.MaxPrivateData)
+	d.printf("  operations    %s", operations(a.Caps))
+	for n := 1; n <= a.Ports; n++ {
+		port, err := dev.Port(n)
+		if err != nil {
+			d.printf("  port %d        %v", n, err)
+			continue
+		}
+		d.printf("  port %d        %v, MTU %d%s", n, port.State, port.ActiveMTU, netDev(port.NetDev))
+		if port.State != ibv.PortActive {
+			d.printf("                bring its network interface up (ip link set ... up), or look at the cable")
+		}
+		for _, gid := range port.GIDs {
+			d.printf("                GID %v", gid)
+		}
+	}
+}
+
+func netDev(name string) string {
+	if name == "" {
+		return ""
+	}
+	return ", network interface " + name
+}
+
+// bytes is a size as one says it, where it is a bound that means something.
+func bytes(n uint64) string {
+	switch {
+	case n >= 1<<50:
+		return "any size"
+	case n >= 1<<30:
+		return fmt.Sprintf("%d GiB", n>>30)
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+func operations(c ibv.Caps) string {
+	s := "send, write, read"
+	for _, op := range []struct {
+		cap  ibv.Caps
+		name string
+	}{
+		{ibv.CapSendInvalidate, "send with invalidate"},
+		{ibv.CapSendImm, "send with immediate"},
+		{ibv.CapWriteImm, "write with immediate"},
+		{ibv.CapAtomic, "atomics"},
+		{ibv.CapUD, "datagrams"},
+	} {
+		if c.Has(op.cap) {
+			s += ", " + op.name
+		}
+	}
+	return s
+}
+
+// address says which device would serve an address, trying them as Dial does.
+func (d *doctor) address(address string) bool {
+	d.printf("\n%s:", address)
+	ctx := context.Background()
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		d.printf("  %v", err)
+		return false
+	}
+	number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
+	if err != nil {
+		d.printf("  %v", err)
+		return false
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		d.printf("  %v", err)
+		return false
+	}
+	for _, a := range addrs {
+		d.route(netip.AddrPortFrom(a.Unmap(), uint16(number)))
+	}
+	if d.dial {
+		return d.connect(address)
+	}
+	return true
+}
+
+func (d *doctor) route(remote netip.AddrPort) {
+	ctx, cancel := context.WithTimeout(context.Background(), d.timeout)
+	defer cancel()
+	why := "this process cannot use RDMA devices"
+	p, err := rdmacore.New(rdmacore.Config{})
+	if err == nil {
+		why = "no RDMA device leads there"
+		var id ibv.ID
+		if id, err = p.Resolve(ctx, netip.AddrPort{}, remote); err == nil {
+			defer id.Close()
+			d.printf("  %v: %s, port %d, from %v", remote, id.Device().Name(), id.Port(), id.LocalAddr().Addr())
+			d.printf("    if nobody listens there over RDMA, %s on the same port", iwarp.Name)
+			return
+		}
+	}
+	d.printf("  %v: %s, the software device", remote, iwarp.Name)
+	d.printf("    because %s: %v", why, err)
+}
+
+// connect dials in earnest.
+func (d *doctor) connect(address string) bool {
+	start := time.Now()
+	conn, err := rdmanet.DialTimeout("rdma", address, d.timeout)
+	if err != nil {
+		d.printf("  dial: %v", err)
+		return false
+	}
+	defer conn.Close()
+	d.printf("  dial: connected in %v: %+v", time.Since(start).Round(time.Microsecond), conn.(*rdmanet.Conn).Info())
+	return true
+}

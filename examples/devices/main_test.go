@@ -1,0 +1,57 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet"
+)
+
+func examine(t *testing.T, dial bool, addresses ...string) (out string, ok bool) {
+	t.Helper()
+	var b strings.Builder
+	d := doctor{out: &b, timeout: 5 * time.Second, dial: dial}
+	d.devices()
+	ok = true
+	for _, a := range addresses {
+		ok = d.address(a) && ok
+	}
+	return b.String(), ok
+}
+
+func TestDevices(t *testing.T) {
+	out, ok := examine(t, false)
+	require.True(t, ok)
+	require.Contains(t, out, "Limit of locked memory")
+	require.Contains(t, out, "iwarp (provider iwarp): iWARP")
+}
+
+func TestAddress(t *testing.T) {
+	ln, err := rdmanet.Listen("rdma4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	go func() {
+		for {
+			if c, err := ln.Accept(); err == nil {
+				c.Close()
+			} else {
+				return
+			}
+		}
+	}()
+	out, ok := examine(t, true, ln.Addr().String())
+	require.True(t, ok, out)
+	require.Contains(t, out, "dial: connected")
+
+	out, ok = examine(t, false, "127.0.0.1")
+	require.False(t, ok)
+	require.Contains(t, out, "missing port")
+	addr := ln.Addr().String()
+	ln.Close()
+	out, ok = examine(t, true, addr)
+	require.False(t, ok)
+	require.Contains(t, out, "refused")
+}

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package main
+
+func memlock() string { return "this system has no such limit" }
