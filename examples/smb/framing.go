@@ -1,0 +1,92 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+
+	"github.com/rdmanet/rdmanet"
+)
+
+// SMB over TCP puts the length of each message before it, in four bytes of
+// which the first is zero ([MS-SMB2] 2.1). SMB Direct needs none of that: a
+// message is a message.
+const headerLen = 4
+
+var errHeader = errors.New("not the header of an SMB message")
+
+// messageLen reads a header.
+func messageLen(header []byte) (int, error) {
+	n := binary.BigEndian.Uint32(header)
+	if n>>24 != 0 {
+		return 0, errHeader
+	}
+	return int(n), nil
+}
+
+// framed gives a program that was written for SMB over TCP the stream that it
+// expects. One goroutine may read and one may write.
+type framed struct {
+	*rdmanet.Conn
+	in, rest []byte // a message that came, and what has not been read of it
+	out      []byte // the beginning of a message to send
+}
+
+func frame(c *rdmanet.Conn) *framed {
+	return &framed{Conn: c, in: make([]byte, headerLen+maxMessage)}
+}
+
+func (f *framed) Read(p []byte) (int, error) {
+	if len(f.rest) == 0 {
+		n, err := f.Conn.ReadMsg(f.in[headerLen:])
+		if err != nil {
+			return 0, err
+		}
+		binary.BigEndian.PutUint32(f.in, uint32(n))
+		f.rest = f.in[:headerLen+n]
+	}
+	n := copy(p, f.rest)
+	f.rest = f.rest[n:]
+	return n, nil
+}
+
+func (f *framed) Write(p []byte) (int, error) {
+	f.out = append(f.out, p...)
+	for len(f.out) >= headerLen {
+		n, err := messageLen(f.out)
+		if err != nil {
+			return 0, err
+		}
+		if len(f.out) < headerLen+n {
+			break
+		}
+		if err := f.Conn.WriteMsg(f.out[headerLen:][:n]); err != nil {
+			return 0, err
+		}
+		f.out = append(f.out[:0], f.out[headerLen+n:]...)
+	}
+	return len(p), nil
+}
+
+// relay copies messages between an SMB Direct connection and one over TCP until
+// either ends, and closes both.
+func relay(direct *rdmanet.Conn, tcp net.Conn) error {
+	f := frame(direct)
+	errs := make(chan error, 2)
+	pass := func(to io.Writer, from io.Reader) {
+		_, err := io.Copy(to, from)
+		direct.Close()
+		tcp.Close()
+		errs <- err
+	}
+	// Only the methods of framed: those of the Conn inside would copy a stream.
+	go pass(tcp, struct{ io.Reader }{f})
+	go pass(struct{ io.Writer }{f}, tcp)
+	err := <-errs
+	<-errs
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
