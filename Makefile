@@ -16,13 +16,21 @@ MODULES := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testd
 # $(call each,command) runs command in the directory of every module.
 each = @for m in $(MODULES); do (echo "== $$m: $(1)"; cd $$m; $(1)) || exit 1; done
 
-.PHONY: all test race bench fuzz lint format vet staticcheck vuln tidy-check cross
+.PHONY: all test unit vm race bench fuzz lint format vet staticcheck vuln tidy-check cross
 
 all: lint cross test
 
-# Every test of every module, with the race detector.
-test:
+test: unit vm
+
+# Every test of every module, with the race detector, over the software device.
+unit:
 	$(call each,$(GO) test -race ./...)
+
+# The tests over rdma-core, on Soft-RoCE and siw in guests. RDMANET_SKIP_VM=1
+# leaves them out.
+vm:
+	@[[ -n "$${RDMANET_SKIP_VM-}" ]] || vm/install
+	vm/test
 
 # The same several times over, in random order, on one processor and on two.
 race:

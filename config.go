@@ -84,6 +84,7 @@ const (
 	plainSegment      = 8136 // Windows refuses a PreferredSendSize above
 	inlineSegment     = 64<<10 + dataOffset
 	pinnedSegment     = 8192
+	plainReadWrite    = 8 << 20 // whether any is made is up to the program; Linux on siw cannot connect where none may be
 	creditCeiling     = 255
 	defaultFragmented = 1 << 20
 )
@@ -168,7 +169,7 @@ func (s *settings) limits(peer privateData) limits {
 		maxFragmented:    uint32(s.maxFragmented),
 		creditsRequested: uint16(s.target),
 		creditsGranted:   uint16(s.maximum),
-		maxReadWrite:     0, // no RDMA Read or Write is made for the peer
+		maxReadWrite:     plainReadWrite,
 	}
 	if !peer.rdmanet {
 		l.maxSend = min(l.maxSend, plainSegment)

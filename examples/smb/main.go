@@ -142,8 +142,11 @@ func relayCommand(args []string) error {
 	flags := flag.NewFlagSet("smb relay", flag.ExitOnError)
 	listen := flags.String("listen", ":445", "host:port to listen on over SMB Direct")
 	to := flags.String("to", "", "host:port of an SMB server over TCP")
+	keepAlive := flags.Duration("keepalive", 0, "how long a client may be silent before it is asked; 0 means 120s")
 	flags.Parse(args)
-	ln, err := (&rdmanet.ListenConfig{Config: config}).Listen(context.Background(), "rdma", *listen)
+	cfg := config
+	cfg.KeepAlive = *keepAlive
+	ln, err := (&rdmanet.ListenConfig{Config: cfg}).Listen(context.Background(), "rdma", *listen)
 	if err != nil {
 		return err
 	}
