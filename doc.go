@@ -42,12 +42,17 @@
 //
 // # Devices
 //
-// A device is what carries queue pairs. The one that is included speaks iWARP
-// (RFC 5040, 5041 and 5044) over TCP in software: it is called "iwarp", works
-// on every system that Go runs on and needs no privileges. [Config].Device
-// names the device that must be used, and the environment variable
-// RDMANET_DEVICE overrides it; otherwise the package chooses. Package ibv has
-// the interfaces that a device implements.
+// A device is what carries queue pairs. On Linux those of rdma-core are used,
+// RDMA adapters as well as Soft-RoCE and siw, if the program was built with cgo
+// and the machine has any. The one that is always there speaks iWARP (RFC 5040,
+// 5041 and 5044) over TCP in software: it is called "iwarp", works on every
+// system that Go runs on and needs no privileges.
+//
+// Dial takes the RDMA device that leads to an address, and the software device
+// on the same port where there is none or nobody answers; a Listener listens on
+// both. [Config].Device names the device that must be used, and the environment
+// variable RDMANET_DEVICE overrides it; [Config].RequireRDMA forbids the
+// software device. Package ibv has the interfaces that a device implements.
 //
 // # The protocol
 //
