@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -90,6 +91,7 @@ type badPeer struct {
 	qp   ibv.QP
 	mr   ibv.MR
 	buf  []byte
+	said []ibv.MR      // what did not go inline
 	over chan struct{} // closed at the end of the connection
 
 	credits int // sends that the other side can take
@@ -111,13 +113,15 @@ func newBadPeer(t testing.TB, id ibv.ID) *badPeer {
 	p.mr, err = p.pd.RegMR(p.buf, ibv.AccessLocalWrite)
 	require.NoError(t, err)
 	p.qp, err = id.CreateQP(p.pd, ibv.QPInit{SendCQ: p.cq, RecvCQ: p.cq,
-		Cap: ibv.QPCap{MaxSendWR: 512, MaxRecvWR: badRecvs, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInline: 64 << 10}})
+		Cap: ibv.QPCap{MaxSendWR: 512, MaxRecvWR: badRecvs, MaxSendSGE: 1, MaxRecvSGE: 1,
+			MaxInline: min(64<<10, id.Device().Attr().MaxInline)}})
 	require.NoError(t, err)
 	for i := range badRecvs {
 		p.receive(i)
 	}
+	var once sync.Once
 	id.Notify(func(ibv.Event) {
-		close(p.over)
+		once.Do(func() { close(p.over) })
 		p.cq.Interrupt()
 	})
 	t.Cleanup(p.close)
@@ -137,14 +141,27 @@ func (p *badPeer) close() {
 	p.qp.Close()
 	p.qp = nil
 	p.cq.Close()
-	p.mr.Close()
+	for _, mr := range append(p.said, p.mr) {
+		mr.Close()
+	}
 	p.pd.Close()
 	p.id.Close()
 }
 
-// say sends one message, whatever is in it. The connection may have ended.
+// say sends one message, whatever is in it. The connection may have ended. b must
+// not be changed afterwards.
 func (p *badPeer) say(b []byte) {
-	p.qp.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendInline | ibv.SendSolicited, SGL: []ibv.SGE{{Buf: b}}}})
+	p.t.Helper()
+	wr := ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSignaled | ibv.SendSolicited, SGL: []ibv.SGE{{Buf: b}}}
+	if len(b) <= p.qp.Cap().MaxInline {
+		wr.Flags |= ibv.SendInline
+	} else {
+		mr, err := p.pd.RegMR(b, 0)
+		require.NoError(p.t, err)
+		p.said = append(p.said, mr)
+		wr.SGL[0].LKey = mr.LKey()
+	}
+	p.qp.PostSend([]ibv.SendWR{wr})
 }
 
 // hear waits for the next message, nil at the end of the connection.

@@ -169,12 +169,16 @@ func (f *benchFarEnd) Listen(s BenchService, addr *string) error {
 }
 
 func (s BenchService) listen() (net.Listener, error) {
+	address := "127.0.0.1:0"
+	if host := os.Getenv("RDMANET_VM_ADDR"); host != "" { // of an RDMA device, see device_test.go
+		address = net.JoinHostPort(host, "0")
+	}
 	if s.Transport == "tcp" {
-		return net.Listen("tcp", "127.0.0.1:0")
+		return net.Listen("tcp", address)
 	}
 	var lc rdmanet.ListenConfig
 	lc.Config.BusyPoll = *benchBusyPoll
-	return lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
+	return lc.Listen(context.Background(), "tcp", address)
 }
 
 // Close ends the service at addr, once its connections have ended.

@@ -89,7 +89,7 @@ func TestConfigNegotiated(t *testing.T) {
 	require.Equal(t, 300000, client.MaxMessageSize())
 	require.Equal(t, 200000, server.MaxMessageSize())
 	require.True(t, client.Info().Rdmanet)
-	require.Equal(t, "iWARP", client.Info().Transport)
+	require.Equal(t, testDevice(t).Attr().Transport.String(), client.Info().Transport)
 	require.Equal(t, client.Info().LocalGID, server.Info().RemoteGID)
 	require.NotZero(t, client.Info().MTU)
 	require.Contains(t, client.String(), client.RemoteAddr().String())
@@ -103,7 +103,7 @@ func TestBusyPoll(t *testing.T) {
 	checkLeaks(t)
 	client, server := pipeOn(t, Config{BusyPoll: 100 * time.Microsecond})
 	for range 10 {
-		exchange(t, client, server, 100<<10)
+		exchange(t, client, server, heavy(100<<10))
 	}
 	require.NoError(t, client.SetReadDeadline(time.Now().Add(time.Millisecond)))
 	_, err := client.Read(make([]byte, 1))
@@ -127,7 +127,7 @@ func TestLogger(t *testing.T) {
 func TestStats(t *testing.T) {
 	checkLeaks(t)
 	client, server := pipeOn(t, Config{})
-	const size = 4 << 20
+	size := heavy(4 << 20)
 	exchange(t, client, server, size)
 	for _, s := range [][2]Stats{{client.Stats(), server.Stats()}, {server.Stats(), client.Stats()}} {
 		sent, got := s[0], s[1]

@@ -38,6 +38,7 @@ type Conn struct {
 	peer        privateData
 	inline      int  // bytes that a send may have without a buffer
 	invalidates bool // the device has Send with Invalidate
+	markEach    bool // every send from a buffer is signalled
 	slots       int  // length of the send queue
 	local       *net.TCPAddr
 	remote      *net.TCPAddr
@@ -53,6 +54,8 @@ type Conn struct {
 	closed bool
 	dead   error // why the connection is over; errPeerClosed for an orderly end
 	stats  Stats
+
+	flushed bool // the queue pair was seen to have failed, not why
 
 	// Who waits for completions: see progress.go.
 	seat     vacancy.Seat
@@ -109,7 +112,12 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
 	c.readable.L, c.writable.L = &c.mu, &c.mu
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
 	c.slots, c.inline = qp.Cap().MaxSendWR, qp.Cap().MaxInline
-	c.invalidates = id.Device().Attr().Caps.Has(ibv.CapSendInvalidate)
+	attr := id.Device().Attr()
+	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
+	// Linux's Soft-iWARP has TCP take an unsignalled send straight from the
+	// buffer, perhaps after the completion of a later one; a signalled one it
+	// copies.
+	c.markEach = attr.Transport == ibv.TransportIWARP
 	c.seat.Init(&keepers, c.startKeeper)
 	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c
@@ -417,6 +425,7 @@ func (c *Conn) fail(err error) {
 	c.dead = broken(err)
 	c.logBroken(err)
 	c.qp.SetError()
+	c.id.Disconnect() // InfiniBand's connection manager does not watch the queue pair
 	c.wakeAll()
 }
 

@@ -50,7 +50,7 @@ func TestBothEndsWriting(t *testing.T) {
 // A Write that has sent everything says so, though the connection is closed
 // before it returns.
 func TestWriteBeforeClose(t *testing.T) {
-	for range 200 {
+	for range heavy(200) {
 		client, server := pipe(t, "rdma", local4, new(ListenConfig), new(Dialer))
 		wrote := make(chan error, 1)
 		go func() {
@@ -76,7 +76,8 @@ func TestWriteBeforeClose(t *testing.T) {
 // A stream one way takes few messages the other way, whether its reader keeps
 // up or not: each wakes the writer.
 func TestFewGrants(t *testing.T) {
-	const size, messages = 4 << 10, 4000
+	const size = 4 << 10
+	messages := heavy(4000)
 	client, server := pipe(t, "rdma", local4, new(ListenConfig), new(Dialer))
 	defer client.Close()
 	defer server.Close()
@@ -97,7 +98,7 @@ func TestFewGrants(t *testing.T) {
 	if err := <-sent; err != nil {
 		t.Fatal(err)
 	}
-	if n := server.Stats().EmptySent; n > messages/8 {
+	if n := server.Stats().EmptySent; n > uint64(messages/8) {
 		t.Fatalf("%d messages came and %d went back only to grant", messages, n)
 	}
 }
@@ -111,7 +112,7 @@ func TestOneSidedReader(t *testing.T) {
 		if !eventually(func() bool { return a.Stats().CreditStalls > 0 }) {
 			t.Fatal("b takes everything")
 		}
-		const size = 16 << 20
+		size := heavy(16 << 20)
 		go b.Write(make([]byte, size))
 		within(t, "read", func() {
 			if _, err := io.ReadFull(a, make([]byte, size)); err != nil {
@@ -166,7 +167,7 @@ func TestAnswerBeforeReading(t *testing.T) {
 // A grant that was left to a waiting writer, whose deadline passes before it
 // runs, is sent all the same.
 func TestGrantLeftToWriter(t *testing.T) {
-	for range 20 {
+	for range heavy(20) {
 		s := newScene(t)
 		c, p := s.conns(false, nil)
 		read := make(chan struct{}, 1)

@@ -253,7 +253,7 @@ func (s *creditSide) read(t *testing.T) bool {
 // a receive for it, whatever both want to send arrives once both read, and then
 // there is silence.
 func TestCreditsModel(t *testing.T) {
-	for seed := range uint64(3000) {
+	for seed := range uint64(heavy(3000)) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		var ends [2]*creditSide
 		reserve := int(seed % 2)
@@ -349,7 +349,7 @@ func TestSmallWindows(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%d/%d/%d", lb.network, maximum, cfg.MaxSendSize, cfg.MaxReceiveSize), func(t *testing.T) {
 					checkLeaks(t)
 					a, b := pipe(t, lb.network, lb.address, &ListenConfig{Config: cfg}, &Dialer{Config: cfg})
-					exchange(t, a, b, 300<<10)
+					exchange(t, a, b, heavy(300<<10))
 					exchange(t, b, a, 100)
 					require.LessOrEqual(t, a.Stats().ReceiveWindow, maximum)
 					require.NoError(t, a.Close())

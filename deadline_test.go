@@ -117,7 +117,7 @@ func TestConcurrentUse(t *testing.T) {
 	for _, lb := range loopbacks {
 		t.Run(lb.network, func(t *testing.T) {
 			checkLeaks(t)
-			for range 5 {
+			for range heavy(5) {
 				client, server := pipe(t, lb.network, lb.address, new(ListenConfig), new(Dialer))
 				var wg sync.WaitGroup
 				errs := make(chan error, 100)

@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"errors"
 	"net"
 	"os"
 	"testing"
@@ -21,11 +22,27 @@ var (
 	local6 = net.JoinHostPort(host6, "0")
 )
 
+// The provider's goroutines and descriptors stay for good: no test leaves them.
+func init() {
+	if onRDMA {
+		rdmaProvider("")
+	}
+}
+
 func hostFrom(env, otherwise string) string {
 	if host := os.Getenv(env); host != "" {
 		return host
 	}
 	return otherwise
+}
+
+// heavy is a size, or a number of repetitions, that is there for volume only: a
+// part of it over RDMA devices, which are emulated where these tests run.
+func heavy(n int) int {
+	if onRDMA {
+		return max(1, n/8)
+	}
+	return n
 }
 
 // newProvider returns the provider of the device that the tests run over.
@@ -39,10 +56,42 @@ func newProvider(t testing.TB) ibv.Provider {
 	return p
 }
 
-// deviceName is the name of that device.
-func deviceName(t testing.TB) string {
+// testDevice is that device.
+func testDevice(t testing.TB) ibv.Device {
 	t.Helper()
 	devs, err := newProvider(t).Devices()
 	require.NoError(t, err)
-	return devs[0].Name()
+	return devs[0]
+}
+
+func deviceName(t testing.TB) string {
+	t.Helper()
+	return testDevice(t).Name()
+}
+
+// overIWARP reports whether it speaks iWARP, so that its connections are TCP's.
+func overIWARP(t testing.TB) bool {
+	t.Helper()
+	return testDevice(t).Attr().Transport == ibv.TransportIWARP
+}
+
+// negotiatesEarly reports whether its passive side may send first, without which
+// there is no early negotiation. Soft-iWARP does not tell, so it may not.
+func negotiatesEarly(t testing.TB) bool {
+	t.Helper()
+	return !onRDMA || !overIWARP(t)
+}
+
+// errTooLong stands for how a receive ends for which the message is too long.
+var errTooLong = errors.New("too long for the receive")
+
+// requireCause is require.ErrorIs for any device.
+func requireCause(t testing.TB, err, want error) {
+	t.Helper()
+	switch {
+	case want != errTooLong:
+		require.ErrorIs(t, err, want)
+	case !errors.Is(err, ibv.WCLocQPOpErr) || !testDevice(t).Attr().VagueErrors:
+		require.ErrorIs(t, err, ibv.WCLocLenErr)
+	}
 }

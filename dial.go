@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -136,15 +137,23 @@ func (d *Dialer) try(ctx context.Context, p ibv.Provider, local, remote netip.Ad
 		ctx, cancel = context.WithTimeout(ctx, rdmaPatience)
 		defer cancel()
 	}
-	id, err := p.Resolve(ctx, local, remote)
-	if err != nil {
-		return nil, err
+	for attempt := 1; ; attempt++ {
+		id, err := p.Resolve(ctx, local, remote)
+		if err != nil {
+			return nil, err
+		}
+		c, err := connect(ctx, &d.Config, id)
+		if err == nil || local.Port() != 0 || !portTaken(err) || attempt == portTries {
+			return c, err
+		}
 	}
-	c, err := connect(ctx, &d.Config, id)
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
+}
+
+// portTaken reports whether the port that was chosen for this end cannot be had:
+// rdma_cm chooses from ports of its own, and Soft-iWARP connects by TCP, where
+// the port may be in use.
+func portTaken(err error) bool {
+	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
 // minShare is what a try gets at least, so that many addresses do not leave

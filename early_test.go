@@ -15,6 +15,7 @@ import (
 // Two ends that negotiate early need no message for it, nor for the first
 // grant: either may speak at once.
 func TestEarlyNegotiation(t *testing.T) {
+	early := negotiatesEarly(t)
 	for _, lb := range loopbacks {
 		for _, first := range []string{"client", "server"} {
 			t.Run(lb.network+"/"+first, func(t *testing.T) {
@@ -30,15 +31,19 @@ func TestEarlyNegotiation(t *testing.T) {
 				server := nc.(*Conn)
 				for _, c := range []*Conn{client, server} {
 					st := c.Stats()
-					require.Zero(t, st.SegmentsSent+st.EmptySent)
-					require.Equal(t, c.set.initial, st.SendCredits)
+					if early {
+						require.Zero(t, st.SegmentsSent+st.EmptySent)
+						require.Equal(t, c.set.initial, st.SendCredits)
+					}
 				}
 				from, to := client, server
 				if first == "server" {
 					from, to = to, from
 				}
 				pass(t, from, to)
-				require.Zero(t, from.Stats().EmptyReceived)
+				if early {
+					require.Zero(t, from.Stats().EmptyReceived)
+				}
 				pass(t, to, from)
 				require.NoError(t, client.Close())
 				require.NoError(t, server.Close())
@@ -54,7 +59,8 @@ func TestNoEarlyNegotiation(t *testing.T) {
 	dev := newModest(t, 1<<20, 1<<14, false)
 	dev.shy = true
 	client, server := pipeOn(t, Config{Provider: dev})
-	require.Zero(t, server.Stats().SendCredits)
+	st := server.Stats()
+	require.True(t, st.SendCredits == 0 || st.EmptyReceived > 0, "%+v", st)
 	pass(t, client, server)
 	pass(t, server, client)
 	require.NoError(t, client.Close())
@@ -97,6 +103,7 @@ func TestUnreadSilence(t *testing.T) {
 // A request in the private data that is no good counts for nothing: the peer
 // has to come with a message, and hears there what is wrong with it.
 func TestHostileEarlyRequests(t *testing.T) {
+	padded := !overIWARP(t) // with zeros, so that a request cut short is whole again
 	bad := goodRequest
 	bad.MinVersion, bad.MaxVersion = 0x200, 0x200
 	poor := goodRequest
@@ -116,6 +123,10 @@ func TestHostileEarlyRequests(t *testing.T) {
 			s := newScene(t)
 			ln := s.listen()
 			p := dialBad(t, ln.Addr(), tt.private)
+			if padded && tt.name == "short" {
+				require.NotNil(t, earlyResponse(p.id.PrivateData())) // to a grant of none
+				return
+			}
 			require.Nil(t, earlyResponse(p.id.PrivateData()))
 			p.negotiate()
 			nc, err := ln.Accept()
@@ -150,6 +161,9 @@ func pass2(t *testing.T, c *Conn, p *badPeer) {
 // Grants of any size may come with a request, and a second request is no
 // Data Transfer message.
 func TestEarlyGrants(t *testing.T) {
+	if !negotiatesEarly(t) {
+		return // grants come with messages only
+	}
 	for _, granted := range []uint16{0, 1, math.MaxUint16} {
 		s := newScene(t)
 		ln := s.listen()
@@ -194,6 +208,17 @@ func TestHostileEarlyResponses(t *testing.T) {
 			result := s.dial(ln)
 			p := acceptBad(t, ln)
 			require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{Private: earlyPrivate(tt.send)}))
+			if !overIWARP(t) { // the private data is padded with zeros
+				switch tt.name {
+				case "short":
+					r := <-result
+					require.NoError(t, r.err) // it was a whole one
+					pass2(t, s.owned(r.c), p)
+					return
+				case "nothing":
+					tt.want = errNegotiated
+				}
+			}
 			if tt.want == nil {
 				require.Len(t, p.hear(), negotiateRequestLen)
 				p.say(goodResponse.wire())
@@ -220,5 +245,5 @@ func TestEarlyTooLong(t *testing.T) {
 	p.say(dataSegment(badSegment, 0)) // 24 bytes more than were agreed on
 	p.ended()
 	_, err := io.ReadAll(c)
-	require.ErrorIs(t, err, ibv.WCLocLenErr)
+	requireCause(t, err, errTooLong)
 }

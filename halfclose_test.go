@@ -201,7 +201,8 @@ func requireOp(errs chan<- error, err error, op string) {
 func TestCloseAfterWrite(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr transport) {
 		client, server := tr.pair(t)
-		const size, rest = 64 << 20, 64 << 10
+		const rest = 64 << 10
+		size := heavy(64 << 20)
 		block := pattern(7, 1<<20)
 		written := make(chan error, 1)
 		closed := make(chan error, 1)

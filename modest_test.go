@@ -10,7 +10,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// modest is the software device with the limits of an adapter: few bytes or
+// modest is the device with the limits of some adapters: few bytes or
 // none go inline, queues are short, memory is pinned. What is beyond its limits
 // it refuses.
 type modest struct {
@@ -84,7 +84,7 @@ type modestDevice struct {
 
 func (d *modestDevice) Attr() ibv.DeviceAttr {
 	a := d.Device.Attr()
-	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = d.m.inline, d.m.wrs, 2, d.m.pins
+	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = min(a.MaxInline, d.m.inline), min(a.MaxQPWR, d.m.wrs), 2, d.m.pins
 	return a
 }
 

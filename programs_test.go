@@ -39,7 +39,7 @@ func certificate(t *testing.T) (server, client *tls.Config) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true}
+		IPAddresses: []net.IP{net.ParseIP(host4)}, IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
 	require.NoError(t, err)
 	cert, err := x509.ParseCertificate(der)
@@ -125,7 +125,7 @@ func TestTLS(t *testing.T) {
 	}()
 	raw, err := Dial("tcp", ln.Addr().String())
 	require.NoError(t, err)
-	client.ServerName = "127.0.0.1"
+	client.ServerName = host4
 	c := tls.Client(raw, client)
 	want := pattern(1, 1<<20)
 	sent := make(chan error, 1)

@@ -161,9 +161,15 @@ func (c *Conn) complete(wc *ibv.WC) {
 }
 
 // status ends the connection over a failed completion. Flushed requests are
-// the consequence of an end, not its cause: the device reports that on its own.
+// the consequence of an end, not its cause: the device reports that on its own,
+// or when it is asked to end the connection, which its queue pair no longer has.
 func (c *Conn) status(wc *ibv.WC, op ibv.WCOpcode) {
-	if wc.Status != ibv.WCFlushErr {
+	if wc.Status == ibv.WCFlushErr {
+		if !c.flushed && c.dead == nil && c.event.Load() == nil {
+			c.flushed = true
+			c.id.Disconnect()
+		}
+	} else {
 		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ sendID, VendorErr: wc.VendorErr, Device: c.id.Device().Name()})
 	}
 }

@@ -335,7 +335,7 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32, bufs [
 		s.unmarked += n
 		s.inFlight += n
 		wr.ID = sendID | s.seq
-		if s.unmarked >= markBytes || s.since >= c.slots/4 || flags&flagFIN != 0 || i == segs-1 && staged > 0 {
+		if s.unmarked >= markBytes || s.since >= c.slots/4 || flags&flagFIN != 0 || staged > 0 && (c.markEach || i == segs-1) {
 			wr.Flags |= ibv.SendSignaled
 			s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, bufs: bufs[:staged:staged]})
 			s.unmarked, s.since = 0, 0

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -33,6 +34,7 @@ type setup struct {
 	due time.Time
 
 	lasting bool // see acquireDomain
+	nudge   time.Duration
 	gone    atomic.Pointer[ibv.Event]
 	posted  []*buffer // receives, oldest first
 	recv    *buffer   // the one that the negotiation message came in
@@ -145,11 +147,15 @@ func connect(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 		defer cancel()
 	}
 	c, err := s.initiate(ctx)
-	if err != nil {
+	switch {
+	case err == nil:
+		return c, nil
+	case ctx.Err() != nil:
+		go s.abandon() // Linux keeps an iWARP ID until the peer has answered, or for 10 s
+	default:
 		s.abandon()
-		return nil, err
 	}
-	return c, nil
+	return nil, err
 }
 
 func (s *setup) initiate(ctx context.Context) (*Conn, error) {
@@ -185,6 +191,9 @@ func (s *setup) initiate(ctx context.Context) (*Conn, error) {
 	req = lim.request()
 	if err := s.sendMessage(b[:req.put(b[:])]); err != nil {
 		return nil, err
+	}
+	if s.id.Device().Attr().Transport == ibv.TransportIWARP {
+		s.nudge = firstNudge
 	}
 	answer, err := s.receiveMessage(ctx)
 	if err != nil {
@@ -274,18 +283,26 @@ func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) 
 
 // refuse sends a failure response and gives it time to arrive.
 func (s *setup) refuse(ctx context.Context, resp negotiateResponse) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	var b [negotiateResponseLen]byte
-	gone := make(chan struct{})
-	s.id.Notify(func(ibv.Event) { close(gone) })
-	if s.sendMessage(b[:resp.put(b[:])]) != nil || s.id.Disconnect() != nil {
+	if s.sendMessage(b[:resp.put(b[:])]) != nil {
 		return
 	}
-	t := time.NewTimer(time.Second)
-	defer t.Stop()
-	select {
-	case <-gone:
-	case <-ctx.Done():
-	case <-t.C:
+	for sent := false; !sent; { // else Disconnect may flush it
+		wc, err := s.completion(ctx)
+		if err != nil {
+			return
+		}
+		sent = wc.ID&sendID != 0
+	}
+	if s.id.Disconnect() != nil {
+		return
+	}
+	for {
+		if _, err := s.completion(ctx); err != nil {
+			return
+		}
 	}
 }
 
@@ -405,7 +422,7 @@ func (c *Conn) recall() {
 
 // sendMessage sends a negotiation message. It costs no credit.
 func (s *setup) sendMessage(b []byte) error {
-	wr := ibv.SendWR{ID: sendID, Op: ibv.OpSend, Flags: ibv.SendSolicited, SGL: []ibv.SGE{{Buf: b}}}
+	wr := ibv.SendWR{ID: sendID, Op: ibv.OpSend, Flags: ibv.SendSignaled | ibv.SendSolicited, SGL: []ibv.SGE{{Buf: b}}}
 	if len(b) <= s.qp.Cap().MaxInline {
 		wr.Flags |= ibv.SendInline
 	} else {
@@ -427,6 +444,20 @@ func (s *setup) notify(e ibv.Event) {
 
 // receiveMessage waits for the peer's negotiation message.
 func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
+	for {
+		wc, err := s.completion(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if wc.ID&sendID == 0 {
+			s.recv, s.posted = s.posted[0], s.posted[1:]
+			return s.recv.b[:wc.ByteLen], nil
+		}
+	}
+}
+
+// completion waits for the next success. The error is why there will be none.
+func (s *setup) completion(ctx context.Context) (*ibv.WC, error) {
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, s.cq.Interrupt)
 		defer stop()
@@ -444,13 +475,16 @@ func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
 		}
 		wc := &wcs[0]
 		switch {
-		case n == 1 && wc.Status != ibv.WCSuccess && wc.Status != ibv.WCFlushErr:
-			return nil, broken(&ibv.WCError{Status: wc.Status, Op: wc.Op, ID: wc.ID &^ sendID, Device: s.id.Device().Name()})
-		case n == 1 && wc.Status == ibv.WCSuccess && wc.ID&sendID == 0:
-			s.recv, s.posted = s.posted[0], s.posted[1:]
-			return s.recv.b[:wc.ByteLen], nil
+		case n == 1 && wc.Status == ibv.WCSuccess:
+			return wc, nil
+		case n == 1 && wc.Status == ibv.WCFlushErr:
+			continue // the event tells why
 		case n == 1:
-			continue
+			op := ibv.WCRecv
+			if wc.ID&sendID != 0 {
+				op = ibv.WCSend
+			}
+			return nil, broken(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ sendID, Device: s.id.Device().Name()})
 		case end != nil && end.Err == nil:
 			return nil, broken(io.ErrUnexpectedEOF)
 		case end != nil:
@@ -459,8 +493,31 @@ func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if err := s.cq.Wait(s.due); err != nil && !errors.Is(err, ibv.ErrInterrupted) {
+		if err := s.wait(); err != nil && !errors.Is(err, ibv.ErrInterrupted) {
 			return nil, err
 		}
 	}
+}
+
+// firstNudge is how long the active side waits for an answer before it nudges the
+// peer's device. Linux's Soft-iWARP, on the passive side, may overlook a message
+// that comes right behind its MPA reply until something else comes. Every nudge
+// is an RDMA Write of no bytes, which the peer's program does not see, and takes
+// twice as long to come as the one before.
+const firstNudge = 50 * time.Millisecond
+
+// wait waits for a completion, nudging the peer meanwhile.
+func (s *setup) wait() error {
+	for s.nudge > 0 {
+		at := time.Now().Add(s.nudge)
+		if !at.Before(s.due) {
+			break
+		}
+		if err := s.cq.Wait(at); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		s.qp.PostSend([]ibv.SendWR{{ID: sendID, Op: ibv.OpWrite, Flags: ibv.SendSignaled}})
+		s.nudge *= 2
+	}
+	return s.cq.Wait(s.due)
 }

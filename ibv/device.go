@@ -118,6 +118,25 @@ type DeviceAttr struct {
 	// were posted behind it, unless they have [SendFence].
 	ReadsOutOfOrder bool
 
+	// ReadsStall is set when a request that waits for RDMA Reads of this side,
+	// for its [SendFence] or because as many as [ConnParam.InitiatorDepth] are
+	// outstanding, holds up the answers to the peer's Reads too. When both ends
+	// come to that at once they wait for each other for ever, so of two peers
+	// that read from each other one must do neither.
+	ReadsStall bool
+
+	// ReadsUnchecked is set when the device lets the peer of a connection read
+	// every region of the queue pair's domain, [AccessRemoteRead] or not.
+	ReadsUnchecked bool
+
+	// VagueErrors is set when the status of a request that fails on this side may
+	// not say why. One that names memory it must not use may end with
+	// [WCFlushErr], [WCLocQPOpErr] or, a receive, [WCGeneralErr] in place of
+	// [WCLocProtErr]; a send-queue request that meets the end of the connection
+	// with WCLocQPOpErr in place of WCFlushErr. And a Connect that meets the end
+	// of the listener may time out.
+	VagueErrors bool
+
 	// PinsMemory is set when registered memory stays resident, so that it
 	// counts against RLIMIT_MEMLOCK and is paid for whether used or not.
 	PinsMemory bool

@@ -98,11 +98,14 @@ type id struct {
 
 	steps chan step // events of setting up
 
+	// calling is held while C sets the connection up, which on siw waits for
+	// TCP; it goes before mu.
+	calling sync.Mutex
+
 	mu      sync.Mutex
 	c       *C.struct_rn_cm_id
 	local   netip.AddrPort
 	qp      *qp
-	qpGone  bool
 	private []byte
 	param   ibv.ConnParam
 	closed  bool
@@ -183,25 +186,30 @@ func (i *id) route(ctx context.Context, local netip.AddrPort) error {
 	return routeError(err)
 }
 
-// routeError says what it means when there is no way by RDMA.
+// routeError says what it means when there is no way by RDMA. By the loopback
+// interface, for one, the manager finds the argument invalid.
 func routeError(err error) error {
-	if errors.Is(err, syscall.ENODEV) {
+	if errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EINVAL) {
 		return fmt.Errorf("no RDMA device on the interface that leads there: %w", err)
 	}
 	return err
 }
 
 // find takes from the library what it knows of the connection by now.
-func (i *id) find() (err error) {
+func (i *id) find() error {
 	if i.c.verbs == nil {
 		return syscall.ENODEV
 	}
-	if i.dev, err = i.p.lib.device(i.c.verbs); err != nil {
+	dev, err := i.p.lib.device(i.c.verbs)
+	if err != nil {
 		return err
 	}
-	if want := i.p.cfg.Device; want != "" && want != i.dev.name {
-		return fmt.Errorf("the way there is by device %q, not %q: %w", i.dev.name, want, syscall.ENODEV)
+	if want := i.p.cfg.Device; want != "" && want != dev.name {
+		return fmt.Errorf("the way there is by device %q, not %q: %w", dev.name, want, syscall.ENODEV)
 	}
+	i.mu.Lock() // the device's events may look already
+	defer i.mu.Unlock()
+	i.dev = dev
 	i.port = int(i.c.port_num)
 	i.local = fromSockaddr(&i.c.src_storage)
 	return nil
@@ -366,13 +374,55 @@ func (i *id) Param() ibv.ConnParam {
 	return i.param
 }
 
-// ready checks that the connection can be made now.
-func (i *id) ready(param *ibv.ConnParam, passive bool) error {
+// begin calls f, which starts to connect or to accept.
+func (i *id) begin(ctx context.Context, param *ibv.ConnParam, f func(*C.struct_rn_conn_param, unsafe.Pointer, C.int) C.int) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	i.calling.Lock()
+	if err := i.prepare(param); err != nil {
+		i.calling.Unlock()
+		return err
+	}
+	cfg := &i.p.cfg
+	c := C.struct_rn_conn_param{
+		responder_resources: C.uint8_t(param.ResponderResources),
+		initiator_depth:     C.uint8_t(param.InitiatorDepth),
+		retry_count:         C.uint8_t(orDefault(cfg.Retries, 6)),
+		rnr_retry_count:     C.uint8_t(orDefault(cfg.RNRRetries, 7)),
+	}
+	result := make(chan error, 1)
+	call := func(private []byte) {
+		defer i.calling.Unlock()
+		var p unsafe.Pointer
+		if len(private) > 0 {
+			p = unsafe.Pointer(unsafe.SliceData(private))
+		}
+		result <- errno(f(&c, p, C.int(len(private))))
+	}
+	if i.dev.siw {
+		go call(slices.Clone(param.Private))
+	} else {
+		call(param.Private)
+	}
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// prepare checks that the connection can be made now, which is once only,
+// however it ends.
+func (i *id) prepare(param *ibv.ConnParam) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	attr := &i.dev.attr
 	switch {
 	case i.closed:
 		return net.ErrClosed
-	case i.passive != passive || i.qp == nil || i.up:
+	case i.qp == nil || i.up:
 		return ibv.ErrState
 	case len(param.Private) > attr.MaxPrivateData:
 		return fmt.Errorf("%d bytes of private data (limit %d): %w", len(param.Private), attr.MaxPrivateData, ibv.ErrLimit)
@@ -381,32 +431,11 @@ func (i *id) ready(param *ibv.ConnParam, passive bool) error {
 		return fmt.Errorf("%d and %d RDMA Reads at a time (limits %d and %d): %w", param.ResponderResources,
 			param.InitiatorDepth, attr.MaxQPRdAtom, attr.MaxQPInitRdAtom, ibv.ErrLimit)
 	}
-	return nil
-}
-
-// begin calls f, which starts to connect or to accept.
-func (i *id) begin(param *ibv.ConnParam, passive bool, f func(*C.struct_rn_conn_param, unsafe.Pointer, C.int) C.int) error {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if err := i.ready(param, passive); err != nil {
-		return err
-	}
-	if passive {
+	if i.passive {
 		param.InitiatorDepth = i.dev.limitDepth(param.InitiatorDepth, i.param.InitiatorDepth)
 	}
-	cfg := &i.p.cfg
-	c := C.struct_rn_conn_param{
-		responder_resources: C.uint8_t(param.ResponderResources),
-		initiator_depth:     C.uint8_t(param.InitiatorDepth),
-		retry_count:         C.uint8_t(orDefault(cfg.Retries, 7)),
-		rnr_retry_count:     C.uint8_t(orDefault(cfg.RNRRetries, 7)),
-	}
-	var private unsafe.Pointer
-	if len(param.Private) > 0 {
-		private = unsafe.Pointer(unsafe.SliceData(param.Private))
-	}
-	i.up = true // once only, however it ends
-	return errno(f(&c, private, C.int(len(param.Private))))
+	i.up = true
+	return nil
 }
 
 func orDefault(n, fallback int) int {
@@ -417,17 +446,11 @@ func orDefault(n, fallback int) int {
 }
 
 func (i *id) Connect(ctx context.Context, param ibv.ConnParam) error {
-	err := ctx.Err()
-	if err == nil {
-		err = i.begin(&param, false, func(c *C.struct_rn_conn_param, private unsafe.Pointer, n C.int) C.int {
+	err := ibv.ErrState
+	if !i.passive {
+		err = i.establish(ctx, &param, func(c *C.struct_rn_conn_param, private unsafe.Pointer, n C.int) C.int {
 			return C.rn_connect(i.c, c, private, n)
 		})
-	}
-	if err == nil {
-		var s step
-		if s, err = i.next(ctx, cmEstablished); err == nil {
-			err = i.finish(&s, &param)
-		}
 	}
 	if err != nil {
 		return fmt.Errorf("%s: connect to %v: %w", i.dev.name, i.remote, err)
@@ -436,22 +459,28 @@ func (i *id) Connect(ctx context.Context, param ibv.ConnParam) error {
 }
 
 func (i *id) Accept(ctx context.Context, param ibv.ConnParam) error {
-	err := ctx.Err()
-	if err == nil {
-		err = i.begin(&param, true, func(c *C.struct_rn_conn_param, private unsafe.Pointer, n C.int) C.int {
+	err := ibv.ErrState
+	if i.passive {
+		err = i.establish(ctx, &param, func(c *C.struct_rn_conn_param, private unsafe.Pointer, n C.int) C.int {
 			return C.rn_accept(i.c, c, private, n)
 		})
-	}
-	if err == nil {
-		var s step
-		if s, err = i.next(ctx, cmEstablished); err == nil {
-			err = i.finish(&s, &param)
-		}
 	}
 	if err != nil {
 		return fmt.Errorf("%s: accept from %v: %w", i.dev.name, i.remote, err)
 	}
 	return nil
+}
+
+// establish begins with f and waits for the end of the set-up.
+func (i *id) establish(ctx context.Context, param *ibv.ConnParam, f func(*C.struct_rn_conn_param, unsafe.Pointer, C.int) C.int) error {
+	if err := i.begin(ctx, param, f); err != nil {
+		return err
+	}
+	s, err := i.next(ctx, cmEstablished)
+	if err != nil {
+		return err
+	}
+	return i.finish(&s, param)
 }
 
 // finish brings the queue pair up.
@@ -556,8 +585,10 @@ func (i *id) disconnected(err error) {
 	if !i.closed && i.qp != nil {
 		// The peer waits for the answer, and only we know that it is time. What
 		// it has sent is received by now: it was acknowledged before.
-		C.rn_disconnect(i.c)
-		i.qp.failed.Store(true)
+		if i.dev.attr.Transport != ibv.TransportIWARP {
+			C.rn_disconnect(i.c)
+		}
+		i.qp.fail()
 	}
 	i.mu.Unlock()
 	i.step(step{event: cmDisconnected, status: -int(syscall.ECONNRESET)})
@@ -581,6 +612,8 @@ func (i *id) Disconnect() error {
 }
 
 func (i *id) Close() error {
+	i.calling.Lock()
+	defer i.calling.Unlock()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.qp != nil {

@@ -33,8 +33,11 @@ type cq struct {
 	c     *C.struct_rn_cq // nil once closed
 	users int
 	armed bool
-	added []ibv.WC // completions that are ours, behind those of the device
 	wcs   [32]C.struct_rn_wc
+
+	qps  map[uint32]*qp // that complete here
+	kept []ibv.WC       // taken from the device ahead of Poll
+	dead []*qp          // in the error state, with ledgers to be flushed
 
 	file *os.File // the channel
 	raw  syscall.RawConn
@@ -77,7 +80,7 @@ func (d *device) CreateCQ(depth int) (ibv.CQ, error) {
 	if depth > d.attr.MaxCQE {
 		return nil, fmt.Errorf("%s: create completion queue: depth %d (limit %d): %w", d.name, depth, d.attr.MaxCQE, ibv.ErrLimit)
 	}
-	c := &cq{dev: d}
+	c := &cq{dev: d, qps: make(map[uint32]*qp)}
 	c.handle = addHandle(c)
 	if err := errno(C.rn_create_cq(d.c, C.int(depth), c.handle, &c.c)); err != nil {
 		removeHandle(c.handle)
@@ -129,40 +132,96 @@ const (
 var wcOps = [...]ibv.WCOpcode{0: ibv.WCSend, 1: ibv.WCWrite, 2: ibv.WCRead, 3: ibv.WCCmpSwap, 4: ibv.WCFetchAdd, 6: ibv.WCLocalInv}
 
 func (c *cq) Poll(wcs []ibv.WC) (total int, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.c == nil {
-		return 0, net.ErrClosed
+	for {
+		c.mu.Lock()
+		n, failed, err := c.poll(wcs[total:])
+		c.mu.Unlock()
+		total += n
+		for _, q := range failed {
+			q.fail()
+		}
+		if err != nil || len(failed) == 0 {
+			return total, err
+		}
 	}
-	for len(wcs) > 0 {
-		want := min(len(wcs), len(c.wcs))
+}
+
+// poll also returns the queue pairs that are found to be in the error state.
+// Called with c.mu held.
+func (c *cq) poll(wcs []ibv.WC) (total int, failed []*qp, err error) {
+	if c.c == nil {
+		return 0, nil, net.ErrClosed
+	}
+	total = copy(wcs, c.kept)
+	c.kept = slices.Delete(c.kept, 0, total)
+	for total < len(wcs) {
+		want := min(len(wcs)-total, len(c.wcs))
 		n := int(C.rn_poll_cq(c.c, C.int(want), &c.wcs[0]))
 		if n < 0 || c.overrun.Load() {
-			return total, fmt.Errorf("%s: %w", c.dev.name, ibv.ErrCQOverrun)
+			return total, failed, fmt.Errorf("%s: %w", c.dev.name, ibv.ErrCQOverrun)
 		}
 		for i := range c.wcs[:n] {
-			translate(&c.wcs[i], &wcs[i])
+			w, wc := &c.wcs[i], &wcs[total]
+			translate(w, wc)
+			if c.dev.siw || wc.Status != ibv.WCSuccess {
+				q := c.qps[wc.QPN]
+				if q != nil && wc.Status != ibv.WCSuccess && !q.failed.Load() {
+					failed = append(failed, q)
+				}
+				if c.dev.siw && (q == nil || !q.settle(wc, w.opcode&wcRecv != 0)) {
+					continue
+				}
+			}
+			total++
 		}
-		total += n
-		wcs = wcs[n:]
 		if n < want {
+			// A queue pair in the list gets no more completions from the device.
+			for _, q := range c.dead {
+				total += q.flush(c, wcs[total:])
+			}
 			break
 		}
 	}
-	if len(c.added) > 0 && len(wcs) > 0 {
-		n := copy(wcs, c.added)
-		c.added = slices.Delete(c.added, 0, n)
-		total += n
-	}
-	return total, nil
+	return total, failed, nil
 }
 
-// add puts a completion behind those of the device.
-func (c *cq) add(wc ibv.WC) {
+// join notes that the queue pair completes here.
+func (c *cq) join(q *qp) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.added = append(c.added, wc)
-	if c.armed {
+	c.qps[q.num] = q
+}
+
+// leave forgets a queue pair that was destroyed. siw keeps completions apart by
+// numbers that it uses again, so what is there is taken now.
+func (c *cq) leave(q *qp) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dead = slices.DeleteFunc(c.dead, func(f *qp) bool { return f == q })
+	if c.dev.siw {
+		var wcs [32]ibv.WC
+		kept := c.kept
+		c.kept = nil
+		for {
+			n, _, err := c.poll(wcs[:])
+			kept = append(kept, wcs[:n]...)
+			if n == 0 || err != nil {
+				break
+			}
+		}
+		c.kept = kept
+	}
+	delete(c.qps, q.num)
+}
+
+// flushes makes Poll flush what is left in the queue pair's ledgers.
+func (c *cq) flushes(q *qp) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Contains(c.dead, q) {
+		c.dead = append(c.dead, q)
+	}
+	if c.armed && q.unsettled(c) {
 		c.armed = false
 		c.rouse(func() { c.wait.raised = true })
 	}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,7 +26,10 @@ type device struct {
 	c    *C.struct_rn_context
 	name string
 	attr ibv.DeviceAttr
-	siw  bool // Linux's Soft-iWARP, which differs from other devices in places
+
+	// Linux's two software devices, which differ from others in places.
+	siw bool
+	rxe bool
 }
 
 // Enumerations of infiniband/verbs.h.
@@ -34,20 +38,25 @@ const (
 
 	linkIB       = 1
 	linkEthernet = 2
-
-	capMemMgtExtensions = 1 << 21
 )
 
 // Private data of a request, less what rdma_cm takes for itself: InfiniBand's
-// REQ has 92 bytes (rdma_cm takes 36); iWARP's length is one byte in rdma_cm, and
-// Linux drivers add the four bytes of MPA revision 2 before they compare it with
-// their limit of 256.
+// REQ has 92 bytes (rdma_cm takes 36). iWARP's length is one byte in rdma_cm, and
+// still is when siw has added the four bytes of MPA revision 2 to it.
 const (
 	privateIB    = 56
-	privateIWARP = 252
+	privateIWARP = 255 - 4
 )
 
-const vendorSIW = 0x626d74
+const (
+	vendorSIW = 0x626d74
+	vendorRXE = 0xffffff
+)
+
+// siwKeys is the depth of a completion queue of 1 MiB. siw's library takes the
+// queue that the kernel puts at offset 0x90000 for one that failed, so that from
+// about 50 connections on none can be made; this queue takes that place.
+const siwKeys = 1 << 15
 
 // Devices lists the devices that have a driver in user space.
 func (p *Provider) Devices() ([]ibv.Device, error) {
@@ -62,7 +71,7 @@ func (p *Provider) Devices() ([]ibv.Device, error) {
 		}
 	}
 	if len(devs) == 0 && p.cfg.Device != "" {
-		return nil, fmt.Errorf("%s: no device %q", Name, p.cfg.Device)
+		return nil, fmt.Errorf("%s: no device %q: %w", Name, p.cfg.Device, syscall.ENODEV)
 	}
 	return devs, nil
 }
@@ -70,16 +79,20 @@ func (p *Provider) Devices() ([]ibv.Device, error) {
 func (lib *library) list() ([]*device, error) {
 	var list **C.struct_rn_context
 	var n C.int
-	if err := errno(C.rn_devices(&list, &n)); err != nil {
-		if !errors.Is(err, syscall.ENODEV) && !errors.Is(err, syscall.ENOENT) {
-			return nil, fmt.Errorf("%s: list devices: %w%s", Name, err, missingDriver(0))
-		}
-		n = 0
-	} else {
+	err := errno(C.rn_devices(&list, &n))
+	if err == nil {
+		// Closes the devices that were removed, unless they are held.
 		defer C.rn_free_devices(list)
 	}
 	if n == 0 {
-		return nil, fmt.Errorf("%s: no RDMA device%s: %w", Name, missingDriver(0), syscall.ENODEV)
+		if err == nil || errors.Is(err, syscall.ENOENT) {
+			err = syscall.ENODEV
+		}
+		// The library may find none while one of them is being removed.
+		if known := lib.known(); len(known) > 0 {
+			return known, nil
+		}
+		return nil, fmt.Errorf("%s: no RDMA device%s: %w", Name, missingDriver(0), err)
 	}
 	var devs []*device
 	for _, c := range unsafe.Slice(list, n) {
@@ -90,6 +103,18 @@ func (lib *library) list() ([]*device, error) {
 		devs = append(devs, d)
 	}
 	return devs, nil
+}
+
+// known lists the devices that were used before and are still there.
+func (lib *library) known() (devs []*device) {
+	lib.mu.Lock()
+	defer lib.mu.Unlock()
+	for _, d := range lib.devices {
+		if _, err := os.Stat(filepath.Join("/sys/class/infiniband", d.name)); err == nil {
+			devs = append(devs, d)
+		}
+	}
+	return devs
 }
 
 // missingDriver names the kernel's devices when user space sees only so many.
@@ -112,9 +137,15 @@ func (lib *library) device(c *C.struct_rn_context) (*device, error) {
 	if d := lib.devices[c]; d != nil {
 		return d, nil
 	}
+	if err := hold(c); err != nil {
+		return nil, err
+	}
 	d := &device{lib: lib, c: c, name: C.GoString(&c.device.name[0])}
 	if err := d.query(); err != nil {
 		return nil, fmt.Errorf("%s: query device: %w", d.name, err)
+	}
+	if d.siw {
+		C.rn_occupy(c, siwKeys)
 	}
 	if err := errno(C.rn_nonblocking(c.async_fd)); err != nil {
 		return nil, fmt.Errorf("%s: wait for its events: %w", d.name, err)
@@ -126,6 +157,21 @@ func (lib *library) device(c *C.struct_rn_context) (*device, error) {
 	lib.devices[c] = d
 	go d.watch(f)
 	return d, nil
+}
+
+// hold keeps the device open after it is removed, when librdmacm closes those
+// that nobody uses: a list that is never freed counts as a user of all in it.
+func hold(c *C.struct_rn_context) error {
+	var list **C.struct_rn_context
+	var n C.int
+	if err := errno(C.rn_devices(&list, &n)); err != nil {
+		return err
+	}
+	if slices.Contains(unsafe.Slice(list, n), c) {
+		return nil
+	}
+	C.rn_free_devices(list)
+	return syscall.ENODEV
 }
 
 func (d *device) query() error {
@@ -157,10 +203,17 @@ func (d *device) query() error {
 	if d.attr.MaxSGERead == 0 {
 		d.attr.MaxSGERead = 1
 	}
-	if a.vendor_id == vendorSIW {
+	switch a.vendor_id {
+	case vendorSIW: // which never raises an event for solicited completions
 		d.siw = true
 		d.attr.ReadsOutOfOrder = true
-	} else {
+		d.attr.ReadsStall = true
+		d.attr.ReadsUnchecked = true
+		d.attr.VagueErrors = true
+	case vendorRXE: // which raises one for solicited completions, but not for failures
+		d.rxe = true
+		d.attr.VagueErrors = true
+	default:
 		d.attr.Caps |= ibv.CapSolicited
 	}
 	var port C.struct_rn_port_attr
@@ -300,13 +353,18 @@ func (d *device) all(f func(*id)) {
 	handles.RLock()
 	var ids []*id
 	for _, v := range handles.m {
-		if i, ok := v.(*id); ok && i.dev == d {
+		if i, ok := v.(*id); ok {
 			ids = append(ids, i)
 		}
 	}
 	handles.RUnlock()
 	for _, i := range ids {
-		f(i)
+		i.mu.Lock()
+		of := i.dev
+		i.mu.Unlock()
+		if of == d {
+			f(i)
+		}
 	}
 }
 

@@ -7,10 +7,13 @@
 // system is not Linux the package compiles all the same and New says why there
 // are no devices.
 //
-// No call into C blocks: completion and connection events are waited for by the
-// Go runtime's poller, and a goroutine that waits holds no thread. C keeps no
-// pointer to Go memory but the addresses of registered regions, which the MR
-// keeps reachable.
+// Completion and connection events are waited for by the Go runtime's poller, and
+// a goroutine that waits holds no thread. C keeps no pointer to Go memory but the
+// addresses of registered regions, which the MR keeps reachable.
+//
+// No call into C blocks, with one exception: siw connects inside the kernel, for
+// as long as TCP tries (tcp_syn_retries, two minutes). Connect returns when its
+// context ends all the same, but a queue pair that is closed then waits.
 //
 // Connections are made through rdma_cm(7) in the port space of TCP.
 package rdmacore
@@ -38,7 +41,7 @@ type Config struct {
 	AckTimeout time.Duration
 
 	// Retries is how often it sends again before the connection fails, 1 to 7;
-	// 0 means 7.
+	// 0 means 6, because Soft-RoCE takes 7 for ever.
 	Retries int
 
 	// RNRRetries is how often it sends again to a peer that has no receive

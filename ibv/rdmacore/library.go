@@ -5,6 +5,7 @@ package rdmacore
 /*
 #cgo LDFLAGS: -ldl
 #include "shim.h"
+#include <stdlib.h>
 
 #cgo noescape rn_poll_cq
 #cgo nocallback rn_poll_cq
@@ -25,13 +26,14 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
 // library is what a process has of rdma-core once: the two shared libraries,
-// the event channel of the connection manager and the devices that were opened.
-// librdmacm keeps devices open for as long as the process lives, and so do we.
+// the event channel of the connection manager and the devices that were opened,
+// which stay open for as long as the process lives.
 type library struct {
 	channel *C.struct_rn_event_channel
 
@@ -42,10 +44,8 @@ type library struct {
 var loaded = sync.OnceValues(load)
 
 func load() (*library, error) {
-	var problem [256]C.char
-	if rc := C.rn_load(&problem[0], C.size_t(len(problem))); rc != 0 {
-		return nil, fmt.Errorf("%s: %s: install rdma-core (Debian: apt-get install rdma-core ibverbs-providers librdmacm1; "+
-			"others: rdma-core, libibverbs, librdmacm): %w", Name, C.GoString(&problem[0]), errors.ErrUnsupported)
+	if err := loadNamed("libibverbs.so.1", "librdmacm.so.1"); err != nil {
+		return nil, err
 	}
 	lib := &library{devices: make(map[*C.struct_rn_context]*device)}
 	if err := errno(C.rn_create_channel(&lib.channel)); err != nil {
@@ -57,6 +57,19 @@ func load() (*library, error) {
 	}
 	go lib.watch(f)
 	return lib, nil
+}
+
+// loadNamed loads the two libraries, which have stable names but in tests.
+func loadNamed(verbs, cm string) error {
+	var problem [256]C.char
+	v, c := C.CString(verbs), C.CString(cm)
+	defer C.free(unsafe.Pointer(v))
+	defer C.free(unsafe.Pointer(c))
+	if C.rn_load(v, c, &problem[0], C.size_t(len(problem))) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %s: install rdma-core (Debian: apt-get install rdma-core ibverbs-providers librdmacm1; "+
+		"others: rdma-core, libibverbs, librdmacm): %w", Name, C.GoString(&problem[0]), errors.ErrUnsupported)
 }
 
 // channelError says what to do when the connection manager cannot be had.
@@ -137,10 +150,10 @@ func New(cfg Config) (ibv.Provider, error) {
 
 func (c *Config) check() error {
 	if c.Retries < 0 || c.Retries > 7 || c.RNRRetries < 0 || c.RNRRetries > 7 {
-		return fmt.Errorf("%s: Config.Retries and RNRRetries go from 0 to 7", Name)
+		return fmt.Errorf("%s: Config.Retries and RNRRetries go from 0 to 7: %w", Name, syscall.EINVAL)
 	}
 	if c.AckTimeout < 0 || c.RNRTimer < 0 {
-		return fmt.Errorf("%s: Config.AckTimeout and RNRTimer cannot be negative", Name)
+		return fmt.Errorf("%s: Config.AckTimeout and RNRTimer cannot be negative: %w", Name, syscall.EINVAL)
 	}
 	return nil
 }

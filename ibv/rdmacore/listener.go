@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -28,8 +29,10 @@ type listener struct {
 	ready chan *id
 	done  chan struct{}
 
-	mu sync.Mutex
-	c  *C.struct_rn_cm_id // nil once closed
+	ids []*C.struct_rn_cm_id // one, or one for each family
+
+	mu     sync.Mutex
+	closed bool
 }
 
 // Listen binds an address for rdma_cm. An unspecified one is that of all
@@ -48,26 +51,56 @@ func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int
 }
 
 func (l *listener) listen(local netip.AddrPort, backlog int) error {
-	if err := errno(C.rn_create_id(l.p.lib.channel, l.handle, portSpaceTCP, &l.c)); err != nil {
-		return err
+	if local.Addr().IsValid() {
+		return l.bind(local, backlog)
 	}
-	bind := local
-	if !local.Addr().IsValid() {
-		bind = netip.AddrPortFrom(netip.IPv6Unspecified(), local.Port())
-	} else if local.Addr().Is6() && !local.Addr().Is4In6() {
-		if err := errno(C.rn_set_option(l.c, optionAFOnly, 1)); err != nil {
+	// Not with one socket for both: siw would reset what comes by IPv4.
+	for range 10 {
+		if err := l.bind(netip.AddrPortFrom(netip.IPv4Unspecified(), local.Port()), backlog); err != nil {
+			return err
+		}
+		err := l.bind(netip.AddrPortFrom(netip.IPv6Unspecified(), l.addr.Port()), backlog)
+		if err == nil || err == syscall.EAFNOSUPPORT || err == syscall.EADDRNOTAVAIL { // no IPv6 here
+			return nil
+		}
+		if err != syscall.EADDRINUSE || local.Port() != 0 {
+			return err
+		}
+		if err := l.destroy(); err != nil {
 			return err
 		}
 	}
-	addr := toSockaddr(bind)
-	if err := errno(C.rn_bind_addr(l.c, addr.pointer())); err != nil {
+	return syscall.EADDRINUSE
+}
+
+func (l *listener) bind(at netip.AddrPort, backlog int) error {
+	var c *C.struct_rn_cm_id
+	if err := errno(C.rn_create_id(l.p.lib.channel, l.handle, portSpaceTCP, &c)); err != nil {
 		return err
 	}
-	if err := errno(C.rn_listen(l.c, C.int(backlog))); err != nil {
+	l.ids = append(l.ids, c)
+	if at.Addr().Is6() && !at.Addr().Is4In6() {
+		if err := errno(C.rn_set_option(c, optionAFOnly, 1)); err != nil {
+			return err
+		}
+	}
+	addr := toSockaddr(at)
+	if err := errno(C.rn_bind_addr(c, addr.pointer())); err != nil {
 		return err
 	}
-	l.addr = fromSockaddr(&l.c.src_storage)
+	if err := errno(C.rn_listen(c, C.int(backlog))); err != nil {
+		return err
+	}
+	l.addr = fromSockaddr(&c.src_storage)
 	return nil
+}
+
+func (l *listener) destroy() (err error) {
+	for _, c := range l.ids {
+		err = errors.Join(err, errno(C.rn_destroy_id(c)))
+	}
+	l.ids = nil
+	return err
 }
 
 // listenError says what it means when an address is not that of a device.
@@ -98,7 +131,7 @@ func (l *listener) request(info *C.struct_rn_event_info) {
 	i.param.InitiatorDepth = min(i.param.InitiatorDepth, i.dev.attr.MaxQPInitRdAtom)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.c != nil {
+	if !l.closed {
 		select {
 		case l.ready <- i:
 			return
@@ -129,15 +162,15 @@ func (l *listener) Accept(ctx context.Context) (ibv.ID, error) {
 
 func (l *listener) Close() error {
 	l.mu.Lock()
-	c := l.c
-	l.c = nil
+	closed := l.closed
+	l.closed = true
 	l.mu.Unlock()
-	removeHandle(l.handle)
-	if c == nil {
+	if closed {
 		return net.ErrClosed
 	}
+	removeHandle(l.handle)
 	close(l.done)
-	err := errno(C.rn_destroy_id(c))
+	err := l.destroy()
 	for {
 		select {
 		case i := <-l.ready:

@@ -131,6 +131,19 @@ func (m *mr) Close() error {
 		return fmt.Errorf("%s: close memory region: %w", m.pd.dev.name, err)
 	}
 	m.c = nil
+	if m.pd.dev.siw {
+		m.pd.dev.all(func(i *id) { i.endReads(m.lkey) })
+	}
 	m.pd.unuse()
 	return nil
+}
+
+// endReads ends the connection if an RDMA Read fills the closed region with this
+// key: siw looks at the key only when it starts.
+func (i *id) endReads(lkey uint32) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.qp != nil && i.qp.sq.ledger.readsInto(lkey) {
+		i.qp.fail()
+	}
 }

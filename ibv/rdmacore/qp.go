@@ -41,6 +41,7 @@ type queue struct {
 	wrs    []C.struct_rn_wr
 	sges   []C.struct_rn_sge
 	inline []byte
+	ledger ledger // siw only
 }
 
 func (i *id) CreateQP(domain ibv.PD, init ibv.QPInit) (ibv.QP, error) {
@@ -94,6 +95,12 @@ func (i *id) createQP(domain ibv.PD, init *ibv.QPInit) (ibv.QP, error) {
 	q.num = uint32(i.c.qp.qp_num)
 	q.cap = ibv.QPCap{MaxSendWR: int(c.max_send_wr), MaxRecvWR: int(c.max_recv_wr), MaxSendSGE: int(c.max_send_sge),
 		MaxRecvSGE: int(c.max_recv_sge), MaxInline: int(c.max_inline_data)}
+	if i.dev.siw {
+		q.sq.ledger.ring = make([]entry, q.cap.MaxSendWR)
+		q.rq.ledger.ring = make([]entry, q.cap.MaxRecvWR)
+	}
+	q.sendCQ.join(q)
+	q.recvCQ.join(q)
 	i.qp = q
 	return q, nil
 }
@@ -150,7 +157,7 @@ func (q *qp) Cap() ibv.QPCap { return q.cap }
 func (q *qp) State() ibv.QPState {
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
-	if q.sq.c == nil {
+	if q.sq.c == nil || q.failed.Load() {
 		return ibv.QPSError
 	}
 	if s := C.rn_qp_state(q.sq.c); s >= 0 {
@@ -199,12 +206,6 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	case !q.up.Load():
 		return 0, q.postError("send", ibv.ErrState)
 	}
-	if q.mustFlush() {
-		for i := range wrs {
-			q.sendCQ.add(ibv.WC{ID: wrs[i].ID, Status: ibv.WCFlushErr, QPN: q.num})
-		}
-		return len(wrs), nil
-	}
 	s.clear(wrs)
 	good := 0
 	var err error
@@ -214,11 +215,15 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 		}
 		good++
 	}
-	if good > 0 {
+	if good > 0 && !q.flushesItself() {
 		var posted C.int
 		if e := errno(C.rn_post_send(s.c, &s.wrs[0], C.int(good), s.elements(), &posted)); e != nil {
-			good, err = int(posted), e
+			good -= s.ledger.takeBack(good - int(posted))
+			err = e
 		}
+	}
+	if q.flushesItself() {
+		q.sendCQ.flushes(q)
 	}
 	if err != nil {
 		return good, q.postError("send", err)
@@ -226,9 +231,9 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	return good, nil
 }
 
-// mustFlush reports whether work requests are to be flushed here. siw leaves what
-// is posted in the error state in its queue.
-func (q *qp) mustFlush() bool { return q.dev.siw && q.failed.Load() }
+// flushesItself reports whether work requests are flushed here, not by the
+// device. siw leaves in its queue what is posted in the error state.
+func (q *qp) flushesItself() bool { return q.dev.siw && q.failed.Load() }
 
 // clear makes room; inline data must not move while it is gathered.
 func (s *queue) clear(wrs []ibv.SendWR) {
@@ -281,8 +286,8 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 	case ibv.OpSendInv, ibv.OpLocalInv:
 		w.imm_or_key = C.uint32_t(wr.InvKey)
 	}
-	if wr.Flags&ibv.SendFence != 0 {
-		w.flags |= sendFence
+	if wr.Flags&ibv.SendFence != 0 && !(q.dev.siw && wr.Op == ibv.OpRead) {
+		w.flags |= sendFence // on a Read siw stops at it, and Reads are in order without
 	}
 	if wr.Flags&ibv.SendSignaled != 0 {
 		w.flags |= sendSignaled
@@ -318,6 +323,17 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 	} else {
 		w.num_sge = s.add(wr.SGL)
 	}
+	if q.dev.siw {
+		e := entry{id: wr.ID, read: wr.Op == ibv.OpRead, fenced: wr.Flags&ibv.SendFence != 0}
+		if e.read && len(wr.SGL) > 0 {
+			e.sink = wr.SGL[0].LKey
+		}
+		n, ok := s.ledger.add(e)
+		if !ok {
+			return ibv.ErrQueueFull
+		}
+		w.id = C.uint64_t(n)
+	}
 	s.wrs = append(s.wrs, w)
 	return nil
 }
@@ -349,12 +365,6 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 	if r.c == nil {
 		return 0, q.postError("receive", net.ErrClosed)
 	}
-	if q.mustFlush() {
-		for i := range wrs {
-			q.recvCQ.add(ibv.WC{ID: wrs[i].ID, Status: ibv.WCFlushErr, QPN: q.num})
-		}
-		return len(wrs), nil
-	}
 	r.wrs, r.sges = r.wrs[:0], r.sges[:0]
 	var err error
 	good := 0
@@ -364,18 +374,34 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 			err = fmt.Errorf("%d elements (limit %d): %w", len(wr.SGL), q.cap.MaxRecvSGE, ibv.ErrLimit)
 			break
 		}
+		id, ok := wr.ID, true
+		if q.dev.siw {
+			if id, ok = r.ledger.add(entry{id: id}); !ok {
+				err = ibv.ErrQueueFull
+				break
+			}
+		}
 		n := r.add(wr.SGL)
-		if n == 0 && q.dev.attr.Transport == ibv.TransportIWARP {
-			r.sges = append(r.sges, C.struct_rn_sge{}) // siw takes no receive without an element
+		if n == 0 && q.dev.siw {
+			r.sges = append(r.sges, C.struct_rn_sge{}) // it takes no receive without an element
 			n = 1
 		}
-		r.wrs = append(r.wrs, C.struct_rn_wr{id: C.uint64_t(wr.ID), num_sge: n})
+		r.wrs = append(r.wrs, C.struct_rn_wr{id: C.uint64_t(id), num_sge: n})
 		good++
 	}
-	if good > 0 {
+	if good > 0 && !q.flushesItself() {
 		var posted C.int
 		if e := errno(C.rn_post_recv(r.c, &r.wrs[0], C.int(good), r.elements(), &posted)); e != nil {
-			good, err = int(posted), e
+			good -= r.ledger.takeBack(good - int(posted))
+			err = e
+		}
+	}
+	if q.failed.Load() {
+		switch {
+		case q.dev.siw:
+			q.recvCQ.flushes(q)
+		case q.dev.rxe:
+			C.rn_qp_error(r.c) // it only looks at them when it is told the state again
 		}
 	}
 	if err != nil {
@@ -400,11 +426,38 @@ func (q *qp) SetError() error {
 	if err := errno(C.rn_qp_error(q.sq.c)); err != nil {
 		return fmt.Errorf("%s: move queue pair to the error state: %w", q.dev.name, err)
 	}
-	q.failed.Store(true)
+	q.setFailed()
 	return nil
 }
 
+// setFailed notes that the device has stopped and flushed what it had. Called
+// with sq.mu held.
+func (q *qp) setFailed() {
+	q.failed.Store(true)
+	if q.dev.siw {
+		q.sendCQ.flushes(q)
+		q.recvCQ.flushes(q)
+	}
+}
+
+// fail is called when a failure has shown that the queue pair is in the error
+// state, or on its way there. The software devices then need to be told, so that
+// nothing that was posted meanwhile is left.
+func (q *qp) fail() {
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	if q.sq.c == nil {
+		return
+	}
+	if q.dev.siw || q.dev.rxe {
+		C.rn_qp_error(q.sq.c)
+	}
+	q.setFailed()
+}
+
 func (q *qp) Close() error {
+	q.id.calling.Lock()
+	defer q.id.calling.Unlock()
 	q.id.mu.Lock()
 	defer q.id.mu.Unlock()
 	q.sq.mu.Lock()
@@ -417,7 +470,8 @@ func (q *qp) Close() error {
 	C.rn_destroy_qp(q.id.c)
 	q.sq.c, q.rq.c = nil, nil
 	q.id.qp = nil
-	q.id.qpGone = true
+	q.sendCQ.leave(q)
+	q.recvCQ.leave(q)
 	q.unuse()
 	return nil
 }

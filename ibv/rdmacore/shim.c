@@ -63,17 +63,18 @@ enum { STATE_ERR = 6 };
 
 static int lookup(void *lib, const char *libname, const char *name, void **to, char *problem, size_t len)
 {
-	*to = dlsym(lib, name);
-	if (*to)
+	void *found = dlsym(lib, name);
+	if (found) {
+		*to = found;
 		return 0;
+	}
 	snprintf(problem, len, "%s has no function %s", libname, name);
 	return -ENOSYS;
 }
 
 /* rn_load opens the libraries; they stay open. problem says what went wrong. */
-int rn_load(char *problem, size_t len)
+int rn_load(const char *verbs, const char *cm, char *problem, size_t len)
 {
-	static const char verbs[] = "libibverbs.so.1", cm[] = "librdmacm.so.1";
 	void *lib = dlopen(verbs, RTLD_NOW | RTLD_GLOBAL);
 	if (!lib) {
 		snprintf(problem, len, "%s", dlerror());
@@ -181,6 +182,13 @@ int rn_probe_inline(struct rn_context *c)
 	}
 	ibv_dealloc_pd(pd);
 	return best;
+}
+
+/* rn_occupy creates a completion queue that stays, for the room that it takes. */
+int rn_occupy(struct rn_context *c, int depth)
+{
+	errno = 0;
+	return pointer(ibv_create_cq(c, depth, NULL, NULL, 0));
 }
 
 int rn_async_event(struct rn_context *c, struct rn_async_info *info)

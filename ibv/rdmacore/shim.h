@@ -366,7 +366,7 @@ struct rn_async_info {
 	uintptr_t handle; /* of the queue or queue pair, 0 where it is about neither */
 };
 
-int rn_load(char *problem, size_t len);
+int rn_load(const char *verbs, const char *cm, char *problem, size_t len);
 
 int rn_devices(struct rn_context ***list, int *n);
 void rn_free_devices(struct rn_context **list);
@@ -374,6 +374,7 @@ int rn_query_device(struct rn_context *c, struct rn_device_attr *attr);
 int rn_query_port(struct rn_context *c, int port, struct rn_port_attr *attr);
 int rn_query_gid(struct rn_context *c, int port, int index, uint8_t gid[16]);
 int rn_probe_inline(struct rn_context *c);
+int rn_occupy(struct rn_context *c, int depth);
 int rn_async_event(struct rn_context *c, struct rn_async_info *info);
 int rn_nonblocking(int fd);
 

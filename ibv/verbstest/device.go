@@ -228,7 +228,7 @@ func testCloseOrder(t *testing.T, env Env) {
 	busy("the ID of a QP", e.ID.Close())
 	mem := e.Register(t, make([]byte, 64), localWrite)
 	e.Recv(t, ibv.RecvWR{ID: 1, SGL: mem.SGL(0, 64, 1)})
-	e.closeQP(t)
+	e.CloseQP(t)
 	busy("a PD with an MR", e.PD.Close())
 	mem.Close(t)
 	must(t, "close", e.close())

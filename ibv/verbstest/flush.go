@@ -142,7 +142,13 @@ func testSetErrorWhilePosting(t *testing.T, env Env) {
 				if !errors.Is(err, ibv.ErrQueueFull) {
 					return err
 				}
-				time.Sleep(10 * time.Microsecond)
+				select {
+				case <-done: // nobody makes room any more
+					return nil
+				case <-stop:
+					return nil
+				case <-time.After(10 * time.Microsecond):
+				}
 			}
 		}
 	}

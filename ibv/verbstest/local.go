@@ -97,13 +97,21 @@ func testReadOnlyDestination(t *testing.T, env Env) {
 }
 
 // protected posts an unsignalled request that the own device must not do, with
-// another one behind it.
+// another one behind it, which the peer must not get. Behind a Read that takes a
+// fence on InfiniBand, where its answer shows the mistake.
 func protected(t testing.TB, p *Pair, wr ibv.SendWR, status ...ibv.WCStatus) {
 	t.Helper()
 	wr.ID = 1
+	behind := ibv.SendWR{ID: 2, Op: ibv.OpSend}
+	if wr.Op == ibv.OpRead && (!p.Active.iwarp() || p.Active.Dev.Attr().ReadsOutOfOrder) {
+		behind.Flags = ibv.SendFence
+	}
+	if p.Active.Dev.Attr().VagueErrors {
+		status = append(status, ibv.WCFlushErr, ibv.WCLocQPOpErr)
+	}
 	p.Active.Recv(t, ibv.RecvWR{ID: recvBeforeBreak})
 	p.Passive.Recv(t, ibv.RecvWR{ID: recvBeforeBreak})
-	p.Active.Send(t, wr, ibv.SendWR{ID: 2, Op: ibv.OpSend})
+	p.Active.Send(t, wr, behind)
 	ended(t, p.Active, next(t, p.Active.SendCQ), 1, status...)
 	ended(t, p.Active, next(t, p.Active.SendCQ), 2, ibv.WCFlushErr)
 	broken(t, p)

@@ -1,6 +1,7 @@
 package verbstest
 
 import (
+	"encoding/binary"
 	"errors"
 	"testing"
 
@@ -10,6 +11,9 @@ import (
 var optionalTests = []subtest{
 	{"SendImm", testSendImm},
 	{"WriteImm", testWriteImm},
+	{"Atomics", testAtomics},
+	{"AtomicsTogether", testAtomicsTogether},
+	{"AtomicsDenied", testAtomicsDenied},
 	{"Lacking", testLacking},
 }
 
@@ -67,6 +71,133 @@ func testWriteImm(t *testing.T, env Env) {
 		}
 		sameBytes(t, "written", dst.Buf[:size], src.Buf[:size])
 		untouched(t, "receive buffer", in.Buf)
+	}
+}
+
+// An atom is eight bytes at a place of the passive side that atomics may use,
+// and room on the active side for what was there before.
+type atom struct {
+	at     *Mem
+	before *Mem
+}
+
+// newAtom returns nil where the device has no atomics.
+func newAtom(t testing.TB, p *Pair) *atom {
+	t.Helper()
+	if !p.Active.Dev.Attr().Caps.Has(ibv.CapAtomic) {
+		return nil
+	}
+	return &atom{
+		at:     p.Passive.Register(t, make([]byte, 24), ibv.AccessLocalWrite|ibv.AccessRemoteAtomic),
+		before: p.Active.Register(t, guarded(24), localWrite),
+	}
+}
+
+func (a *atom) wr(op ibv.Opcode, compareAdd, swap uint64) ibv.SendWR {
+	return ibv.SendWR{ID: 1, Op: op, Flags: ibv.SendSignaled, SGL: a.before.SGL(8, 8, 1),
+		RemoteAddr: a.at.Addr(8), RKey: a.at.MR.RKey(), CompareAdd: compareAdd, Swap: swap}
+}
+
+// testAtomics compares, swaps and adds, and looks at what was there before and
+// what is there then: numbers in the byte order of the machines.
+func testAtomics(t *testing.T, env Env) {
+	p := NewPair(t, env, PairConfig{})
+	a := newAtom(t, p)
+	if a == nil {
+		return
+	}
+	const big = 0x0102030405060708
+	for _, step := range []struct {
+		wr            ibv.SendWR
+		op            ibv.WCOpcode
+		before, after uint64
+	}{
+		{a.wr(ibv.OpFetchAdd, big, 0), ibv.WCFetchAdd, 0, big},
+		{a.wr(ibv.OpFetchAdd, 1<<64-1, 0), ibv.WCFetchAdd, big, big - 1},
+		{a.wr(ibv.OpFetchAdd, 0, 0), ibv.WCFetchAdd, big - 1, big - 1},
+		{a.wr(ibv.OpCmpSwap, big, 7), ibv.WCCmpSwap, big - 1, big - 1},
+		{a.wr(ibv.OpCmpSwap, big-1, 7), ibv.WCCmpSwap, big - 1, 7},
+		{a.wr(ibv.OpCmpSwap, 7, 1<<63), ibv.WCCmpSwap, 7, 1 << 63},
+	} {
+		p.Active.Send(t, step.wr)
+		wc := next(t, p.Active.SendCQ)
+		succeeded(t, p.Active, wc, 1, step.op)
+		before, after := binary.NativeEndian.Uint64(a.before.Buf[8:]), binary.NativeEndian.Uint64(a.at.Buf[8:])
+		if before != step.before || after != step.after || wc.ByteLen != 8 {
+			t.Fatalf("%v of %#x and %#x: %#x became %#x, want %#x and %#x; %+v", step.wr.Op, step.wr.CompareAdd, step.wr.Swap,
+				before, after, step.before, step.after, wc)
+		}
+	}
+	untouched(t, "before the answer", a.before.Buf[:8])
+	untouched(t, "behind the answer", a.before.Buf[16:])
+	sameBytes(t, "before the number", a.at.Buf[:8], make([]byte, 8))
+	sameBytes(t, "behind the number", a.at.Buf[16:], make([]byte, 8))
+}
+
+// testAtomicsTogether adds from several connections at once: nothing is lost.
+func testAtomicsTogether(t *testing.T, env Env) {
+	const connections, rounds = 3, 50
+	var pairs []*Pair
+	for range connections {
+		var cfg PairConfig
+		if len(pairs) > 0 {
+			cfg.Share = pairs[0]
+		} else {
+			cfg.CQDepth = 256
+		}
+		pairs = append(pairs, NewPair(t, env, cfg))
+	}
+	a := newAtom(t, pairs[0])
+	if a == nil {
+		return
+	}
+	for range rounds {
+		for _, p := range pairs {
+			p.Active.Send(t, a.wr(ibv.OpFetchAdd, 1, 0))
+		}
+		for range pairs {
+			if wc := next(t, pairs[0].Active.SendCQ); wc.Status != ibv.WCSuccess {
+				t.Fatalf("completion %+v (%v)", wc, wc.Status)
+			}
+		}
+	}
+	if n := binary.NativeEndian.Uint64(a.at.Buf[8:]); n != connections*rounds {
+		t.Errorf("%d additions of 1 made %d", connections*rounds, n)
+	}
+}
+
+// testAtomicsDenied tries them on a region without the right to, and at an
+// address that is no multiple of eight.
+func testAtomicsDenied(t *testing.T, env Env) {
+	for _, op := range []ibv.Opcode{ibv.OpCmpSwap, ibv.OpFetchAdd} {
+		for _, odd := range []bool{false, true} {
+			p := NewPair(t, env, PairConfig{})
+			a := newAtom(t, p)
+			if a == nil {
+				return
+			}
+			wr := a.wr(op, 0, 1)
+			want := ibv.WCRemAccessErr
+			if odd {
+				wr.RemoteAddr += 4
+				want = ibv.WCRemInvReqErr
+			} else {
+				closed := p.Passive.Register(t, a.at.Buf, allRights)
+				wr.RKey = closed.MR.RKey()
+			}
+			p.Active.Recv(t, ibv.RecvWR{ID: recvBeforeBreak})
+			p.Passive.Recv(t, ibv.RecvWR{ID: recvBeforeBreak})
+			n, err := p.Active.QP.PostSend([]ibv.SendWR{wr})
+			if odd && err != nil { // seen before it is sent
+				refused(t, "PostSend of an atomic at an odd address", n, err)
+				continue
+			}
+			must(t, "PostSend", err)
+			ended(t, p.Active, next(t, p.Active.SendCQ), 1, want)
+			broken(t, p)
+			sameBytes(t, "number", a.at.Buf, make([]byte, 24))
+			untouched(t, "answer", a.before.Buf)
+		}
 	}
 }
 

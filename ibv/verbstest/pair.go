@@ -288,8 +288,8 @@ func hello(a, p *End) error {
 	return nil
 }
 
-// closeQP closes the queue pair before the end of the test does.
-func (e *End) closeQP(t testing.TB) {
+// CloseQP closes the queue pair before the end of the test does.
+func (e *End) CloseQP(t testing.TB) {
 	t.Helper()
 	e.qpClosed = true
 	must(t, "QP.Close", e.QP.Close())

@@ -2,6 +2,7 @@ package verbstest
 
 import (
 	"encoding/binary"
+	"slices"
 	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -11,6 +12,7 @@ var queueTests = []subtest{
 	{"Unsignaled", testUnsignaled},
 	{"SignalAll", testSignalAll},
 	{"MixedOrder", testMixedOrder},
+	{"LongChain", testLongChain},
 	{"SendQueueFull", testSendQueueFull},
 	{"ReceiveQueueFull", testReceiveQueueFull},
 	{"SlotReuse", testSlotReuse},
@@ -89,6 +91,41 @@ func testMixedOrder(t *testing.T, env Env) {
 			t.Errorf("a read of %d bytes reports %d", 1+i*9999, wc.ByteLen)
 		}
 	}
+}
+
+// testLongChain posts many requests in one call, in the second chain with one in
+// the middle that has more elements than the queue pair takes.
+func testLongChain(t *testing.T, env Env) {
+	const n, size, bad = 100, 8, 70
+	p := NewPair(t, env, PairConfig{SendWR: n, RecvWR: n})
+	out := p.Active.Register(t, pattern(n*size, 1), 0)
+	in := p.Passive.Register(t, make([]byte, n*size), localWrite)
+	for good := n; good >= bad; good -= n - bad {
+		clear(in.Buf)
+		var sends []ibv.SendWR
+		var recvs []ibv.RecvWR
+		for i := range n {
+			parts := 1
+			if i == good {
+				parts = p.Active.QP.Cap().MaxSendSGE + 1
+			}
+			sends = append(sends, ibv.SendWR{ID: uint64(i), Op: ibv.OpSend, Flags: ibv.SendSignaled,
+				SGL: slices.Repeat(out.SGL(i*size, size, 1), parts)})
+			recvs = append(recvs, ibv.RecvWR{ID: uint64(i), SGL: in.SGL(i*size, size, 1)})
+		}
+		p.Passive.Recv(t, recvs[:good]...)
+		took, err := p.Active.QP.PostSend(sends)
+		if took != good || (err == nil) != (good == n) {
+			t.Fatalf("PostSend took %d of %d good requests: %v", took, good, err)
+		}
+		for i := range uint64(good) {
+			succeeded(t, p.Active, next(t, p.Active.SendCQ), i, ibv.WCSend)
+			succeeded(t, p.Passive, next(t, p.Passive.RecvCQ), i, ibv.WCRecv)
+		}
+		sameBytes(t, "received", in.Buf[:good*size], out.Buf[:good*size])
+	}
+	noCompletion(t, p.Active.SendCQ)
+	noCompletion(t, p.Passive.RecvCQ)
 }
 
 // testSendQueueFull posts far more in one chain than the queue holds, small
@@ -259,7 +296,7 @@ func testOneCQForTwoQPs(t *testing.T, env Env) {
 	collect(first.Active.SendCQ, ibv.WCSend, first.Active, second.Active)
 	collect(first.Passive.RecvCQ, ibv.WCRecv, first.Passive, second.Passive)
 
-	first.Active.closeQP(t)
+	first.Active.CloseQP(t)
 	mustBe(t, "closing a CQ that one of two queue pairs left", first.Active.SendCQ.Close(), ibv.ErrBusy)
 	second.Active.transfer(t, second.Passive, pattern(10, 1))
 }

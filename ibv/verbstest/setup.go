@@ -15,6 +15,7 @@ import (
 var setupTests = []subtest{
 	{"Addresses", testAddresses},
 	{"Unspecified", testUnspecified},
+	{"BothFamilies", testBothFamilies},
 	{"SourceAddress", testSourceAddress},
 	{"EphemeralPorts", testEphemeralPorts},
 	{"AddressInUse", testAddressInUse},
@@ -72,12 +73,20 @@ func testAddresses(t *testing.T, env Env) {
 	}
 }
 
-// testUnspecified listens on all addresses.
+// testUnspecified listens on all addresses of the family.
 func testUnspecified(t *testing.T, env Env) {
 	all := netip.IPv4Unspecified()
 	if env.Addr.Is6() {
 		all = netip.IPv6Unspecified()
 	}
+	testWide(t, env, all)
+}
+
+// testBothFamilies listens on all addresses there are.
+func testBothFamilies(t *testing.T, env Env) { testWide(t, env, netip.Addr{}) }
+
+func testWide(t *testing.T, env Env, all netip.Addr) {
+	t.Helper()
 	wide, err := env.Passive.Listen(t.Context(), netip.AddrPortFrom(all, 0), 0)
 	must(t, "Listen", err)
 	t.Cleanup(func() { must(t, "Listener.Close", wide.Close()) })

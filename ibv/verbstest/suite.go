@@ -53,19 +53,34 @@ var groups = []struct {
 // ibv. It calls open for every subtest; what open needs to undo belongs in
 // t.Cleanup, which runs after the suite has closed all its objects.
 func TestProvider(t *testing.T, open func(t *testing.T) Env) {
-	// Most of what follows would only run into its deadlines if no message
-	// gets through at all.
-	basic := func(t *testing.T) { isolated(t, open, testOneMessage) }
-	if !t.Run("Basic", basic) {
+	if !testBasic(t, open) {
 		return
 	}
 	for _, g := range groups {
-		t.Run(g.name, func(t *testing.T) {
-			for _, s := range g.subtests {
-				t.Run(s.name, func(t *testing.T) { isolated(t, open, s.run) })
-			}
-		})
+		testGroup(t, open, g.name, g.subtests)
 	}
+}
+
+// TestAddress is the part of [TestProvider] that depends on Env.Addr, for
+// further addresses of a device that has passed all of it.
+func TestAddress(t *testing.T, open func(t *testing.T) Env) {
+	if testBasic(t, open) {
+		testGroup(t, open, "Setup", setupTests)
+	}
+}
+
+// testBasic reports whether a message gets through at all: if not, most of the
+// other tests would only run into their deadlines.
+func testBasic(t *testing.T, open func(t *testing.T) Env) bool {
+	return t.Run("Basic", func(t *testing.T) { isolated(t, open, testOneMessage) })
+}
+
+func testGroup(t *testing.T, open func(t *testing.T) Env, name string, subtests []subtest) {
+	t.Run(name, func(t *testing.T) {
+		for _, s := range subtests {
+			t.Run(s.name, func(t *testing.T) { isolated(t, open, s.run) })
+		}
+	})
 }
 
 // isolated runs one subtest on a provider of its own and checks afterwards that

@@ -1,0 +1,326 @@
+//go:build linux && cgo
+
+package rdmacore_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/rdmacore"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+)
+
+// deviceEnv names the device that addrEnv belongs to, rxe0 or siw0: the kind and
+// a number. vm/run sets it.
+const deviceEnv = "RDMANET_VM_DEVICE"
+
+func TestIPv6(t *testing.T) {
+	addr(t)
+	a := netip.MustParseAddr(os.Getenv("RDMANET_VM_ADDR6"))
+	p := open(t, rdmacore.Config{})
+	verbstest.TestAddress(t, func(*testing.T) verbstest.Env { return verbstest.Env{Passive: p, Addr: a} })
+}
+
+// TestConfig connects with everything set that operators may set.
+func TestConfig(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{
+		Device:        os.Getenv(deviceEnv),
+		TypeOfService: 104,
+		AckTimeout:    500 * time.Millisecond,
+		Retries:       3,
+		RNRRetries:    5,
+		RNRTimer:      10 * time.Millisecond,
+	})
+	devs, err := p.Devices()
+	require.NoError(t, err)
+	require.Len(t, devs, 1)
+	pair := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
+	assert.Equal(t, os.Getenv(deviceEnv), pair.Active.Dev.Name())
+}
+
+func TestConfigRefused(t *testing.T) {
+	for _, cfg := range []rdmacore.Config{
+		{Retries: -1}, {Retries: 8}, {RNRRetries: -1}, {RNRRetries: 8}, {AckTimeout: -1}, {RNRTimer: -1},
+	} {
+		_, err := rdmacore.New(cfg)
+		assert.ErrorIs(t, err, syscall.EINVAL, "%+v", cfg)
+	}
+}
+
+func TestUnknownDevice(t *testing.T) {
+	a := addr(t)
+	open(t, rdmacore.Config{})
+	p, err := rdmacore.New(rdmacore.Config{Device: "no_such_0"})
+	require.NoError(t, err)
+	_, err = p.Devices()
+	assert.ErrorIs(t, err, syscall.ENODEV)
+	assert.ErrorContains(t, err, "no_such_0")
+	_, err = p.Resolve(t.Context(), netip.AddrPort{}, netip.AddrPortFrom(a, 1))
+	assert.ErrorIs(t, err, syscall.ENODEV)
+	assert.ErrorContains(t, err, os.Getenv(deviceEnv), "which device it is instead")
+}
+
+// TestNoDeviceThere goes where no RDMA device leads.
+func TestNoDeviceThere(t *testing.T) {
+	addr(t)
+	p := open(t, rdmacore.Config{})
+	for _, to := range []string{"127.0.0.1:1", "192.0.2.1:1", "[::1]:1", "[2001:db8::1]:1"} {
+		_, err := p.Resolve(t.Context(), netip.AddrPort{}, netip.MustParseAddrPort(to))
+		require.Error(t, err, to)
+		assert.NotErrorIs(t, err, context.DeadlineExceeded, to)
+		if netip.MustParseAddrPort(to).Addr().IsLoopback() {
+			assert.ErrorContains(t, err, "no RDMA device on the interface", to)
+		}
+	}
+	for _, at := range []string{"192.0.2.1:0", "[2001:db8::1]:0"} {
+		_, err := p.Listen(t.Context(), netip.MustParseAddrPort(at), 0)
+		assert.ErrorContains(t, err, "no RDMA device has this address", at)
+	}
+}
+
+// childEnv is set in the processes that tests start of themselves.
+const childEnv = "RDMANET_TEST_CHILD"
+
+// inChild runs the test in another process, started by the command if there is
+// one, and reports whether this is it.
+func inChild(t *testing.T, command ...string) bool {
+	t.Helper()
+	if os.Getenv(childEnv) != "" {
+		return true
+	}
+	command = append(command, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Env = append(os.Environ(), childEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: "+t.Name())
+	return false
+}
+
+// TestNoLockedMemory registers more than may be locked. The limit does not bind
+// a process with CAP_IPC_LOCK.
+func TestNoLockedMemory(t *testing.T) {
+	a := addr(t)
+	if !inChild(t, "setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "--",
+		"prlimit", "--memlock=1048576:1048576") {
+		return
+	}
+	p := open(t, rdmacore.Config{})
+	pair := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
+	_, err := pair.Active.PD.RegMR(make([]byte, 4<<20), 0)
+	assert.ErrorIs(t, err, syscall.ENOMEM)
+	assert.ErrorContains(t, err, "the limit of locked memory is 1024 KiB")
+}
+
+// extra makes a device of the same kind on an interface of its own and returns
+// its name, that of the interface and the address.
+func extra(t *testing.T) (dev, netdev string, a netip.Addr) {
+	addr(t)
+	kind := os.Getenv(deviceEnv)
+	kind = kind[:len(kind)-1]
+	dev, netdev, a = kind+"9", "dum9", netip.MustParseAddr("10.79.0.1")
+	run(t, "ip", "link", "add", netdev, "type", "dummy")
+	run(t, "ip", "addr", "add", a.String()+"/24", "dev", netdev)
+	run(t, "ip", "link", "set", netdev, "up")
+	run(t, "rdma", "link", "add", dev, "type", kind, "netdev", netdev)
+	return dev, netdev, a
+}
+
+func run(t *testing.T, name string, arg ...string) {
+	t.Helper()
+	out, err := exec.Command(name, arg...).CombinedOutput()
+	require.NoError(t, err, "%s %v: %s", name, arg, out)
+}
+
+// reachable waits until the device can be listened on and reached.
+func reachable(t *testing.T, p ibv.Provider, a netip.Addr) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+		if err != nil {
+			return false
+		}
+		defer l.Close()
+		id, err := p.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
+		if err != nil {
+			return false
+		}
+		return id.Close() == nil
+	}, verbstest.Patience, 20*time.Millisecond)
+}
+
+// heard collects the kinds of events.
+type heard struct {
+	mu   sync.Mutex
+	seen map[ibv.EventKind]int
+}
+
+func listenTo(id ibv.ID) *heard {
+	h := &heard{seen: make(map[ibv.EventKind]int)}
+	id.Notify(func(e ibv.Event) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.seen[e.Kind]++
+	})
+	return h
+}
+
+func (h *heard) count(k ibv.EventKind) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.seen[k]
+}
+
+func (h *heard) wait(t *testing.T, k ibv.EventKind) {
+	t.Helper()
+	require.Eventually(t, func() bool { return h.count(k) > 0 }, verbstest.Patience, time.Millisecond, "no event %q", k)
+	assert.Equal(t, 1, h.count(k))
+}
+
+// TestLinkDownAndRemoval takes the interface down and then the device away under
+// a connection: both ends hear of it, all can be closed, and connections of
+// another device go on. It does so in another process: Linux keeps a device that
+// is in use until its last user is gone, and rdma-core may fail to list devices
+// meanwhile.
+func TestLinkDownAndRemoval(t *testing.T) {
+	addr(t)
+	if !inChild(t) {
+		require.Eventually(t, func() bool { // which the child began
+			return exec.Command("ip", "link", "del", "dum9").Run() == nil
+		}, verbstest.Patience, 20*time.Millisecond)
+		return
+	}
+	dev, netdev, a := extra(t)
+	p := open(t, rdmacore.Config{})
+	reachable(t, p, a)
+	other := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: addr(t)}, verbstest.PairConfig{})
+	pair := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
+	require.Equal(t, dev, pair.Active.Dev.Name())
+	port, err := pair.Active.Dev.Port(1)
+	require.NoError(t, err)
+	assert.Equal(t, ibv.PortActive, port.State)
+	var ends []*heard
+	for _, e := range []*verbstest.End{pair.Active, pair.Passive} {
+		ends = append(ends, listenTo(e.ID))
+		e.Recv(t, ibv.RecvWR{ID: 1})
+	}
+	run(t, "ip", "link", "set", netdev, "down")
+	for _, h := range ends {
+		h.wait(t, ibv.EventPortError)
+	}
+	require.NoError(t, exec.Command("rdma", "link", "delete", dev).Start())
+	for _, h := range ends {
+		h.wait(t, ibv.EventDeviceRemoval)
+	}
+	// What uses it gets errors, or its work flushed, and does not hang.
+	for _, e := range []*verbstest.End{pair.Active, pair.Passive} {
+		e.QP.PostSend([]ibv.SendWR{{ID: 2, Op: ibv.OpSend, Flags: ibv.SendSignaled}})
+		e.ID.Disconnect()
+		e.QP.SetError()
+		assert.Equal(t, ibv.QPSError, e.QP.State())
+	}
+	other.Passive.Recv(t, ibv.RecvWR{ID: 3})
+	other.Active.Send(t, ibv.SendWR{Op: ibv.OpSend})
+	var wcs [1]ibv.WC
+	require.Eventually(t, func() bool {
+		n, err := other.Passive.RecvCQ.Poll(wcs[:])
+		return err != nil || n > 0
+	}, verbstest.Patience, time.Millisecond)
+	assert.Equal(t, uint64(3), wcs[0].ID)
+	assert.Equal(t, ibv.WCSuccess, wcs[0].Status)
+}
+
+// TestConnectIntoTheVoid connects to an address where there is nobody. The
+// context ends that, and other connections can be made meanwhile.
+func TestConnectIntoTheVoid(t *testing.T) {
+	const retries = "/proc/sys/net/ipv4/tcp_syn_retries"
+	a := addr(t)
+	was, err := os.ReadFile(retries)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(retries, []byte("1"), 0)) // siw's TCP gives up after 3 s
+	defer os.WriteFile(retries, was, 0)
+
+	p := open(t, rdmacore.Config{})
+	host := a.As4()
+	host[3] += 77
+	id, err := p.Resolve(t.Context(), netip.AddrPort{}, netip.AddrPortFrom(netip.AddrFrom4(host), 4791))
+	if err != nil {
+		return // the interface asks who has the address
+	}
+	pd, err := id.Device().AllocPD()
+	require.NoError(t, err)
+	cq, err := id.Device().CreateCQ(4)
+	require.NoError(t, err)
+	qp, err := id.CreateQP(pd, ibv.QPInit{SendCQ: cq, RecvCQ: cq, Cap: ibv.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- id.Connect(ctx, ibv.ConnParam{}) }()
+	t.Run("Others", func(t *testing.T) {
+		verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
+	})
+	cancel()
+	assert.ErrorIs(t, <-result, context.Canceled)
+	assert.NoError(t, qp.Close())
+	assert.NoError(t, cq.Close())
+	assert.NoError(t, pd.Close())
+	assert.NoError(t, id.Close())
+}
+
+// TestConcurrentUse posts, polls, waits, interrupts and disconnects while the
+// queue pair is closed: every call returns, and none afterwards succeeds.
+func TestConcurrentUse(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	env := verbstest.Env{Passive: p, Addr: a}
+	for range 10 {
+		t.Run("", func(t *testing.T) {
+			pair := verbstest.NewPair(t, env, verbstest.PairConfig{SharedCQ: true, CQDepth: 1024})
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			forever := func(f func()) {
+				wg.Go(func() {
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+							f()
+						}
+					}
+				})
+			}
+			var wcs [16]ibv.WC
+			for _, e := range []*verbstest.End{pair.Active, pair.Passive} {
+				forever(func() { e.QP.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendSignaled}}) })
+				forever(func() { e.QP.PostRecv([]ibv.RecvWR{{}}) })
+				forever(func() { e.SendCQ.Arm(false); e.SendCQ.Wait(time.Now().Add(time.Millisecond)) })
+				forever(func() { e.QP.State(); e.SendCQ.Interrupt(); e.ID.LocalAddr(); e.ID.Param() })
+			}
+			forever(func() { pair.Active.SendCQ.Poll(wcs[:8]) })
+			forever(func() { pair.Active.SendCQ.Poll(make([]ibv.WC, 4)) })
+			forever(func() { pair.Passive.SendCQ.Poll(wcs[8:]) })
+			time.Sleep(5 * time.Millisecond)
+			wg.Go(func() { pair.Active.ID.Disconnect() })
+			wg.Go(func() { pair.Passive.QP.SetError() })
+			pair.Active.CloseQP(t)
+			pair.Passive.CloseQP(t)
+			_, err := pair.Active.QP.PostSend([]ibv.SendWR{{Op: ibv.OpSend}})
+			assert.ErrorIs(t, err, net.ErrClosed)
+			close(stop)
+			wg.Wait()
+		})
+	}
+}
