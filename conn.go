@@ -377,7 +377,10 @@ func (c *Conn) linger() {
 	if alive() {
 		c.postMarker()
 	}
-	for alive() && c.send.busy() {
+	if alive() && c.id.Device().Attr().SendsBuffered {
+		c.postBarrier()
+	}
+	for alive() && (c.send.busy() || c.send.barrier) {
 		c.wantSend = true
 		c.await(&c.writable, &c.writers)
 	}

@@ -236,6 +236,25 @@ func TestCloseAfterWrite(t *testing.T) {
 	})
 }
 
+// Where a send completes before the peer has it, Close asks the peer's device
+// whether it has everything.
+func TestCloseAsksPeer(t *testing.T) {
+	checkLeaks(t)
+	m := newModest(t, 1<<20, 1<<14, false)
+	m.buffer = true
+	cfg := Config{Provider: newSwitch(t, m)}
+	for range 20 {
+		client, server := pipeOn(t, cfg)
+		before := m.reads.Load()
+		exchange(t, client, server, 10<<10)
+		go server.Write(pattern(1, 100))
+		require.NoError(t, client.Close())
+		require.Equal(t, before+1, m.reads.Load())
+		require.NoError(t, server.Close())
+		require.LessOrEqual(t, m.reads.Load(), before+2)
+	}
+}
+
 // A peer that neither reads nor closes holds Close up for the linger time only.
 func TestLingerIsBounded(t *testing.T) {
 	checkLeaks(t)

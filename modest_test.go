@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -19,6 +20,8 @@ type modest struct {
 	wrs    int // work requests a queue
 	pins   bool
 	shy    bool // its passive side may not send first
+	buffer bool // sends complete before the peer has them
+	reads  atomic.Int64
 
 	mu   sync.Mutex
 	devs map[ibv.Device]*modestDevice
@@ -85,6 +88,7 @@ type modestDevice struct {
 func (d *modestDevice) Attr() ibv.DeviceAttr {
 	a := d.Device.Attr()
 	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = min(a.MaxInline, d.m.inline), min(a.MaxQPWR, d.m.wrs), 2, d.m.pins
+	a.SendsBuffered = a.SendsBuffered || d.m.buffer
 	return a
 }
 
@@ -106,18 +110,22 @@ func (i *modestID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &modestQP{qp, c}, nil
+	return &modestQP{qp, c, i.m}, nil
 }
 
 type modestQP struct {
 	ibv.QP
 	cap ibv.QPCap
+	m   *modest
 }
 
 func (q *modestQP) Cap() ibv.QPCap { return q.cap }
 
 func (q *modestQP) PostSend(wrs []ibv.SendWR) (int, error) {
 	for i, wr := range wrs {
+		if wr.Op == ibv.OpRead {
+			q.m.reads.Add(1)
+		}
 		n := 0
 		for _, e := range wr.SGL {
 			n += len(e.Buf)

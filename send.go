@@ -48,6 +48,7 @@ type sending struct {
 	finSent bool
 	mid     bool // a message has begun and not ended
 	cut     bool // it never will: a deadline passed
+	barrier bool // the request of postBarrier is under way
 	idle    bool // nothing was sent for a while
 }
 
@@ -113,7 +114,9 @@ func (c *Conn) releaseSends() {
 // sent handles the completion of a send.
 func (c *Conn) sent(wc *ibv.WC) {
 	s := &c.send
-	if seq := wc.ID &^ sendID; seq > s.done {
+	if wc.ID == barrierID {
+		s.barrier = false
+	} else if seq := wc.ID &^ sendID; seq > s.done {
 		s.done = seq
 	}
 	for s.marks.Len() > 0 && s.marks.At(0).seq <= s.done {
@@ -132,7 +135,7 @@ func (c *Conn) sent(wc *ibv.WC) {
 	}
 }
 
-// freeSlots is the room in the send queue.
+// freeSlots is the room in the send queue; postBarrier takes one more.
 func (c *Conn) freeSlots() int { return c.slots - int(c.send.seq-c.send.done) }
 
 // canSend reports whether one more message, empty or not, may be posted now.
@@ -518,6 +521,23 @@ func (c *Conn) postTouch() {
 	if err != nil {
 		c.fail(fmt.Errorf("post write: %w", err))
 	}
+}
+
+// barrierID is the request of postBarrier.
+const barrierID = sendID | 1<<62
+
+// postBarrier has the peer's device say that it has got everything: an RDMA Read
+// of no bytes, which needs no key, is answered behind what was sent before.
+func (c *Conn) postBarrier() {
+	if c.id.Param().InitiatorDepth == 0 || c.freeSlots() < 2 || c.dead != nil {
+		return
+	}
+	_, err := c.qp.PostSend([]ibv.SendWR{{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}})
+	if err != nil {
+		c.fail(fmt.Errorf("post read: %w", err))
+		return
+	}
+	c.send.barrier = true
 }
 
 func (c *Conn) closeWrite() error {

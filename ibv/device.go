@@ -125,6 +125,12 @@ type DeviceAttr struct {
 	// that read from each other one must do neither.
 	ReadsStall bool
 
+	// SendsBuffered is set when a send completes before the peer's device has
+	// it, so that a Disconnect right behind may lose it. An RDMA Read, of no
+	// bytes for instance, that completes shows that the peer's device has all
+	// that was posted before.
+	SendsBuffered bool
+
 	// ReadsUnchecked is set when the device lets the peer of a connection read
 	// every region of the queue pair's domain, [AccessRemoteRead] or not.
 	ReadsUnchecked bool

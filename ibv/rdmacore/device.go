@@ -208,6 +208,7 @@ func (d *device) query() error {
 		d.siw = true
 		d.attr.ReadsOutOfOrder = true
 		d.attr.ReadsStall = true
+		d.attr.SendsBuffered = true
 		d.attr.ReadsUnchecked = true
 		d.attr.VagueErrors = true
 	case vendorRXE: // which raises one for solicited completions, but not for failures
