@@ -51,6 +51,11 @@ func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int
 }
 
 func (l *listener) listen(local netip.AddrPort, backlog int) error {
+	if local.Addr().IsLoopback() && !l.p.onLoopback() {
+		// rdma_cm would take it, and siw then hold the port for connections that
+		// never come about.
+		return syscall.EADDRNOTAVAIL
+	}
 	if local.Addr().IsValid() {
 		return l.bind(local, backlog)
 	}
@@ -71,6 +76,22 @@ func (l *listener) listen(local netip.AddrPort, backlog int) error {
 		}
 	}
 	return syscall.EADDRINUSE
+}
+
+// onLoopback reports whether a device has been put on the loopback interface.
+func (p *Provider) onLoopback() bool {
+	devs, err := p.lib.list()
+	if err != nil {
+		return false
+	}
+	for _, d := range devs {
+		for port := 1; port <= d.attr.Ports; port++ {
+			if ifi, err := net.InterfaceByName(d.netDev(port)); err == nil && ifi.Flags&net.FlagLoopback != 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (l *listener) bind(at netip.AddrPort, backlog int) error {
