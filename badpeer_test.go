@@ -260,11 +260,18 @@ func (m negotiateResponse) wire() []byte {
 // dialBad connects to a listener, up to negotiation.
 func dialBad(t testing.TB, addr net.Addr, private []byte) *badPeer {
 	t.Helper()
-	id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
-	require.NoError(t, err)
-	p := newBadPeer(t, id)
-	require.NoError(t, id.Connect(tctx, ibv.ConnParam{Private: private}))
-	return p
+	for attempt := 1; ; attempt++ {
+		id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
+		require.NoError(t, err)
+		p := newBadPeer(t, id)
+		err = id.Connect(tctx, ibv.ConnParam{Private: private})
+		if err != nil && portTaken(err) && attempt < portTries {
+			p.close()
+			continue
+		}
+		require.NoError(t, err)
+		return p
+	}
 }
 
 // negotiate is the rest of it.
