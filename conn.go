@@ -38,7 +38,7 @@ type Conn struct {
 	peer        privateData
 	inline      int  // bytes that a send may have without a buffer
 	invalidates bool // the device has Send with Invalidate
-	markEach    bool // every send from a buffer is signalled
+	markEach    bool // each send from a buffer is signalled: nothing else frees the buffer
 	slots       int  // length of the send queue
 	local       *net.TCPAddr
 	remote      *net.TCPAddr
@@ -114,10 +114,7 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
 	c.slots, c.inline = qp.Cap().MaxSendWR, qp.Cap().MaxInline
 	attr := id.Device().Attr()
 	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
-	// Linux's Soft-iWARP has TCP take an unsignalled send straight from the
-	// buffer, perhaps after the completion of a later one; a signalled one it
-	// copies.
-	c.markEach = attr.Transport == ibv.TransportIWARP
+	c.markEach = attr.SendsBuffered
 	c.seat.Init(&keepers, c.startKeeper)
 	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c

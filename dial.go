@@ -153,7 +153,7 @@ func (d *Dialer) try(ctx context.Context, p ibv.Provider, local, remote netip.Ad
 // rdma_cm chooses from ports of its own, and Soft-iWARP connects by TCP, where
 // the port may be in use.
 func portTaken(err error) bool {
-	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)
+	return inUse(err) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
 // minShare is what a try gets at least, so that many addresses do not leave

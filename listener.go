@@ -82,8 +82,8 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 	return l, nil, nil
 }
 
-// portTries is how often a free port is looked for that is free on all
-// providers.
+// portTries is how often a port is looked for that is free on all providers, or
+// on the one that is dialled with.
 const portTries = 16
 
 // bind listens on every provider, on the same port. One that does not have the

@@ -128,7 +128,8 @@ type DeviceAttr struct {
 	// SendsBuffered is set when a send completes before the peer's device has
 	// it, so that a Disconnect right behind may lose it. An RDMA Read, of no
 	// bytes for instance, that completes shows that the peer's device has all
-	// that was posted before.
+	// that was posted before. The buffer of a send without [SendSignaled] and
+	// [SendInline] may be in use even after later ones have completed.
 	SendsBuffered bool
 
 	// ReadsUnchecked is set when the device lets the peer of a connection read

@@ -92,7 +92,7 @@ func (lib *library) list() ([]*device, error) {
 		if known := lib.known(); len(known) > 0 {
 			return known, nil
 		}
-		return nil, fmt.Errorf("%s: no RDMA device%s: %w", Name, missingDriver(0), err)
+		return nil, fmt.Errorf("%s: no RDMA device%s: %w", Name, missingDriver(), err)
 	}
 	var devs []*device
 	for _, c := range unsafe.Slice(list, n) {
@@ -117,10 +117,11 @@ func (lib *library) known() (devs []*device) {
 	return devs
 }
 
-// missingDriver names the kernel's devices when user space sees only so many.
-func missingDriver(seen int) string {
+// missingDriver names the kernel's devices, if there are any, of which user space
+// sees none.
+func missingDriver() string {
 	names, _ := filepath.Glob("/sys/class/infiniband/*")
-	if len(names) <= seen {
+	if len(names) == 0 {
 		return ""
 	}
 	for i := range names {
@@ -208,7 +209,7 @@ func (d *device) query() error {
 		d.siw = true
 		d.attr.ReadsOutOfOrder = true
 		d.attr.ReadsStall = true
-		d.attr.SendsBuffered = true
+		d.attr.SendsBuffered = true // it hands TCP the pages of unsignalled sends, and copies the others
 		d.attr.ReadsUnchecked = true
 		d.attr.VagueErrors = true
 	case vendorRXE: // which raises one for solicited completions, but not for failures

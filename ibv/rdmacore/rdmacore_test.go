@@ -22,7 +22,7 @@ func addr(t testing.TB) netip.Addr {
 	t.Helper()
 	a := os.Getenv(addrEnv)
 	if a == "" {
-		t.Skipf("%s does not name the address of an RDMA device: make test-vm runs this where there is one", addrEnv)
+		t.Skipf("%s does not name the address of an RDMA device: make vm runs this where there is one", addrEnv)
 	}
 	return netip.MustParseAddr(a)
 }
