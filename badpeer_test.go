@@ -94,7 +94,8 @@ type badPeer struct {
 	said []ibv.MR      // what did not go inline
 	over chan struct{} // closed at the end of the connection
 
-	credits int // sends that the other side can take
+	credits int  // sends that the other side can take
+	flushed bool // a completion has told of the end
 }
 
 const (
@@ -169,13 +170,14 @@ func (p *badPeer) hear() []byte {
 	p.t.Helper()
 	deadline := time.Now().Add(patience)
 	var wc [1]ibv.WC
-	for {
+	for !p.flushed {
 		require.NoError(p.t, p.cq.Arm(false))
 		n, err := p.cq.Poll(wc[:])
 		require.NoError(p.t, err)
 		switch {
 		case n == 1 && wc[0].Status != ibv.WCSuccess:
-			return nil
+			p.flushed = true
+			continue
 		case n == 1 && wc[0].Op == ibv.WCRecv:
 			i := int(wc[0].ID)
 			b := bytes.Clone(p.buf[i*badRecvSize:][:wc[0].ByteLen])
@@ -188,6 +190,7 @@ func (p *badPeer) hear() []byte {
 			require.NoError(p.t, err, "neither a message nor the end")
 		}
 	}
+	return nil
 }
 
 // segment waits for the next Data Transfer message and takes note of the

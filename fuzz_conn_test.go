@@ -100,7 +100,10 @@ func (p *badPeer) overhear() {
 	var wcs [8]ibv.WC
 	n, _ := p.cq.Poll(wcs[:])
 	for _, wc := range wcs[:n] {
-		if wc.Op == ibv.WCRecv && wc.Status == ibv.WCSuccess {
+		switch {
+		case wc.Status != ibv.WCSuccess:
+			p.flushed = true
+		case wc.Op == ibv.WCRecv:
 			p.receive(int(wc.ID))
 		}
 	}
