@@ -267,7 +267,7 @@ func dialBad(t testing.TB, addr net.Addr, private []byte) *badPeer {
 		id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
 		require.NoError(t, err)
 		p := newBadPeer(t, id)
-		err = id.Connect(tctx, ibv.ConnParam{Private: private})
+		err = id.Connect(tctx, ibv.ConnParam{Private: private, ResponderResources: 1})
 		if err != nil && portTaken(err) && attempt < portTries {
 			p.close()
 			continue

@@ -498,6 +498,11 @@ func (i *id) finish(s *step, param *ibv.ConnParam) error {
 		agreed.InitiatorDepth = i.dev.limitDepth(agreed.InitiatorDepth, s.param.InitiatorDepth)
 		agreed.ResponderResources = i.dev.limitDepth(agreed.ResponderResources, s.param.ResponderResources)
 	}
+	if i.dev.siw {
+		// What the peer serves, which this side is not told of otherwise; siw fails at
+		// a Read more than none.
+		agreed.InitiatorDepth = min(agreed.InitiatorDepth, max(int(C.rn_siw_reads(i.c.qp)), 0))
+	}
 	i.param = agreed
 	if i.dev.attr.Transport != ibv.TransportIWARP {
 		d := i.p.cfg.RNRTimer
@@ -508,6 +513,9 @@ func (i *id) finish(s *step, param *ibv.ConnParam) error {
 		C.rn_qp_rnr_timer(i.c.qp, C.int(rnrTimer(d)))
 	}
 	i.qp.up.Store(true)
+	if i.dev.siw && i.passive && agreed.InitiatorDepth > 0 {
+		i.qp.expectFirst()
+	}
 	return nil
 }
 

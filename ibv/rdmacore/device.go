@@ -207,6 +207,7 @@ func (d *device) query() error {
 	switch a.vendor_id {
 	case vendorSIW: // which never raises an event for solicited completions
 		d.siw = true
+		d.attr.MaxQPWR -= nudges
 		d.attr.ReadsOutOfOrder = true
 		d.attr.ReadsStall = true
 		d.attr.SendsBuffered = true // it hands TCP the pages of unsignalled sends, and copies the others

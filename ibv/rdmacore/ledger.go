@@ -90,6 +90,13 @@ func (l *ledger) flush(wcs []ibv.WC, qpn uint32) (n int) {
 	return n
 }
 
+// untouched reports whether nothing has completed yet.
+func (l *ledger) untouched() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.head == 0
+}
+
 func (l *ledger) empty() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

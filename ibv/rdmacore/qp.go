@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -29,6 +30,8 @@ type qp struct {
 
 	up     atomic.Bool // established, so sends may be posted
 	failed atomic.Bool // in the error state, as far as is known here
+
+	first *time.Timer // for the first message, siw only
 
 	sq, rq queue
 }
@@ -83,6 +86,9 @@ func (i *id) createQP(domain ibv.PD, init *ibv.QPInit) (ibv.QP, error) {
 		max_recv_sge:    C.uint32_t(max(init.Cap.MaxRecvSGE, 1)),
 		max_inline_data: C.uint32_t(init.Cap.MaxInline),
 	}
+	if i.dev.siw {
+		c.max_send_wr += nudges
+	}
 	var signalAll C.int
 	if init.SignalAll {
 		signalAll = 1
@@ -96,6 +102,7 @@ func (i *id) createQP(domain ibv.PD, init *ibv.QPInit) (ibv.QP, error) {
 	q.cap = ibv.QPCap{MaxSendWR: int(c.max_send_wr), MaxRecvWR: int(c.max_recv_wr), MaxSendSGE: int(c.max_send_sge),
 		MaxRecvSGE: int(c.max_recv_sge), MaxInline: int(c.max_inline_data)}
 	if i.dev.siw {
+		q.cap.MaxSendWR -= nudges
 		q.sq.ledger.ring = make([]entry, q.cap.MaxSendWR)
 		q.rq.ledger.ring = make([]entry, q.cap.MaxRecvWR)
 	}
@@ -466,6 +473,9 @@ func (q *qp) Close() error {
 	defer q.rq.mu.Unlock()
 	if q.sq.c == nil {
 		return net.ErrClosed
+	}
+	if q.first != nil {
+		q.first.Stop()
 	}
 	C.rn_destroy_qp(q.id.c)
 	q.sq.c, q.rq.c = nil, nil

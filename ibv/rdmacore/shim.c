@@ -58,7 +58,7 @@ CM(POINTER)
 
 enum { EVENT_CONNECT_REQUEST = 4, EVENT_QP_COMM_EST = 4 };
 enum { QP_TYPE_RC = 2 };
-enum { ATTR_STATE = 1 << 0, ATTR_MIN_RNR_TIMER = 1 << 15 };
+enum { ATTR_STATE = 1 << 0, ATTR_MIN_RNR_TIMER = 1 << 15, ATTR_MAX_DEST_RD_ATOMIC = 1 << 17 };
 enum { STATE_ERR = 6 };
 
 static int lookup(void *lib, const char *libname, const char *name, void **to, char *problem, size_t len)
@@ -335,6 +335,16 @@ int rn_qp_state(struct rn_qp *qp)
 	errno = 0;
 	int rc = code(ibv_query_qp(qp, &attr, ATTR_STATE, &init));
 	return rc ? rc : (int)attr.qp_state;
+}
+
+/* siw calls the depth of its queue of outgoing Reads max_dest_rd_atomic. */
+int rn_siw_reads(struct rn_qp *qp)
+{
+	struct rn_qp_attr attr;
+	struct rn_qp_init_attr init;
+	errno = 0;
+	int rc = code(ibv_query_qp(qp, &attr, ATTR_MAX_DEST_RD_ATOMIC, &init));
+	return rc ? rc : (int)attr.max_dest_rd_atomic;
 }
 
 int rn_qp_error(struct rn_qp *qp)

@@ -394,6 +394,7 @@ int rn_create_qp(struct rn_cm_id *id, void *pd, uintptr_t handle, struct rn_cq *
 		 struct rn_cq *recv_cq, int signal_all, struct rn_qp_cap *cap);
 void rn_destroy_qp(struct rn_cm_id *id);
 int rn_qp_state(struct rn_qp *qp);
+int rn_siw_reads(struct rn_qp *qp);
 int rn_qp_error(struct rn_qp *qp);
 int rn_qp_rnr_timer(struct rn_qp *qp, int timer);
 int rn_post_send(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted);
