@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -321,6 +322,94 @@ func TestConcurrentUse(t *testing.T) {
 			assert.ErrorIs(t, err, net.ErrClosed)
 			close(stop)
 			wg.Wait()
+		})
+	}
+}
+
+// TestCloseDuringConnect closes the queue pair while the peer's answer comes,
+// at which librdmacm changes the queue pair's state. It does so in a process that
+// overwrites what it frees.
+func TestCloseDuringConnect(t *testing.T) {
+	a := addr(t)
+	if !inChild(t, "env", "MALLOC_PERTURB_=165") {
+		return
+	}
+	p := open(t, rdmacore.Config{})
+	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	require.NoError(t, err)
+	defer l.Close()
+	newQP := func(id ibv.ID) (qp ibv.QP, release func()) {
+		pd, err := id.Device().AllocPD()
+		require.NoError(t, err)
+		cq, err := id.Device().CreateCQ(4)
+		require.NoError(t, err)
+		qp, err = id.CreateQP(pd, ibv.QPInit{SendCQ: cq, RecvCQ: cq, Cap: ibv.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+		require.NoError(t, err)
+		return qp, func() {
+			qp.Close()
+			assert.NoError(t, cq.Close())
+			assert.NoError(t, pd.Close())
+			assert.NoError(t, id.Close())
+		}
+	}
+	for i := range 50 {
+		id, err := p.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
+		require.NoError(t, err)
+		qp, release := newQP(id)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { id.Connect(ctx, ibv.ConnParam{}) })
+		peer, err := l.Accept(t.Context())
+		require.NoError(t, err)
+		_, releasePeer := newQP(peer)
+		wg.Go(func() { peer.Accept(ctx, ibv.ConnParam{}) })
+		time.Sleep(time.Duration(i) * 50 * time.Microsecond) // a little later each time
+		assert.NoError(t, qp.Close())
+		cancel()
+		wg.Wait()
+		release()
+		releasePeer()
+	}
+}
+
+// TestPostDuringError posts receives while the queue pair is moved to the error
+// state: all that were taken are flushed. There is one processor, so that posts
+// come between the device's change of state and this package's notice of it.
+func TestPostDuringError(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	env := verbstest.Env{Passive: p, Addr: a}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for range 30 {
+		t.Run("", func(t *testing.T) {
+			const room = 2048
+			e := verbstest.NewPair(t, env, verbstest.PairConfig{RecvWR: room}).Active
+			begun, total := make(chan struct{}), make(chan int)
+			go func() {
+				posted := 0
+				for posted < room {
+					n, err := e.QP.PostRecv([]ibv.RecvWR{{}})
+					if posted += n; err != nil {
+						break
+					}
+					if posted == 1 {
+						close(begun)
+						runtime.Gosched()
+					}
+				}
+				total <- posted
+			}()
+			<-begun
+			require.NoError(t, e.QP.SetError())
+			posted := <-total
+			flushed := 0
+			var wcs [64]ibv.WC
+			for end := time.Now().Add(verbstest.Patience); flushed < posted && time.Now().Before(end); {
+				n, err := e.RecvCQ.Poll(wcs[:])
+				require.NoError(t, err)
+				flushed += n
+			}
+			assert.Equal(t, posted, flushed)
 		})
 	}
 }

@@ -37,6 +37,10 @@ import (
 type library struct {
 	channel *C.struct_rn_event_channel
 
+	// events is held while an event is taken from the channel, when librdmacm may
+	// change the state of the ID's queue pair, and to take that away from the ID.
+	events sync.Mutex
+
 	mu      sync.Mutex
 	devices map[*C.struct_rn_context]*device
 }

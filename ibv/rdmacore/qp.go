@@ -418,8 +418,7 @@ func (q *qp) postError(what string, err error) error {
 }
 
 func (q *qp) SetError() error {
-	q.sq.mu.Lock()
-	defer q.sq.mu.Unlock()
+	defer q.lock()()
 	if q.sq.c == nil {
 		return net.ErrClosed
 	}
@@ -430,8 +429,18 @@ func (q *qp) SetError() error {
 	return nil
 }
 
+// lock keeps posts out until unlock.
+func (q *qp) lock() (unlock func()) {
+	q.sq.mu.Lock()
+	q.rq.mu.Lock()
+	return func() {
+		q.rq.mu.Unlock()
+		q.sq.mu.Unlock()
+	}
+}
+
 // setFailed notes that the device has stopped and flushed what it had. Called
-// with sq.mu held.
+// with both queues locked, so that no post falls between the two.
 func (q *qp) setFailed() {
 	q.failed.Store(true)
 	if q.dev.siw {
@@ -444,8 +453,7 @@ func (q *qp) setFailed() {
 // state, or on its way there. The software devices then need to be told, so that
 // nothing that was posted meanwhile is left.
 func (q *qp) fail() {
-	q.sq.mu.Lock()
-	defer q.sq.mu.Unlock()
+	defer q.lock()()
 	if q.sq.c == nil {
 		return
 	}
@@ -460,14 +468,14 @@ func (q *qp) Close() error {
 	defer q.id.calling.Unlock()
 	q.id.mu.Lock()
 	defer q.id.mu.Unlock()
-	q.sq.mu.Lock()
-	defer q.sq.mu.Unlock()
-	q.rq.mu.Lock()
-	defer q.rq.mu.Unlock()
+	defer q.lock()()
 	if q.sq.c == nil {
 		return net.ErrClosed
 	}
-	C.rn_destroy_qp(q.id.c)
+	q.dev.lib.events.Lock()
+	q.id.c.qp = nil
+	q.dev.lib.events.Unlock()
+	C.rn_destroy_qp(q.sq.c)
 	q.sq.c, q.rq.c = nil, nil
 	q.id.qp = nil
 	q.sendCQ.leave(q)
