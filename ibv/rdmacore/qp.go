@@ -466,20 +466,35 @@ func (q *qp) fail() {
 func (q *qp) Close() error {
 	q.id.calling.Lock()
 	defer q.id.calling.Unlock()
-	q.id.mu.Lock()
-	defer q.id.mu.Unlock()
-	defer q.lock()()
-	if q.sq.c == nil {
+	c := q.detach()
+	if c == nil {
 		return net.ErrClosed
 	}
-	q.dev.lib.events.Lock()
-	q.id.c.qp = nil
-	q.dev.lib.events.Unlock()
-	C.rn_destroy_qp(q.sq.c)
-	q.sq.c, q.rq.c = nil, nil
-	q.id.qp = nil
+	C.rn_destroy_qp(c)
 	q.sendCQ.leave(q)
 	q.recvCQ.leave(q)
 	q.unuse()
 	return nil
+}
+
+// detach takes the queue pair away from all that use it. To destroy it is for the
+// caller, without locks: siw waits there for a peer that does not answer, 10 s, and
+// those that hear of events or close a region must not.
+func (q *qp) detach() *C.struct_rn_qp {
+	q.id.mu.Lock()
+	defer q.id.mu.Unlock()
+	defer q.lock()()
+	c := q.sq.c
+	if c == nil {
+		return nil
+	}
+	if q.dev.siw {
+		C.rn_qp_error(c) // for endReads, which does not find it any more
+	}
+	q.dev.lib.events.Lock()
+	q.id.c.qp = nil
+	q.dev.lib.events.Unlock()
+	q.sq.c, q.rq.c = nil, nil
+	q.id.qp = nil
+	return c
 }
