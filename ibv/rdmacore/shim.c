@@ -446,7 +446,8 @@ int rn_cm_event(struct rn_event_channel *ch, struct rn_event_info *info)
 	info->id = e->id;
 	info->handle = (uintptr_t)e->id->context;
 	info->event = e->event;
-	info->status = e->status;
+	/* the library's own failures are -1, and errno */
+	info->status = e->status == -1 && errno ? -errno : e->status;
 	if (e->event == EVENT_CONNECT_REQUEST) {
 		info->listen_handle = (uintptr_t)e->listen_id->context;
 		e->id->context = NULL; /* until it has a handle of its own */
