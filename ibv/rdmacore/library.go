@@ -104,7 +104,8 @@ func pollable(fd int, name string) (*os.File, error) {
 }
 
 // handles gives C a number to name an object of ours by, so that it never holds
-// a pointer to it. A number is used once.
+// a pointer to it. A number is used once. Objects in it stay when the program
+// forgets them.
 var handles = struct {
 	sync.RWMutex
 	last C.uintptr_t
