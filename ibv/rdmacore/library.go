@@ -45,9 +45,18 @@ type library struct {
 	devices map[*C.struct_rn_context]*device
 }
 
-var loaded = sync.OnceValues(load)
+var loaded struct {
+	sync.Mutex
+	lib *library // nil until load has succeeded
+}
 
+// load does so once. What it lacked may have come since it failed.
 func load() (*library, error) {
+	loaded.Lock()
+	defer loaded.Unlock()
+	if loaded.lib != nil {
+		return loaded.lib, nil
+	}
 	if err := loadNamed("libibverbs.so.1", "librdmacm.so.1"); err != nil {
 		return nil, err
 	}
@@ -60,6 +69,7 @@ func load() (*library, error) {
 		return nil, fmt.Errorf("%s: wait for events of the connection manager: %w", Name, err)
 	}
 	go lib.watch(f)
+	loaded.lib = lib
 	return lib, nil
 }
 
@@ -146,7 +156,7 @@ func New(cfg Config) (ibv.Provider, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	lib, err := loaded()
+	lib, err := load()
 	if err != nil {
 		return nil, err
 	}
