@@ -4,6 +4,7 @@ package rdmacore_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -338,30 +340,16 @@ func TestCloseDuringConnect(t *testing.T) {
 	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
 	require.NoError(t, err)
 	defer l.Close()
-	newQP := func(id ibv.ID) (qp ibv.QP, release func()) {
-		pd, err := id.Device().AllocPD()
-		require.NoError(t, err)
-		cq, err := id.Device().CreateCQ(4)
-		require.NoError(t, err)
-		qp, err = id.CreateQP(pd, ibv.QPInit{SendCQ: cq, RecvCQ: cq, Cap: ibv.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
-		require.NoError(t, err)
-		return qp, func() {
-			qp.Close()
-			assert.NoError(t, cq.Close())
-			assert.NoError(t, pd.Close())
-			assert.NoError(t, id.Close())
-		}
-	}
 	for i := range 50 {
 		id, err := p.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
 		require.NoError(t, err)
-		qp, release := newQP(id)
+		qp, release := newQP(t, id)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { id.Connect(ctx, ibv.ConnParam{}) })
 		peer, err := l.Accept(t.Context())
 		require.NoError(t, err)
-		_, releasePeer := newQP(peer)
+		_, releasePeer := newQP(t, peer)
 		wg.Go(func() { peer.Accept(ctx, ibv.ConnParam{}) })
 		time.Sleep(time.Duration(i) * 50 * time.Microsecond) // a little later each time
 		assert.NoError(t, qp.Close())
@@ -412,4 +400,127 @@ func TestPostDuringError(t *testing.T) {
 			assert.Equal(t, posted, flushed)
 		})
 	}
+}
+
+// newQP makes the smallest queue pair, and a function that closes all there is.
+func newQP(t *testing.T, id ibv.ID) (qp ibv.QP, release func()) {
+	t.Helper()
+	pd, err := id.Device().AllocPD()
+	require.NoError(t, err)
+	cq, err := id.Device().CreateCQ(4)
+	require.NoError(t, err)
+	qp, err = id.CreateQP(pd, ibv.QPInit{SendCQ: cq, RecvCQ: cq, Cap: ibv.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+	require.NoError(t, err)
+	return qp, func() {
+		qp.Close()
+		assert.NoError(t, cq.Close())
+		assert.NoError(t, pd.Close())
+		assert.NoError(t, id.Close())
+	}
+}
+
+// TestCloseHoldsUpNobody closes a queue pair that Soft-iWARP keeps for 10 s, as
+// the peer, a TCP server, does not answer.
+func TestCloseHoldsUpNobody(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	silent, err := net.Listen("tcp", netip.AddrPortFrom(a, 0).String())
+	require.NoError(t, err)
+	defer silent.Close()
+	id, err := p.Resolve(t.Context(), netip.AddrPort{}, silent.Addr().(*net.TCPAddr).AddrPort())
+	require.NoError(t, err)
+	qp, release := newQP(t, id)
+	pd, err := id.Device().AllocPD()
+	require.NoError(t, err)
+	mr, err := pd.RegMR(make([]byte, 1), 0)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.Error(t, id.Connect(ctx, ibv.ConnParam{}))
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		release()
+	}()
+	for err := error(nil); !errors.Is(err, net.ErrClosed); { // until it closes
+		_, err = qp.PostRecv([]ibv.RecvWR{{}})
+	}
+	assert.Equal(t, a, id.LocalAddr().Addr())
+	assert.NoError(t, mr.Close())
+	assert.NoError(t, pd.Close())
+	if id.Device().Attr().Transport == ibv.TransportIWARP {
+		select {
+		case <-released:
+			t.Error("the others had to wait")
+		default:
+		}
+	}
+	<-released
+}
+
+// TestConnectInErrorState has librdmacm fail when the peer's answer comes, which
+// it tells by a status that is no error number.
+func TestConnectInErrorState(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	require.NoError(t, err)
+	defer l.Close()
+	id, err := p.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
+	require.NoError(t, err)
+	if id.Device().Attr().Transport == ibv.TransportIWARP { // where the kernel does it all
+		require.NoError(t, id.Close())
+		return
+	}
+	qp, release := newQP(t, id)
+	defer release()
+	require.NoError(t, qp.SetError())
+	ctx, cancel := context.WithTimeout(t.Context(), verbstest.Patience)
+	defer cancel()
+	accepted := make(chan struct{})
+	go func() {
+		defer close(accepted)
+		peer, err := l.Accept(ctx)
+		if !assert.NoError(t, err) {
+			return
+		}
+		_, releasePeer := newQP(t, peer)
+		defer releasePeer()
+		peer.Accept(ctx, ibv.ConnParam{})
+	}()
+	defer func() { <-accepted }()
+	defer cancel()
+	assert.ErrorIs(t, id.Connect(ctx, ibv.ConnParam{}), syscall.EINVAL)
+}
+
+// TestForgottenRegion lets go of a region that is not closed: the device may
+// write to its memory still, which must not become another's.
+func TestForgottenRegion(t *testing.T) {
+	addr(t)
+	devs, err := open(t, rdmacore.Config{}).Devices()
+	require.NoError(t, err)
+	pd, err := devs[0].AllocPD()
+	require.NoError(t, err)
+	buf := make([]byte, 1<<16)
+	_, err = pd.RegMR(buf, ibv.AccessLocalWrite)
+	require.NoError(t, err)
+	kept := weak.Make(&buf[0])
+	runtime.GC()
+	runtime.GC()
+	assert.NotNil(t, kept.Value())
+}
+
+// TestModuleComesLate has no connection manager at first.
+func TestModuleComesLate(t *testing.T) {
+	addr(t)
+	if !inChild(t) {
+		return
+	}
+	const file = "/dev/infiniband/rdma_cm"
+	require.NoError(t, os.Rename(file, file+".away"))
+	defer os.Rename(file+".away", file)
+	_, err := rdmacore.New(rdmacore.Config{})
+	require.ErrorContains(t, err, "no connection manager")
+	require.NoError(t, os.Rename(file+".away", file))
+	open(t, rdmacore.Config{})
 }
