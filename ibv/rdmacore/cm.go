@@ -61,7 +61,10 @@ func (lib *library) watch(f *os.File) {
 	var info C.struct_rn_event_info
 	raw.Read(func(uintptr) bool {
 		for {
-			switch rc := C.rn_cm_event(lib.channel, &info); rc {
+			lib.events.Lock()
+			rc := C.rn_cm_event(lib.channel, &info)
+			lib.events.Unlock()
+			switch rc {
 			case 0:
 				lib.event(&info)
 			case -C.int(syscall.EAGAIN):

@@ -9,7 +9,7 @@
 //
 // Completion and connection events are waited for by the Go runtime's poller, and
 // a goroutine that waits holds no thread. C keeps no pointer to Go memory but the
-// addresses of registered regions, which the MR keeps reachable.
+// addresses of registered regions, which stay reachable until the MR is closed.
 //
 // No call into C blocks, with one exception: siw connects inside the kernel, for
 // as long as TCP tries (tcp_syn_retries, two minutes). Connect returns when its

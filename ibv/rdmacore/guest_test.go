@@ -4,14 +4,18 @@ package rdmacore_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -24,6 +28,50 @@ import (
 // deviceEnv names the device that addrEnv belongs to, rxe0 or siw0: the kind and
 // a number. vm/run sets it.
 const deviceEnv = "RDMANET_VM_DEVICE"
+
+// TestMain fails when the tests leave resources of the device behind. The kernel
+// counts those, but takes them back from a process that ends.
+func TestMain(m *testing.M) {
+	dev := os.Getenv(deviceEnv)
+	if dev == "" || os.Getenv(childEnv) != "" {
+		os.Exit(m.Run())
+	}
+	p, err := rdmacore.New(rdmacore.Config{})
+	var l ibv.Listener
+	if err == nil {
+		_, err = p.Devices()
+	}
+	if err == nil { // takes some for good: librdmacm makes a domain of its own
+		l, err = p.Listen(context.Background(), netip.AddrPortFrom(netip.MustParseAddr(os.Getenv(addrEnv)), 0), 0)
+	}
+	if err == nil {
+		err = l.Close()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	before := resources(dev)
+	status := m.Run()
+	after := resources(dev)
+	for end := time.Now().Add(verbstest.Patience); after != before && time.Now().Before(end); after = resources(dev) {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if after != before {
+		fmt.Fprintf(os.Stderr, "resources left behind: %sbefore: %s", after, before)
+		status = 1
+	}
+	os.Exit(status)
+}
+
+// resources is what the kernel says how many of each kind there are.
+func resources(dev string) string {
+	out, err := exec.Command("rdma", "resource", "show", dev).CombinedOutput()
+	if err != nil {
+		return fmt.Sprintf("%v: %s\n", err, out)
+	}
+	return string(out)
+}
 
 func TestIPv6(t *testing.T) {
 	addr(t)
@@ -323,4 +371,204 @@ func TestConcurrentUse(t *testing.T) {
 			wg.Wait()
 		})
 	}
+}
+
+// TestCloseDuringConnect closes the queue pair while the peer's answer comes,
+// at which librdmacm changes the queue pair's state. It does so in a process that
+// overwrites what it frees.
+func TestCloseDuringConnect(t *testing.T) {
+	a := addr(t)
+	if !inChild(t, "env", "MALLOC_PERTURB_=165") {
+		return
+	}
+	p := open(t, rdmacore.Config{})
+	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	require.NoError(t, err)
+	defer l.Close()
+	for i := range 50 {
+		id, err := p.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
+		require.NoError(t, err)
+		qp, release := newQP(t, id)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { id.Connect(ctx, ibv.ConnParam{}) })
+		peer, err := l.Accept(t.Context())
+		require.NoError(t, err)
+		_, releasePeer := newQP(t, peer)
+		wg.Go(func() { peer.Accept(ctx, ibv.ConnParam{}) })
+		time.Sleep(time.Duration(i) * 50 * time.Microsecond) // a little later each time
+		assert.NoError(t, qp.Close())
+		cancel()
+		wg.Wait()
+		release()
+		releasePeer()
+	}
+}
+
+// TestPostDuringError posts receives while the queue pair is moved to the error
+// state: all that were taken are flushed. There is one processor, so that posts
+// come between the device's change of state and this package's notice of it.
+func TestPostDuringError(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	env := verbstest.Env{Passive: p, Addr: a}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for range 30 {
+		t.Run("", func(t *testing.T) {
+			const room = 2048
+			e := verbstest.NewPair(t, env, verbstest.PairConfig{RecvWR: room}).Active
+			begun, total := make(chan struct{}), make(chan int)
+			go func() {
+				posted := 0
+				for posted < room {
+					n, err := e.QP.PostRecv([]ibv.RecvWR{{}})
+					if posted += n; err != nil {
+						break
+					}
+					if posted == 1 {
+						close(begun)
+						runtime.Gosched()
+					}
+				}
+				total <- posted
+			}()
+			<-begun
+			require.NoError(t, e.QP.SetError())
+			posted := <-total
+			flushed := 0
+			var wcs [64]ibv.WC
+			for end := time.Now().Add(verbstest.Patience); flushed < posted && time.Now().Before(end); {
+				n, err := e.RecvCQ.Poll(wcs[:])
+				require.NoError(t, err)
+				flushed += n
+			}
+			assert.Equal(t, posted, flushed)
+		})
+	}
+}
+
+// newQP makes the smallest queue pair, and a function that closes all there is.
+func newQP(t *testing.T, id ibv.ID) (qp ibv.QP, release func()) {
+	t.Helper()
+	pd, err := id.Device().AllocPD()
+	require.NoError(t, err)
+	cq, err := id.Device().CreateCQ(4)
+	require.NoError(t, err)
+	qp, err = id.CreateQP(pd, ibv.QPInit{SendCQ: cq, RecvCQ: cq, Cap: ibv.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+	require.NoError(t, err)
+	return qp, func() {
+		qp.Close()
+		assert.NoError(t, cq.Close())
+		assert.NoError(t, pd.Close())
+		assert.NoError(t, id.Close())
+	}
+}
+
+// TestCloseHoldsUpNobody closes a queue pair that Soft-iWARP keeps for 10 s, as
+// the peer, a TCP server, does not answer.
+func TestCloseHoldsUpNobody(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	silent, err := net.Listen("tcp", netip.AddrPortFrom(a, 0).String())
+	require.NoError(t, err)
+	defer silent.Close()
+	id, err := p.Resolve(t.Context(), netip.AddrPort{}, silent.Addr().(*net.TCPAddr).AddrPort())
+	require.NoError(t, err)
+	qp, release := newQP(t, id)
+	pd, err := id.Device().AllocPD()
+	require.NoError(t, err)
+	mr, err := pd.RegMR(make([]byte, 1), 0)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.Error(t, id.Connect(ctx, ibv.ConnParam{}))
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		release()
+	}()
+	for err := error(nil); !errors.Is(err, net.ErrClosed); { // until it closes
+		_, err = qp.PostRecv([]ibv.RecvWR{{}})
+	}
+	assert.Equal(t, a, id.LocalAddr().Addr())
+	assert.NoError(t, mr.Close())
+	assert.NoError(t, pd.Close())
+	if id.Device().Attr().Transport == ibv.TransportIWARP {
+		select {
+		case <-released:
+			t.Error("the others had to wait")
+		default:
+		}
+	}
+	<-released
+}
+
+// TestConnectInErrorState has librdmacm fail when the peer's answer comes, which
+// it tells by a status that is no error number.
+func TestConnectInErrorState(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	require.NoError(t, err)
+	defer l.Close()
+	id, err := p.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
+	require.NoError(t, err)
+	if id.Device().Attr().Transport == ibv.TransportIWARP { // where the kernel does it all
+		require.NoError(t, id.Close())
+		return
+	}
+	qp, release := newQP(t, id)
+	defer release()
+	require.NoError(t, qp.SetError())
+	ctx, cancel := context.WithTimeout(t.Context(), verbstest.Patience)
+	defer cancel()
+	accepted := make(chan struct{})
+	go func() {
+		defer close(accepted)
+		peer, err := l.Accept(ctx)
+		if !assert.NoError(t, err) {
+			return
+		}
+		_, releasePeer := newQP(t, peer)
+		defer releasePeer()
+		peer.Accept(ctx, ibv.ConnParam{})
+	}()
+	defer func() { <-accepted }()
+	defer cancel()
+	assert.ErrorIs(t, id.Connect(ctx, ibv.ConnParam{}), syscall.EINVAL)
+}
+
+// TestForgottenRegion lets go of a region that is not closed: the device may
+// write to its memory still, which must not become another's.
+func TestForgottenRegion(t *testing.T) {
+	addr(t)
+	if !inChild(t) { // as it is lost for good
+		return
+	}
+	devs, err := open(t, rdmacore.Config{}).Devices()
+	require.NoError(t, err)
+	pd, err := devs[0].AllocPD()
+	require.NoError(t, err)
+	buf := make([]byte, 1<<16)
+	_, err = pd.RegMR(buf, ibv.AccessLocalWrite)
+	require.NoError(t, err)
+	kept := weak.Make(&buf[0])
+	runtime.GC()
+	runtime.GC()
+	assert.NotNil(t, kept.Value())
+}
+
+// TestModuleComesLate has no connection manager at first.
+func TestModuleComesLate(t *testing.T) {
+	addr(t)
+	if !inChild(t) {
+		return
+	}
+	const file = "/dev/infiniband/rdma_cm"
+	require.NoError(t, os.Rename(file, file+".away"))
+	defer os.Rename(file+".away", file)
+	_, err := rdmacore.New(rdmacore.Config{})
+	require.ErrorContains(t, err, "no connection manager")
+	require.NoError(t, os.Rename(file+".away", file))
+	open(t, rdmacore.Config{})
 }

@@ -37,13 +37,26 @@ import (
 type library struct {
 	channel *C.struct_rn_event_channel
 
+	// events is held while an event is taken from the channel, when librdmacm may
+	// change the state of the ID's queue pair, and to take that away from the ID.
+	events sync.Mutex
+
 	mu      sync.Mutex
 	devices map[*C.struct_rn_context]*device
 }
 
-var loaded = sync.OnceValues(load)
+var loaded struct {
+	sync.Mutex
+	lib *library // nil until load has succeeded
+}
 
+// load does so once. What it lacked may have come since it failed.
 func load() (*library, error) {
+	loaded.Lock()
+	defer loaded.Unlock()
+	if loaded.lib != nil {
+		return loaded.lib, nil
+	}
 	if err := loadNamed("libibverbs.so.1", "librdmacm.so.1"); err != nil {
 		return nil, err
 	}
@@ -56,6 +69,7 @@ func load() (*library, error) {
 		return nil, fmt.Errorf("%s: wait for events of the connection manager: %w", Name, err)
 	}
 	go lib.watch(f)
+	loaded.lib = lib
 	return lib, nil
 }
 
@@ -100,7 +114,8 @@ func pollable(fd int, name string) (*os.File, error) {
 }
 
 // handles gives C a number to name an object of ours by, so that it never holds
-// a pointer to it. A number is used once.
+// a pointer to it. A number is used once. Objects in it stay when the program
+// forgets them.
 var handles = struct {
 	sync.RWMutex
 	last C.uintptr_t
@@ -141,7 +156,7 @@ func New(cfg Config) (ibv.Provider, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	lib, err := loaded()
+	lib, err := load()
 	if err != nil {
 		return nil, err
 	}

@@ -70,8 +70,9 @@ func (p *pd) Close() error {
 
 // mr implements ibv.MR.
 type mr struct {
-	pd  *pd
-	buf []byte // keeps the memory reachable
+	pd     *pd
+	buf    []byte
+	handle C.uintptr_t // keeps the memory reachable for the device
 
 	lkey, rkey uint32
 
@@ -96,6 +97,7 @@ func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 		p.unuse()
 		return nil, fmt.Errorf("%s: register %d bytes: %w", p.dev.name, len(buf), memoryError(err))
 	}
+	m.handle = addHandle(m)
 	m.lkey, m.rkey = uint32(m.c.lkey), uint32(m.c.rkey)
 	return m, nil
 }
@@ -131,6 +133,7 @@ func (m *mr) Close() error {
 		return fmt.Errorf("%s: close memory region: %w", m.pd.dev.name, err)
 	}
 	m.c = nil
+	removeHandle(m.handle)
 	if m.pd.dev.siw {
 		m.pd.dev.all(func(i *id) { i.endReads(m.lkey) })
 	}

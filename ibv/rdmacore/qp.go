@@ -425,8 +425,7 @@ func (q *qp) postError(what string, err error) error {
 }
 
 func (q *qp) SetError() error {
-	q.sq.mu.Lock()
-	defer q.sq.mu.Unlock()
+	defer q.lock()()
 	if q.sq.c == nil {
 		return net.ErrClosed
 	}
@@ -437,8 +436,18 @@ func (q *qp) SetError() error {
 	return nil
 }
 
+// lock keeps posts out until unlock.
+func (q *qp) lock() (unlock func()) {
+	q.sq.mu.Lock()
+	q.rq.mu.Lock()
+	return func() {
+		q.rq.mu.Unlock()
+		q.sq.mu.Unlock()
+	}
+}
+
 // setFailed notes that the device has stopped and flushed what it had. Called
-// with sq.mu held.
+// with both queues locked, so that no post falls between the two.
 func (q *qp) setFailed() {
 	q.failed.Store(true)
 	if q.dev.siw {
@@ -451,8 +460,7 @@ func (q *qp) setFailed() {
 // state, or on its way there. The software devices then need to be told, so that
 // nothing that was posted meanwhile is left.
 func (q *qp) fail() {
-	q.sq.mu.Lock()
-	defer q.sq.mu.Unlock()
+	defer q.lock()()
 	if q.sq.c == nil {
 		return
 	}
@@ -465,23 +473,38 @@ func (q *qp) fail() {
 func (q *qp) Close() error {
 	q.id.calling.Lock()
 	defer q.id.calling.Unlock()
-	q.id.mu.Lock()
-	defer q.id.mu.Unlock()
-	q.sq.mu.Lock()
-	defer q.sq.mu.Unlock()
-	q.rq.mu.Lock()
-	defer q.rq.mu.Unlock()
-	if q.sq.c == nil {
+	c := q.detach()
+	if c == nil {
 		return net.ErrClosed
 	}
-	if q.first != nil {
-		q.first.Stop()
-	}
-	C.rn_destroy_qp(q.id.c)
-	q.sq.c, q.rq.c = nil, nil
-	q.id.qp = nil
+	C.rn_destroy_qp(c)
 	q.sendCQ.leave(q)
 	q.recvCQ.leave(q)
 	q.unuse()
 	return nil
+}
+
+// detach takes the queue pair away from all that use it. To destroy it is for the
+// caller, without locks: siw waits there for a peer that does not answer, 10 s, and
+// those that hear of events or close a region must not.
+func (q *qp) detach() *C.struct_rn_qp {
+	q.id.mu.Lock()
+	defer q.id.mu.Unlock()
+	defer q.lock()()
+	c := q.sq.c
+	if c == nil {
+		return nil
+	}
+	if q.first != nil {
+		q.first.Stop()
+	}
+	if q.dev.siw {
+		C.rn_qp_error(c) // for endReads, which does not find it any more
+	}
+	q.dev.lib.events.Lock()
+	q.id.c.qp = nil
+	q.dev.lib.events.Unlock()
+	q.sq.c, q.rq.c = nil, nil
+	q.id.qp = nil
+	return c
 }

@@ -43,7 +43,6 @@
 	F(int, rdma_resolve_addr, (struct rn_cm_id *, void *, void *, int)) \
 	F(int, rdma_resolve_route, (struct rn_cm_id *, int)) \
 	F(int, rdma_create_qp, (struct rn_cm_id *, void *, struct rn_qp_init_attr *)) \
-	F(void, rdma_destroy_qp, (struct rn_cm_id *)) \
 	F(int, rdma_connect, (struct rn_cm_id *, struct rn_conn_param *)) \
 	F(int, rdma_listen, (struct rn_cm_id *, int)) \
 	F(int, rdma_accept, (struct rn_cm_id *, struct rn_conn_param *)) \
@@ -323,9 +322,12 @@ int rn_create_qp(struct rn_cm_id *id, void *pd, uintptr_t handle, struct rn_cq *
 	return rc;
 }
 
-void rn_destroy_qp(struct rn_cm_id *id)
+/* rn_destroy_qp destroys a queue pair that its id does not name any more:
+   rdma_destroy_qp would leave the name in place meanwhile, and while
+   rdma_get_cm_event uses it. */
+void rn_destroy_qp(struct rn_qp *qp)
 {
-	rdma_destroy_qp(id);
+	ibv_destroy_qp(qp);
 }
 
 int rn_qp_state(struct rn_qp *qp)
@@ -454,7 +456,8 @@ int rn_cm_event(struct rn_event_channel *ch, struct rn_event_info *info)
 	info->id = e->id;
 	info->handle = (uintptr_t)e->id->context;
 	info->event = e->event;
-	info->status = e->status;
+	/* the library's own failures are -1, and errno */
+	info->status = e->status == -1 && errno ? -errno : e->status;
 	if (e->event == EVENT_CONNECT_REQUEST) {
 		info->listen_handle = (uintptr_t)e->listen_id->context;
 		e->id->context = NULL; /* until it has a handle of its own */

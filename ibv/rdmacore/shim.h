@@ -392,7 +392,7 @@ void rn_ack_cq(struct rn_cq *cq, unsigned int events);
 
 int rn_create_qp(struct rn_cm_id *id, void *pd, uintptr_t handle, struct rn_cq *send_cq,
 		 struct rn_cq *recv_cq, int signal_all, struct rn_qp_cap *cap);
-void rn_destroy_qp(struct rn_cm_id *id);
+void rn_destroy_qp(struct rn_qp *qp);
 int rn_qp_state(struct rn_qp *qp);
 int rn_siw_reads(struct rn_qp *qp);
 int rn_qp_error(struct rn_qp *qp);
