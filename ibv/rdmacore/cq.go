@@ -122,6 +122,7 @@ func (c *cq) unuse() {
 
 // Flags of enum ibv_wc_flags and numbers of enum ibv_wc_opcode.
 const (
+	wcGRH     = 1 << 0
 	wcWithImm = 1 << 1
 	wcWithInv = 1 << 3
 
@@ -246,6 +247,7 @@ func translate(w *C.struct_rn_wc, wc *ibv.WC) {
 		return
 	}
 	wc.ByteLen = uint32(w.byte_len)
+	wc.SrcQP, wc.SLID, wc.SL, wc.DLIDPathBits = uint32(w.src_qp), uint16(w.slid), uint8(w.sl), uint8(w.dlid_path_bits)
 	switch {
 	case w.opcode == wcRecv:
 		wc.Op = ibv.WCRecv
@@ -253,6 +255,9 @@ func translate(w *C.struct_rn_wc, wc *ibv.WC) {
 		wc.Op = ibv.WCRecvWriteImm
 	case int(w.opcode) < len(wcOps):
 		wc.Op = wcOps[w.opcode]
+	}
+	if w.wc_flags&wcGRH != 0 {
+		wc.Flags |= ibv.WCGRH
 	}
 	if w.wc_flags&wcWithImm != 0 {
 		wc.Flags |= ibv.WCWithImm

@@ -4,6 +4,7 @@ package rdmacore_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -42,6 +43,7 @@ func TestConfig(t *testing.T) {
 		Retries:       3,
 		RNRRetries:    5,
 		RNRTimer:      10 * time.Millisecond,
+		PathMTU:       512,
 	})
 	devs, err := p.Devices()
 	require.NoError(t, err)
@@ -53,6 +55,7 @@ func TestConfig(t *testing.T) {
 func TestConfigRefused(t *testing.T) {
 	for _, cfg := range []rdmacore.Config{
 		{Retries: -1}, {Retries: 8}, {RNRRetries: -1}, {RNRRetries: 8}, {AckTimeout: -1}, {RNRTimer: -1},
+		{PathMTU: -1}, {PathMTU: 1500},
 	} {
 		_, err := rdmacore.New(cfg)
 		assert.ErrorIs(t, err, syscall.EINVAL, "%+v", cfg)
@@ -322,5 +325,147 @@ func TestConcurrentUse(t *testing.T) {
 			close(stop)
 			wg.Wait()
 		})
+	}
+}
+
+// TestPathMTU connects with a smaller packet than the route allows, which both
+// ends then keep to, and with a larger one, which changes nothing.
+func TestPathMTU(t *testing.T) {
+	for _, a := range []netip.Addr{addr(t), netip.MustParseAddr(os.Getenv("RDMANET_VM_ADDR6"))} {
+		route := verbstest.NewPair(t, verbstest.Env{Passive: open(t, rdmacore.Config{}), Addr: a}, verbstest.PairConfig{}).Active.ID.PathMTU()
+		for _, want := range []int{256, 512, 4096} {
+			p := open(t, rdmacore.Config{PathMTU: want, TypeOfService: 104})
+			verbstest.TestAddress(t, func(*testing.T) verbstest.Env { return verbstest.Env{Passive: p, Addr: a} })
+			pair := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
+			for _, e := range []*verbstest.End{pair.Active, pair.Passive} {
+				assert.Equal(t, min(want, route), e.ID.PathMTU())
+			}
+		}
+	}
+}
+
+// TestPathMTUPinned asks for a local port as well, which the ID has all along.
+func TestPathMTUPinned(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{PathMTU: 256})
+	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	require.NoError(t, err)
+	defer l.Close()
+	local := netip.AddrPortFrom(a, 20049)
+	id, err := p.Resolve(t.Context(), local, l.Addr())
+	require.NoError(t, err)
+	assert.Equal(t, local, id.LocalAddr())
+	assert.NoError(t, id.Close())
+}
+
+// datagrams is a queue pair that has asked for the way to itself.
+type datagrams struct {
+	id ibv.ID
+	pd ibv.PD
+	cq ibv.CQ
+	qp ibv.QP
+	to ibv.UDParam
+}
+
+// newDatagrams returns nil on devices without.
+func newDatagrams(t *testing.T) *datagrams {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	l, err := p.ListenUD(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	if err != nil {
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		require.ErrorContains(t, err, os.Getenv(deviceEnv))
+		return nil
+	}
+	d := &datagrams{}
+	d.id, err = p.ResolveUD(t.Context(), netip.AddrPort{}, l.Addr())
+	require.NoError(t, err)
+	d.pd, err = d.id.Device().AllocPD()
+	require.NoError(t, err)
+	d.cq, err = d.id.Device().CreateCQ(256)
+	require.NoError(t, err)
+	d.qp, err = d.id.CreateQP(d.pd, ibv.QPInit{SendCQ: d.cq, RecvCQ: d.cq,
+		Cap: ibv.QPCap{MaxSendWR: 64, MaxRecvWR: 64, MaxInline: 16}})
+	require.NoError(t, err)
+	result := make(chan error, 1)
+	go func() { result <- d.id.Connect(t.Context(), ibv.ConnParam{}) }()
+	request, err := l.Accept(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, request.Accept(t.Context(), ibv.ConnParam{QPN: d.qp.QPN()}))
+	require.NoError(t, <-result)
+	d.to = d.id.UDParam()
+	require.NoError(t, request.Close())
+	require.NoError(t, l.Close())
+	t.Cleanup(func() {
+		for _, c := range []interface{ Close() error }{d.qp, d.cq, d.pd, d.id} {
+			assert.NoError(t, c.Close())
+		}
+	})
+	return d
+}
+
+// TestDatagramsWithoutGarbage sends and receives without allocating.
+func TestDatagramsWithoutGarbage(t *testing.T) {
+	d := newDatagrams(t)
+	if d == nil {
+		return
+	}
+	buf := make([]byte, ibv.GRHLen+16)
+	mr, err := d.pd.RegMR(buf, ibv.AccessLocalWrite)
+	require.NoError(t, err)
+	ah, err := d.pd.CreateAH(d.to.AH)
+	require.NoError(t, err)
+	recv := []ibv.RecvWR{{SGL: []ibv.SGE{{Buf: buf, LKey: mr.LKey()}}}}
+	send := []ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendInline | ibv.SendSignaled, SGL: []ibv.SGE{{Buf: make([]byte, 16)}},
+		AH: ah, RemoteQPN: d.to.QPN, RemoteQKey: d.to.QKey}}
+	var wcs [4]ibv.WC
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		if _, err := d.qp.PostRecv(recv); err != nil {
+			t.Error(err)
+		}
+		if _, err := d.qp.PostSend(send); err != nil {
+			t.Error(err)
+		}
+		for deadline, n := time.Now().Add(verbstest.Patience), 0; n < 2; { // the send and the receive
+			m, err := d.cq.Poll(wcs[:])
+			if n += m; err != nil || time.Now().After(deadline) {
+				t.Fatal(n, err)
+			}
+		}
+	}))
+	assert.NoError(t, ah.Close())
+	assert.NoError(t, mr.Close())
+}
+
+// TestHandleClosedInUse closes address handles while others post with them: a
+// post is refused or goes well.
+func TestHandleClosedInUse(t *testing.T) {
+	d := newDatagrams(t)
+	if d == nil {
+		return
+	}
+	for range 50 {
+		ah, err := d.pd.CreateAH(d.to.AH)
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				var wcs [8]ibv.WC
+				for {
+					_, err := d.qp.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendSignaled, AH: ah,
+						RemoteQPN: d.to.QPN, RemoteQKey: d.to.QKey}})
+					if err != nil && !errors.Is(err, ibv.ErrQueueFull) {
+						assert.ErrorIs(t, err, net.ErrClosed)
+						return
+					}
+					d.cq.Poll(wcs[:])
+				}
+			})
+		}
+		wg.Go(func() {
+			assert.NoError(t, ah.Close())
+			assert.ErrorIs(t, ah.Close(), net.ErrClosed)
+		})
+		wg.Wait()
 	}
 }
