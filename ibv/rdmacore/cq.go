@@ -39,6 +39,8 @@ type cq struct {
 	kept []ibv.WC       // taken from the device ahead of Poll
 	dead []*qp          // in the error state, with ledgers to be flushed
 
+	datagrams, connections bool // whose queue pairs complete here, or did
+
 	file *os.File // the channel
 	raw  syscall.RawConn
 
@@ -164,6 +166,9 @@ func (c *cq) poll(wcs []ibv.WC) (total int, failed []*qp, err error) {
 		for i := range c.wcs[:n] {
 			w, wc := &c.wcs[i], &wcs[total]
 			translate(w, wc)
+			if c.datagrams {
+				c.addSource(w, wc)
+			}
 			if c.dev.siw || wc.Status != ibv.WCSuccess {
 				q := c.qps[wc.QPN]
 				if q != nil && wc.Status != ibv.WCSuccess && !q.failed.Load() {
@@ -191,6 +196,8 @@ func (c *cq) join(q *qp) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.qps[q.num] = q
+	c.datagrams = c.datagrams || q.ud
+	c.connections = c.connections || !q.ud
 }
 
 // leave forgets a queue pair that was destroyed. siw keeps completions apart by
@@ -247,7 +254,6 @@ func translate(w *C.struct_rn_wc, wc *ibv.WC) {
 		return
 	}
 	wc.ByteLen = uint32(w.byte_len)
-	wc.SrcQP, wc.SLID, wc.SL, wc.DLIDPathBits = uint32(w.src_qp), uint16(w.slid), uint8(w.sl), uint8(w.dlid_path_bits)
 	switch {
 	case w.opcode == wcRecv:
 		wc.Op = ibv.WCRecv
@@ -255,9 +261,6 @@ func translate(w *C.struct_rn_wc, wc *ibv.WC) {
 		wc.Op = ibv.WCRecvWriteImm
 	case int(w.opcode) < len(wcOps):
 		wc.Op = wcOps[w.opcode]
-	}
-	if w.wc_flags&wcGRH != 0 {
-		wc.Flags |= ibv.WCGRH
 	}
 	if w.wc_flags&wcWithImm != 0 {
 		wc.Flags |= ibv.WCWithImm

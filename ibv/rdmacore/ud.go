@@ -396,3 +396,20 @@ func (s *queue) releaseAHs() {
 	clear(s.ahs)
 	s.ahs = s.ahs[:0]
 }
+
+// addSource says in the completion of a datagram where it came from. Devices fill
+// some of that in for connections too, Soft-RoCE for one the flag.
+func (c *cq) addSource(w *C.struct_rn_wc, wc *ibv.WC) {
+	if wc.Status != ibv.WCSuccess || wc.Op != ibv.WCRecv {
+		return
+	}
+	if c.connections {
+		if q := c.qps[wc.QPN]; q == nil || !q.ud {
+			return
+		}
+	}
+	wc.SrcQP, wc.SLID, wc.SL, wc.DLIDPathBits = uint32(w.src_qp), uint16(w.slid), uint8(w.sl), uint8(w.dlid_path_bits)
+	if w.wc_flags&wcGRH != 0 {
+		wc.Flags |= ibv.WCGRH
+	}
+}

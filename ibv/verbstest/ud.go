@@ -26,6 +26,7 @@ var udTests = []subtest{
 	{"WrongKey", testUDWrongKey},
 	{"NobodyThere", testUDNobodyThere},
 	{"Peers", testUDPeers},
+	{"Mixed", testUDMixed},
 	{"Operations", testUDOperations},
 	{"Handles", testUDHandles},
 	{"Flush", testUDFlush},
@@ -603,5 +604,26 @@ func testUDAgain(t *testing.T, env Env) {
 		}
 		must(t, "close", ends[0].close())
 		must(t, "close", ends[1].close())
+	}
+}
+
+// testUDMixed has a connection and datagrams complete on the same queues: where
+// they came from is told of the latter only.
+func testUDMixed(t *testing.T, env Env) {
+	u := env.udPair(t, PairConfig{SharedCQ: true, CQDepth: 256})
+	if u == nil {
+		return
+	}
+	rc := NewPair(t, env, PairConfig{Share: &u.Pair})
+	for i := range 3 {
+		wc, in := u.exchange(t, pattern(30, i))
+		u.Passive.answer(t, wc, in, u.Active, pattern(40, i))
+		rc.Passive.Recv(t, ibv.RecvWR{ID: 5})
+		rc.Active.Send(t, ibv.SendWR{Op: ibv.OpSend})
+		wc = next(t, rc.Passive.RecvCQ)
+		succeeded(t, rc.Passive, wc, 5, ibv.WCRecv)
+		if wc.Flags != 0 || wc.SrcQP != 0 {
+			t.Errorf("a connection's completion has flags %b and a source of %d", wc.Flags, wc.SrcQP)
+		}
 	}
 }
