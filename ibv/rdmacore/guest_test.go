@@ -49,6 +49,11 @@ func TestConfig(t *testing.T) {
 	require.Len(t, devs, 1)
 	pair := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
 	assert.Equal(t, os.Getenv(deviceEnv), pair.Active.Dev.Name())
+	if l := listenUD(t, p, 0); l != nil { // for which some of it means nothing
+		id, err := p.ResolveUD(t.Context(), netip.AddrPort{}, l.Addr())
+		require.NoError(t, err)
+		assert.NoError(t, id.Close())
+	}
 }
 
 func TestConfigRefused(t *testing.T) {
