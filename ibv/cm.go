@@ -22,18 +22,32 @@ type Listener interface {
 
 // An ID is one end of a connection, after struct rdma_cm_id. Setting up is for
 // one goroutine; once established all methods may be called by several.
+//
+// For datagrams there is no connection, only a question and its answer: which
+// queue pair serves an address. An ID of [Provider.ResolveUD] asks with Connect
+// and keeps the answer for UDParam; one that a listener of [Provider.ListenUD]
+// handed out answers with Accept or Reject. None of them need outlive that, but
+// one on which a queue pair was created lives as long as the queue pair. One
+// queue pair does for any number of peers: CreateQP is called once, on the ID of
+// [Provider.BindUD] for instance, and Accept names it for the others. Param is
+// empty, and Disconnect matches [ErrState].
 type ID interface {
 	// Device is the device that serves the connection, Port its port.
 	Device() Device
 	Port() int
 
+	// PathMTU is how many bytes one packet carries to the peer, or how many a
+	// datagram may have; 0 where the device does not say (iWARP) or not yet.
+	PathMTU() int
+
 	// LocalAddr and RemoteAddr are the addresses of the two ends, in the port
-	// space of TCP.
+	// space of TCP or, for datagrams, of UDP.
 	LocalAddr() netip.AddrPort
 	RemoteAddr() netip.AddrPort
 
-	// CreateQP creates the queue pair in [QPSInit]; see rdma_create_qp(3). More
-	// than the device can do matches [ErrLimit].
+	// CreateQP creates the queue pair in [QPSInit], that for datagrams in
+	// [QPSRTS]; see rdma_create_qp(3). More than the device can do matches
+	// [ErrLimit].
 	CreateQP(pd PD, init QPInit) (QP, error)
 
 	// Connect asks the peer for the connection and returns when it is
@@ -42,7 +56,7 @@ type ID interface {
 	Connect(ctx context.Context, param ConnParam) error
 
 	// Accept agrees to the peer's request and returns when the connection is
-	// established, see rdma_accept(3).
+	// established, see rdma_accept(3); for datagrams when the answer is sent.
 	Accept(ctx context.Context, param ConnParam) error
 
 	// Reject refuses the peer's request, see rdma_reject(3). private reaches
@@ -61,6 +75,9 @@ type ID interface {
 
 	// Param returns the depths that hold for the established connection.
 	Param() ConnParam
+
+	// UDParam returns what Connect has learnt of the peer of datagrams.
+	UDParam() UDParam
 
 	// Notify sets the function that hears of what befalls the connection
 	// afterwards. It is called from the device's goroutines, at most once for
@@ -81,13 +98,17 @@ type ID interface {
 // rdma_conn_param.
 type ConnParam struct {
 	// Private is the consumer's data for the peer, at most
-	// [DeviceAttr.MaxPrivateData] bytes.
+	// [DeviceAttr.MaxPrivateData] bytes, for datagrams MaxPrivateDataUD.
 	Private []byte
 
 	// ResponderResources is how many RDMA Reads of the peer this side serves
 	// at a time (IRD), InitiatorDepth how many it will have outstanding (ORD).
 	ResponderResources int
 	InitiatorDepth     int
+
+	// QPN is, for datagrams, the queue pair that Accept tells the peer of, on
+	// the ID's device and port; not looked at when the ID has one of its own.
+	QPN uint32
 }
 
 // EventKind says what happened to a connection, after enum rdma_cm_event_type

@@ -26,6 +26,16 @@ type Provider interface {
 	// stands for all addresses of both families. backlog bounds the connections that wait for Accept; 0 means
 	// the provider's default. An address in use matches syscall.EADDRINUSE.
 	Listen(ctx context.Context, local netip.AddrPort, backlog int) (Listener, error)
+
+	// BindUD, ResolveUD and ListenUD do the like in the port space of UDP, for
+	// datagrams; see [ID]. A device that lacks [CapUD] is refused with an error
+	// that matches errors.ErrUnsupported.
+	//
+	// BindUD returns the ID of this side's address alone, which must be that of a
+	// device, as rdma_bind_addr(3) does. The port may be 0.
+	BindUD(ctx context.Context, local netip.AddrPort) (ID, error)
+	ResolveUD(ctx context.Context, local, remote netip.AddrPort) (ID, error)
+	ListenUD(ctx context.Context, local netip.AddrPort, backlog int) (Listener, error)
 }
 
 // A Device is an RDMA device. All methods may be called by several goroutines
@@ -114,6 +124,11 @@ type DeviceAttr struct {
 	MaxQPInitRdAtom int    // RDMA Reads a queue pair has outstanding (ORD)
 	MaxPrivateData  int    // consumer's bytes in [ConnParam]
 
+	// Of datagrams, 0 without [CapUD].
+	MaxAH            int // address handles
+	MaxInlineUD      int // bytes of an inline datagram
+	MaxPrivateDataUD int // as MaxPrivateData
+
 	// ReadsOutOfOrder is set when an RDMA Read may complete after requests that
 	// were posted behind it, unless they have [SendFence].
 	ReadsOutOfOrder bool
@@ -178,7 +193,7 @@ func (s PortState) String() string {
 // PortAttr describes one port of a device.
 type PortAttr struct {
 	State     PortState
-	ActiveMTU int    // bytes
+	ActiveMTU int    // bytes; no datagram is longer
 	GIDs      []GID  // the port's table, empty entries left out
 	NetDev    string // the network interface behind it, empty if there is none
 }

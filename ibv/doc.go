@@ -13,6 +13,20 @@
 // queues come from that device. A queue pair is created on the ID, receives
 // are posted, and then Connect or Accept brings the connection up.
 //
+// # Datagrams
+//
+// Devices with [CapUD] also send datagrams without a connection, by the same
+// objects in the port space of UDP:
+//
+//	provider --BindUD--> ID --CreateQP--> QP           (once)
+//	provider --ResolveUD--> ID --Connect--> UDParam    (once a peer)
+//	provider --ListenUD--> Listener --Accept--> ID     (tells others of the QP)
+//	PD --CreateAH--> AH                                (once a peer)
+//
+// A datagram to the peer then names the AH and, from UDParam, the peer's queue
+// pair and key. Every datagram that is received brings what an answer needs; see
+// [PD.CreateAHFromWC].
+//
 // # Rules that every device keeps
 //
 //   - Posting never blocks and never waits for the peer.
@@ -24,7 +38,7 @@
 //     returns.
 //   - A queue pair in the error state completes all that is posted with
 //     [WCFlushErr].
-//   - Objects are released children first: QP, then CQ and MR, then PD. The
+//   - Objects are released children first: QP, then CQ, MR and AH, then PD. The
 //     other order is refused with an error that matches [ErrBusy].
 //
 // What a device lacks (see [DeviceAttr]) is refused with an error that matches

@@ -1,7 +1,7 @@
 package ibv
 
-// A PD is a protection domain: queue pairs and memory regions work together
-// only within one. All methods may be called by several goroutines at once.
+// A PD is a protection domain: queue pairs, memory regions and address
+// handles work together only within one. All methods may be called by several goroutines at once.
 type PD interface {
 	// RegMR registers buf, which must stay in place and reachable until the
 	// region is closed. An empty buf is refused. What access the peer and the
@@ -10,8 +10,19 @@ type PD interface {
 	// registered matches syscall.ENOMEM.
 	RegMR(buf []byte, access Access) (MR, error)
 
-	// Close releases the domain, or fails with [ErrBusy] while a queue pair
-	// or a region is left.
+	// CreateAH creates the handle for a way that [ID.UDParam] has told. It may
+	// wait while the device looks for the next hop. Devices without [CapUD]
+	// return an error that matches errors.ErrUnsupported.
+	CreateAH(attr AHAttr) (AH, error)
+
+	// CreateAHFromWC creates the handle for an answer to the sender of a
+	// datagram, from its completion, the header in front of it (see [GRHLen])
+	// and the port that it came in by. The peer is reached with [WC.SrcQP] and,
+	// as a rule, [QKeyUDP]. Otherwise as CreateAH.
+	CreateAHFromWC(port int, wc *WC, grh []byte) (AH, error)
+
+	// Close releases the domain, or fails with [ErrBusy] while a queue pair,
+	// a region or an address handle is left.
 	Close() error
 }
 

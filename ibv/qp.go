@@ -1,8 +1,13 @@
 package ibv
 
-// A QP is a reliably connected queue pair, created by [ID.CreateQP]. All
-// methods may be called by several goroutines at once; work requests of
-// concurrent posts are not mixed.
+// A QP is a queue pair, created by [ID.CreateQP]. All methods may be called by
+// several goroutines at once; work requests of concurrent posts are not mixed.
+//
+// It is reliably connected, or one for datagrams, depending on the ID. The latter
+// sends with [OpSend] and [OpSendImm] only, each a datagram of one packet to the
+// peer that it names; more than the port's MTU matches [ErrLimit]. Datagrams may
+// be lost, doubled or late; one that finds no receive posted is dropped. Those to
+// the same peer are sent in the order they were posted.
 type QP interface {
 	// QPN is the queue pair's number on its device.
 	QPN() uint32

@@ -14,6 +14,13 @@ type WC struct {
 	ByteLen   uint32 // bytes received or read
 	Imm       uint32 // valid with WCWithImm
 	InvKey    uint32 // valid with WCWithInv: the key that the peer took back
+
+	// Of a received datagram: the peer's queue pair, and what InfiniBand's own
+	// switches go by, for [PD.CreateAHFromWC].
+	SrcQP        uint32
+	SLID         uint16
+	SL           uint8
+	DLIDPathBits uint8
 }
 
 // WCOpcode is what was completed, after enum ibv_wc_opcode.
@@ -51,6 +58,7 @@ type WCFlags uint8
 const (
 	WCWithImm WCFlags = 1 << iota
 	WCWithInv
+	WCGRH // a header is in front of the datagram, see [GRHLen]
 )
 
 // WCStatus is how a work request ended, after enum ibv_wc_status; the values

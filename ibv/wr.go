@@ -52,6 +52,12 @@ type SendWR struct {
 
 	CompareAdd uint64 // OpCmpSwap: what the eight bytes must hold; OpFetchAdd: what is added
 	Swap       uint64 // OpCmpSwap: what they then hold
+
+	// Where a datagram goes: the way, the queue pair there, and its key. A key
+	// whose highest bit is set stands for that of the sending queue pair.
+	AH         AH
+	RemoteQPN  uint32
+	RemoteQKey uint32
 }
 
 // RecvWR is a work request for the receive queue, after struct ibv_recv_wr.

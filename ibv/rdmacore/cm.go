@@ -98,6 +98,7 @@ type id struct {
 	port    int
 	remote  netip.AddrPort
 	passive bool
+	ud      bool // in the port space of UDP
 
 	steps chan step // events of setting up
 
@@ -111,6 +112,7 @@ type id struct {
 	qp      *qp
 	private []byte
 	param   ibv.ConnParam
+	peer    ibv.UDParam
 	closed  bool
 	ended   bool // the manager has told so
 	up      bool
@@ -124,12 +126,13 @@ type step struct {
 	status  int
 	private []byte
 	param   ibv.ConnParam
+	peer    ibv.UDParam
 }
 
-func (p *Provider) newID() (*id, error) {
-	i := &id{p: p, steps: make(chan step, 8)}
+func (p *Provider) newID(portSpace C.int) (*id, error) {
+	i := &id{p: p, ud: portSpace == portSpaceUDP, steps: make(chan step, 8)}
 	i.handle = addHandle(i)
-	if err := errno(C.rn_create_id(p.lib.channel, i.handle, portSpaceTCP, &i.c)); err != nil {
+	if err := errno(C.rn_create_id(p.lib.channel, i.handle, portSpace, &i.c)); err != nil {
 		removeHandle(i.handle)
 		return nil, err
 	}
@@ -138,26 +141,30 @@ func (p *Provider) newID() (*id, error) {
 
 // Resolve finds the device that routes to remote.
 func (p *Provider) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
-	i, err := p.resolve(ctx, local, remote)
+	i, err := p.resolve(ctx, portSpaceTCP, local, remote)
 	if err != nil {
 		return nil, fmt.Errorf("%s: resolve %v: %w", Name, remote, err)
 	}
 	return i, nil
 }
 
-func (p *Provider) resolve(ctx context.Context, local, remote netip.AddrPort) (*id, error) {
+func (p *Provider) resolve(ctx context.Context, portSpace C.int, local, remote netip.AddrPort) (*id, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if !remote.Addr().IsValid() || remote.Port() == 0 {
 		return nil, syscall.EADDRNOTAVAIL
 	}
-	i, err := p.newID()
+	i, err := p.newID(portSpace)
 	if err != nil {
 		return nil, err
 	}
 	i.remote = remote
-	if err := i.route(ctx, local); err != nil {
+	err = i.route(ctx, local)
+	if err == nil {
+		err = i.lowerMTU(ctx, local.Port())
+	}
+	if err != nil {
 		i.Close()
 		return nil, err
 	}
@@ -165,6 +172,21 @@ func (p *Provider) resolve(ctx context.Context, local, remote netip.AddrPort) (*
 }
 
 func (i *id) route(ctx context.Context, local netip.AddrPort) error {
+	if err := i.resolveAddr(ctx, local); err != nil {
+		return err
+	}
+	if err := i.find(); err != nil {
+		return err
+	}
+	if err := errno(C.rn_resolve_route(i.c, timeoutOf(ctx))); err != nil {
+		return routeError(err)
+	}
+	_, err := i.next(ctx, cmRouteResolved)
+	return routeError(err)
+}
+
+// resolveAddr is the first step of route, after which the device is known.
+func (i *id) resolveAddr(ctx context.Context, local netip.AddrPort) error {
 	if err := i.setOptions(); err != nil {
 		return err
 	}
@@ -176,16 +198,7 @@ func (i *id) route(ctx context.Context, local netip.AddrPort) error {
 	if err := errno(C.rn_resolve_addr(i.c, src, to.pointer(), timeoutOf(ctx))); err != nil {
 		return routeError(err)
 	}
-	if _, err := i.next(ctx, cmAddrResolved); err != nil {
-		return routeError(err)
-	}
-	if err := i.find(); err != nil {
-		return err
-	}
-	if err := errno(C.rn_resolve_route(i.c, timeoutOf(ctx))); err != nil {
-		return routeError(err)
-	}
-	_, err := i.next(ctx, cmRouteResolved)
+	_, err := i.next(ctx, cmAddrResolved)
 	return routeError(err)
 }
 
@@ -210,6 +223,9 @@ func (i *id) find() error {
 	if want := i.p.cfg.Device; want != "" && want != dev.name {
 		return fmt.Errorf("the way there is by device %q, not %q: %w", dev.name, want, syscall.ENODEV)
 	}
+	if i.ud && !dev.attr.Caps.Has(ibv.CapUD) {
+		return dev.errNoUD()
+	}
 	i.mu.Lock() // the device's events may look already
 	defer i.mu.Unlock()
 	i.dev = dev
@@ -225,7 +241,7 @@ func (i *id) setOptions() error {
 			return fmt.Errorf("set the type of service: %w", err)
 		}
 	}
-	if cfg.AckTimeout != 0 {
+	if cfg.AckTimeout != 0 && !i.ud {
 		if err := errno(C.rn_set_option(i.c, optionAckTimeout, C.int(ackTimeout(cfg.AckTimeout)))); err != nil {
 			return fmt.Errorf("set the time to wait for acknowledgements: %w", err)
 		}
@@ -267,6 +283,7 @@ func newStep(info *C.struct_rn_event_info) step {
 		// As the peer sees them, rdma_get_cm_event(3): its view of the two
 		// depths is the mirror of ours.
 		param: ibv.ConnParam{ResponderResources: int(info.responder_resources), InitiatorDepth: int(info.initiator_depth)},
+		peer:  udParam(info),
 	}
 }
 
@@ -297,6 +314,9 @@ func (i *id) stepError(s step) error {
 	case cmDeviceRemoval:
 		return syscall.ENODEV
 	case cmUnreachable:
+		if s.status > 0 && i.ud {
+			return refusedUD(s)
+		}
 		if s.status >= 0 {
 			return syscall.ETIMEDOUT
 		}
@@ -428,7 +448,7 @@ func (i *id) prepare(param *ibv.ConnParam) error {
 	case i.qp == nil || i.up:
 		return ibv.ErrState
 	case len(param.Private) > attr.MaxPrivateData:
-		return fmt.Errorf("%d bytes of private data (limit %d): %w", len(param.Private), attr.MaxPrivateData, ibv.ErrLimit)
+		return i.tooPrivate(param.Private)
 	case param.ResponderResources < 0 || param.InitiatorDepth < 0 ||
 		param.ResponderResources > attr.MaxQPRdAtom || param.InitiatorDepth > attr.MaxQPInitRdAtom:
 		return fmt.Errorf("%d and %d RDMA Reads at a time (limits %d and %d): %w", param.ResponderResources,
@@ -450,7 +470,9 @@ func orDefault(n, fallback int) int {
 
 func (i *id) Connect(ctx context.Context, param ibv.ConnParam) error {
 	err := ibv.ErrState
-	if !i.passive {
+	if i.ud {
+		err = i.connectUD(ctx, &param)
+	} else if !i.passive {
 		err = i.establish(ctx, &param, func(c *C.struct_rn_conn_param, private unsafe.Pointer, n C.int) C.int {
 			return C.rn_connect(i.c, c, private, n)
 		})
@@ -463,7 +485,9 @@ func (i *id) Connect(ctx context.Context, param ibv.ConnParam) error {
 
 func (i *id) Accept(ctx context.Context, param ibv.ConnParam) error {
 	err := ibv.ErrState
-	if i.passive {
+	if i.ud {
+		err = i.acceptUD(ctx, &param)
+	} else if i.passive {
 		err = i.establish(ctx, &param, func(c *C.struct_rn_conn_param, private unsafe.Pointer, n C.int) C.int {
 			return C.rn_accept(i.c, c, private, n)
 		})
@@ -550,8 +574,8 @@ func (i *id) Reject(private []byte) error {
 		err = net.ErrClosed
 	case !i.passive || i.up:
 		err = ibv.ErrState
-	case len(private) > i.dev.attr.MaxPrivateData:
-		err = fmt.Errorf("%d bytes of private data (limit %d): %w", len(private), i.dev.attr.MaxPrivateData, ibv.ErrLimit)
+	case len(private) > i.maxPrivate():
+		err = i.tooPrivate(private)
 	default:
 		i.up = true
 		var p unsafe.Pointer
@@ -612,7 +636,7 @@ func (i *id) Disconnect() error {
 	switch {
 	case i.closed:
 		return fmt.Errorf("%s: disconnect: %w", i.dev.name, net.ErrClosed)
-	case i.qp == nil || !i.qp.up.Load():
+	case i.ud || i.qp == nil || !i.qp.up.Load():
 		return fmt.Errorf("%s: disconnect: %w", i.dev.name, ibv.ErrState)
 	}
 	err := errno(C.rn_disconnect(i.c))

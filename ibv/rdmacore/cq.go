@@ -39,6 +39,8 @@ type cq struct {
 	kept []ibv.WC       // taken from the device ahead of Poll
 	dead []*qp          // in the error state, with ledgers to be flushed
 
+	datagrams, connections bool // whose queue pairs complete here, or did
+
 	file *os.File // the channel
 	raw  syscall.RawConn
 
@@ -122,6 +124,7 @@ func (c *cq) unuse() {
 
 // Flags of enum ibv_wc_flags and numbers of enum ibv_wc_opcode.
 const (
+	wcGRH     = 1 << 0
 	wcWithImm = 1 << 1
 	wcWithInv = 1 << 3
 
@@ -163,6 +166,9 @@ func (c *cq) poll(wcs []ibv.WC) (total int, failed []*qp, err error) {
 		for i := range c.wcs[:n] {
 			w, wc := &c.wcs[i], &wcs[total]
 			translate(w, wc)
+			if c.datagrams {
+				c.addSource(w, wc)
+			}
 			if c.dev.siw || wc.Status != ibv.WCSuccess {
 				q := c.qps[wc.QPN]
 				if q != nil && wc.Status != ibv.WCSuccess && !q.failed.Load() {
@@ -190,6 +196,8 @@ func (c *cq) join(q *qp) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.qps[q.num] = q
+	c.datagrams = c.datagrams || q.ud
+	c.connections = c.connections || !q.ud
 }
 
 // leave forgets a queue pair that was destroyed. siw keeps completions apart by

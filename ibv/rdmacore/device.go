@@ -190,7 +190,7 @@ func (d *device) query() error {
 		MaxQPWR:         int(a.max_qp_wr),
 		MaxSGE:          int(a.max_sge),
 		MaxSGERead:      int(a.max_sge_rd),
-		MaxInline:       int(C.rn_probe_inline(d.c)),
+		MaxInline:       int(max(C.rn_probe_inline(d.c, typeRC), 0)),
 		MaxCQ:           int(a.max_cq),
 		MaxCQE:          int(a.max_cqe),
 		MaxMR:           int(a.max_mr),
@@ -234,7 +234,13 @@ func (d *device) query() error {
 		d.attr.Transport = ibv.TransportIB
 	}
 	if d.attr.Transport != ibv.TransportIWARP {
-		d.attr.Caps |= ibv.CapSendImm | ibv.CapWriteImm | ibv.CapUD
+		d.attr.Caps |= ibv.CapSendImm | ibv.CapWriteImm
+		if inline := C.rn_probe_inline(d.c, typeUD); inline >= 0 { // some drivers of RoCE have none
+			d.attr.Caps |= ibv.CapUD
+			d.attr.MaxAH = int(a.max_ah)
+			d.attr.MaxInlineUD = int(inline)
+			d.attr.MaxPrivateDataUD = privateUD
+		}
 		if a.atomic_cap != 0 {
 			d.attr.Caps |= ibv.CapAtomic
 		}
@@ -265,9 +271,7 @@ func (d *device) Port(n int) (ibv.PortAttr, error) {
 	case 4, 5:
 		p.State = ibv.PortActive
 	}
-	if int(a.active_mtu) < len(mtus) {
-		p.ActiveMTU = mtus[a.active_mtu]
-	}
+	p.ActiveMTU = mtu(a.active_mtu)
 	for i := range a.gid_tbl_len {
 		var gid ibv.GID
 		if C.rn_query_gid(d.c, C.int(n), i, (*C.uint8_t)(unsafe.Pointer(&gid))) == 0 && gid != (ibv.GID{}) {

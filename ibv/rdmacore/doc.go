@@ -15,7 +15,21 @@
 // as long as TCP tries (tcp_syn_retries, two minutes). Connect returns when its
 // context ends all the same, but a queue pair that is closed then waits.
 //
-// Connections are made through rdma_cm(7) in the port space of TCP.
+// Creating an address handle is another: the kernel may ask the network for the
+// peer's Ethernet address, for a second at most.
+//
+// Connections are made through rdma_cm(7) in the port space of TCP, datagrams
+// sent through that of UDP. Devices without datagrams (iWARP's, siw) refuse them.
+//
+// # Path MTU
+//
+// rdma_cm takes the path MTU from the side that connects: the largest that fits
+// the MTU of its network interface, up to 4096 bytes. [Config.PathMTU] lowers it.
+// A side that accepts cannot; its operator gives the interface the MTU that the
+// network has (ip link set dev ... mtu), which is best done anyway and on all
+// machines alike. RoCE is allowed some 100 bytes of headers besides, so that
+// an interface's 1500 bytes carry 1024, and 4200 or more carry 4096. Datagrams follow
+// the port alone, iWARP has TCP's segments.
 package rdmacore
 
 import "time"
@@ -48,6 +62,13 @@ type Config struct {
 	// posted, 1 to 7, where 7 is for ever; 0 means 7, as flow control is
 	// done above.
 	RNRRetries int
+
+	// PathMTU bounds what one packet of the connections that this side asks for
+	// carries, in either direction: 256, 512, 1024, 2048 or 4096 bytes. It helps
+	// where the peer's interface or the network between has a smaller MTU than
+	// this side's. 0 leaves it to rdma_cm; see the package's comment. Resolve
+	// takes about twice as long. iWARP and datagrams have no such thing.
+	PathMTU int
 
 	// RNRTimer is how long a peer is told to wait before it sends again to this
 	// side when no receive is posted, rounded up to what devices know (0.01 ms

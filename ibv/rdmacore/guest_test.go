@@ -90,17 +90,24 @@ func TestConfig(t *testing.T) {
 		Retries:       3,
 		RNRRetries:    5,
 		RNRTimer:      10 * time.Millisecond,
+		PathMTU:       512,
 	})
 	devs, err := p.Devices()
 	require.NoError(t, err)
 	require.Len(t, devs, 1)
 	pair := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
 	assert.Equal(t, os.Getenv(deviceEnv), pair.Active.Dev.Name())
+	if l := listenUD(t, p, 0); l != nil { // for which some of it means nothing
+		id, err := p.ResolveUD(t.Context(), netip.AddrPort{}, l.Addr())
+		require.NoError(t, err)
+		assert.NoError(t, id.Close())
+	}
 }
 
 func TestConfigRefused(t *testing.T) {
 	for _, cfg := range []rdmacore.Config{
 		{Retries: -1}, {Retries: 8}, {RNRRetries: -1}, {RNRRetries: 8}, {AckTimeout: -1}, {RNRTimer: -1},
+		{PathMTU: -1}, {PathMTU: 1500},
 	} {
 		_, err := rdmacore.New(cfg)
 		assert.ErrorIs(t, err, syscall.EINVAL, "%+v", cfg)
@@ -571,4 +578,34 @@ func TestModuleComesLate(t *testing.T) {
 	require.ErrorContains(t, err, "no connection manager")
 	require.NoError(t, os.Rename(file+".away", file))
 	open(t, rdmacore.Config{})
+}
+
+// TestPathMTU connects with a smaller packet than the route allows, which both
+// ends then keep to, and with a larger one, which changes nothing.
+func TestPathMTU(t *testing.T) {
+	for _, a := range []netip.Addr{addr(t), netip.MustParseAddr(os.Getenv("RDMANET_VM_ADDR6"))} {
+		route := verbstest.NewPair(t, verbstest.Env{Passive: open(t, rdmacore.Config{}), Addr: a}, verbstest.PairConfig{}).Active.ID.PathMTU()
+		for _, want := range []int{256, 512, 4096} {
+			p := open(t, rdmacore.Config{PathMTU: want, TypeOfService: 104})
+			verbstest.TestAddress(t, func(*testing.T) verbstest.Env { return verbstest.Env{Passive: p, Addr: a} })
+			pair := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
+			for _, e := range []*verbstest.End{pair.Active, pair.Passive} {
+				assert.Equal(t, min(want, route), e.ID.PathMTU())
+			}
+		}
+	}
+}
+
+// TestPathMTUPinned asks for a local port as well, which the ID has all along.
+func TestPathMTUPinned(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{PathMTU: 256})
+	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	require.NoError(t, err)
+	defer l.Close()
+	local := netip.AddrPortFrom(a, 20049)
+	id, err := p.Resolve(t.Context(), local, l.Addr())
+	require.NoError(t, err)
+	assert.Equal(t, local, id.LocalAddr())
+	assert.NoError(t, id.Close())
 }

@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"unsafe"
@@ -169,6 +170,9 @@ func (c *Config) check() error {
 	}
 	if c.AckTimeout < 0 || c.RNRTimer < 0 {
 		return fmt.Errorf("%s: Config.AckTimeout and RNRTimer cannot be negative: %w", Name, syscall.EINVAL)
+	}
+	if c.PathMTU != 0 && !slices.Contains(mtus[1:], c.PathMTU) {
+		return fmt.Errorf("%s: Config.PathMTU is one of %v: %w", Name, mtus[1:], syscall.EINVAL)
 	}
 	return nil
 }

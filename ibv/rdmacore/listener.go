@@ -23,6 +23,7 @@ const defaultBacklog = 1024
 // that is full further ones are rejected.
 type listener struct {
 	p      *Provider
+	ps     C.int // port space
 	handle C.uintptr_t
 	addr   netip.AddrPort
 
@@ -38,14 +39,22 @@ type listener struct {
 // Listen binds an address for rdma_cm. An unspecified one is that of all
 // devices, those that come later too.
 func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
+	l, err := p.listen(portSpaceTCP, local, backlog)
+	if err != nil {
+		return nil, fmt.Errorf("%s: listen on %v: %w", Name, local, listenError(err))
+	}
+	return l, nil
+}
+
+func (p *Provider) listen(portSpace C.int, local netip.AddrPort, backlog int) (*listener, error) {
 	if backlog <= 0 {
 		backlog = defaultBacklog
 	}
-	l := &listener{p: p, ready: make(chan *id, backlog), done: make(chan struct{})}
+	l := &listener{p: p, ps: portSpace, ready: make(chan *id, backlog), done: make(chan struct{})}
 	l.handle = addHandle(l)
 	if err := l.listen(local, backlog); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("%s: listen on %v: %w", Name, local, listenError(err))
+		return nil, err
 	}
 	return l, nil
 }
@@ -96,7 +105,7 @@ func (p *Provider) onLoopback() bool {
 
 func (l *listener) bind(at netip.AddrPort, backlog int) error {
 	var c *C.struct_rn_cm_id
-	if err := errno(C.rn_create_id(l.p.lib.channel, l.handle, portSpaceTCP, &c)); err != nil {
+	if err := errno(C.rn_create_id(l.p.lib.channel, l.handle, l.ps, &c)); err != nil {
 		return err
 	}
 	l.ids = append(l.ids, c)
@@ -108,6 +117,11 @@ func (l *listener) bind(at netip.AddrPort, backlog int) error {
 	addr := toSockaddr(at)
 	if err := errno(C.rn_bind_addr(c, addr.pointer())); err != nil {
 		return err
+	}
+	if l.ps == portSpaceUDP {
+		if err := l.p.checkUD(c); err != nil {
+			return err
+		}
 	}
 	if err := errno(C.rn_listen(c, C.int(backlog))); err != nil {
 		return err
@@ -136,7 +150,7 @@ func listenError(err error) error {
 // request takes a connection request. It is called from the one goroutine that
 // hears of events, and must not wait.
 func (l *listener) request(info *C.struct_rn_event_info) {
-	i := &id{p: l.p, passive: true, c: info.id, steps: make(chan step, 8)}
+	i := &id{p: l.p, passive: true, ud: l.ps == portSpaceUDP, c: info.id, steps: make(chan step, 8)}
 	s := newStep(info)
 	i.private = s.private
 	i.param = s.param

@@ -24,7 +24,7 @@ type pd struct {
 
 	mu    sync.Mutex
 	c     unsafe.Pointer // nil once closed
-	users int            // regions and queue pairs
+	users int            // regions, queue pairs and address handles
 }
 
 func (d *device) AllocPD() (ibv.PD, error) {

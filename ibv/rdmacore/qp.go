@@ -27,6 +27,8 @@ type qp struct {
 	recvCQ *cq
 	num    uint32
 	cap    ibv.QPCap
+	ud     bool
+	limit  uint64 // bytes of a message
 
 	up     atomic.Bool // established, so sends may be posted
 	failed atomic.Bool // in the error state, as far as is known here
@@ -44,6 +46,7 @@ type queue struct {
 	wrs    []C.struct_rn_wr
 	sges   []C.struct_rn_sge
 	inline []byte
+	ahs    []*ah  // named in wrs
 	ledger ledger // siw only
 }
 
@@ -60,14 +63,23 @@ func (i *id) createQP(domain ibv.PD, init *ibv.QPInit) (ibv.QP, error) {
 	if !ok || p.dev != i.dev {
 		return nil, fmt.Errorf("protection domain of another device: %w", syscall.EINVAL)
 	}
-	q := &qp{dev: i.dev, id: i, pd: p}
+	q := &qp{dev: i.dev, id: i, pd: p, ud: i.ud, limit: i.dev.attr.MaxMessageSize}
 	q.sendCQ, ok = init.SendCQ.(*cq)
 	recvCQ, ok2 := init.RecvCQ.(*cq)
 	if !ok || !ok2 || q.sendCQ.dev != i.dev || recvCQ.dev != i.dev {
 		return nil, fmt.Errorf("completion queue of another device: %w", syscall.EINVAL)
 	}
 	q.recvCQ = recvCQ
-	if err := i.dev.checkCap(&init.Cap); err != nil {
+	kind, maxInline := C.int(typeRC), i.dev.attr.MaxInline
+	if i.ud {
+		mtu, err := i.dev.mtu(i.port)
+		if err != nil {
+			return nil, err
+		}
+		q.limit = uint64(mtu)
+		kind, maxInline = typeUD, i.dev.attr.MaxInlineUD
+	}
+	if err := i.dev.checkCap(&init.Cap, maxInline); err != nil {
 		return nil, err
 	}
 	i.mu.Lock()
@@ -93,7 +105,7 @@ func (i *id) createQP(domain ibv.PD, init *ibv.QPInit) (ibv.QP, error) {
 	if init.SignalAll {
 		signalAll = 1
 	}
-	if err := errno(C.rn_create_qp(i.c, p.c, i.handle, q.sendCQ.c, q.recvCQ.c, signalAll, &c)); err != nil {
+	if err := errno(C.rn_create_qp(i.c, p.c, i.handle, q.sendCQ.c, q.recvCQ.c, kind, signalAll, &c)); err != nil {
 		undo()
 		return nil, memoryError(err)
 	}
@@ -109,12 +121,13 @@ func (i *id) createQP(domain ibv.PD, init *ibv.QPInit) (ibv.QP, error) {
 	q.sendCQ.join(q)
 	q.recvCQ.join(q)
 	i.qp = q
+	q.up.Store(i.ud)
 	return q, nil
 }
 
 // checkCap refuses what the device says it cannot do; some drivers would take
 // it and fail later.
-func (d *device) checkCap(c *ibv.QPCap) error {
+func (d *device) checkCap(c *ibv.QPCap, maxInline int) error {
 	for _, l := range []struct {
 		what        string
 		want, limit int
@@ -123,7 +136,7 @@ func (d *device) checkCap(c *ibv.QPCap) error {
 		{"receive work requests", c.MaxRecvWR, d.attr.MaxQPWR},
 		{"elements a send", c.MaxSendSGE, d.attr.MaxSGE},
 		{"elements a receive", c.MaxRecvSGE, d.attr.MaxSGE},
-		{"bytes inline", c.MaxInline, d.attr.MaxInline},
+		{"bytes inline", c.MaxInline, maxInline},
 	} {
 		if l.want < 0 {
 			return fmt.Errorf("%d %s: %w", l.want, l.what, syscall.EINVAL)
@@ -229,6 +242,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 			err = e
 		}
 	}
+	s.releaseAHs()
 	if q.flushesItself() {
 		q.sendCQ.flushes(q)
 	}
@@ -287,6 +301,11 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 		compare_add: C.uint64_t(wr.CompareAdd),
 		swap:        C.uint64_t(wr.Swap),
 	}
+	if q.ud {
+		if err := q.address(wr, &w); err != nil {
+			return err
+		}
+	}
 	switch wr.Op {
 	case ibv.OpSendImm, ibv.OpWriteImm:
 		w.imm_or_key = C.uint32_t(networkOrder(wr.Imm))
@@ -306,8 +325,8 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 	for _, e := range wr.SGL {
 		total += uint64(len(e.Buf))
 	}
-	if total > q.dev.attr.MaxMessageSize {
-		return fmt.Errorf("%d bytes (limit %d): %w", total, q.dev.attr.MaxMessageSize, ibv.ErrLimit)
+	if total > q.limit {
+		return fmt.Errorf("%d bytes (limit %d): %w", total, q.limit, ibv.ErrLimit)
 	}
 	if wr.Flags&ibv.SendInline != 0 {
 		if wr.Op == ibv.OpRead || wr.Op >= ibv.OpCmpSwap {

@@ -2,6 +2,7 @@
 
 #include "shim.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +30,10 @@
 	F(struct rn_qp *, ibv_create_qp, (void *, struct rn_qp_init_attr *)) \
 	F(int, ibv_destroy_qp, (struct rn_qp *)) \
 	F(int, ibv_query_qp, (struct rn_qp *, struct rn_qp_attr *, int, struct rn_qp_init_attr *)) \
-	F(int, ibv_modify_qp, (struct rn_qp *, struct rn_qp_attr *, int))
+	F(int, ibv_modify_qp, (struct rn_qp *, struct rn_qp_attr *, int)) \
+	F(void *, ibv_create_ah, (void *, struct rn_ah_attr *)) \
+	F(void *, ibv_create_ah_from_wc, (void *, struct rn_wc *, void *, uint8_t)) \
+	F(int, ibv_destroy_ah, (void *))
 
 #define CM(F) \
 	F(struct rn_context **, rdma_get_devices, (int *)) \
@@ -56,9 +60,15 @@ VERBS(POINTER)
 CM(POINTER)
 
 enum { EVENT_CONNECT_REQUEST = 4, EVENT_QP_COMM_EST = 4 };
-enum { QP_TYPE_RC = 2 };
-enum { ATTR_STATE = 1 << 0, ATTR_MIN_RNR_TIMER = 1 << 15, ATTR_MAX_DEST_RD_ATOMIC = 1 << 17 };
-enum { STATE_ERR = 6 };
+enum { PS_UDP = 0x0111 };
+enum { QP_TYPE_UD = 4 };
+enum {
+	ATTR_STATE = 1 << 0,
+	ATTR_PATH_MTU = 1 << 8,
+	ATTR_MIN_RNR_TIMER = 1 << 15,
+	ATTR_MAX_DEST_RD_ATOMIC = 1 << 17,
+};
+enum { STATE_RTR = 2, STATE_ERR = 6 };
 
 static int lookup(void *lib, const char *libname, const char *name, void **to, char *problem, size_t len)
 {
@@ -154,22 +164,22 @@ int rn_query_gid(struct rn_context *c, int port, int index, uint8_t gid[16])
 }
 
 /* rn_probe_inline finds how much inline data a queue pair can have: no attribute
-   tells, one has to try. */
-int rn_probe_inline(struct rn_context *c)
+   tells, one has to try. It is negative when there can be no such queue pair. */
+int rn_probe_inline(struct rn_context *c, int qp_type)
 {
-	static const int sizes[] = { 1024, 512, 400, 256, 220, 128, 96, 64, 32, 16 };
-	int best = 0;
+	static const int sizes[] = { 1024, 512, 400, 256, 220, 128, 96, 64, 32, 16, 0 };
+	int best = -1;
 	void *pd = ibv_alloc_pd(c);
 	if (!pd)
-		return 0;
+		return best;
 	struct rn_cq *cq = ibv_create_cq(c, 2, NULL, NULL, 0);
 	if (cq) {
-		for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !best; i++) {
+		for (size_t i = 0; i < sizeof sizes / sizeof *sizes && best < 0; i++) {
 			struct rn_qp_init_attr init = {
 				.send_cq = cq,
 				.recv_cq = cq,
 				.cap = { 1, 1, 1, 1, sizes[i] },
-				.qp_type = QP_TYPE_RC,
+				.qp_type = qp_type,
 			};
 			struct rn_qp *qp = ibv_create_qp(pd, &init);
 			if (qp) {
@@ -306,14 +316,14 @@ void rn_ack_cq(struct rn_cq *cq, unsigned int events)
 /* Queue pairs */
 
 int rn_create_qp(struct rn_cm_id *id, void *pd, uintptr_t handle, struct rn_cq *send_cq,
-		 struct rn_cq *recv_cq, int signal_all, struct rn_qp_cap *cap)
+		 struct rn_cq *recv_cq, int qp_type, int signal_all, struct rn_qp_cap *cap)
 {
 	struct rn_qp_init_attr init = {
 		.qp_context = (void *)handle,
 		.send_cq = send_cq,
 		.recv_cq = recv_cq,
 		.cap = *cap,
-		.qp_type = QP_TYPE_RC,
+		.qp_type = qp_type,
 		.sq_sig_all = signal_all,
 	};
 	errno = 0;
@@ -363,6 +373,18 @@ int rn_qp_rnr_timer(struct rn_qp *qp, int timer)
 	return code(ibv_modify_qp(qp, &attr, ATTR_MIN_RNR_TIMER));
 }
 
+/* rn_qp_path_mtu returns a number of enum ibv_mtu, 0 before it is known. */
+int rn_qp_path_mtu(struct rn_qp *qp)
+{
+	struct rn_qp_attr attr;
+	struct rn_qp_init_attr init;
+	errno = 0;
+	int rc = code(ibv_query_qp(qp, &attr, ATTR_STATE | ATTR_PATH_MTU, &init));
+	if (rc)
+		return rc;
+	return attr.qp_state < STATE_RTR || attr.qp_state == STATE_ERR ? 0 : attr.path_mtu;
+}
+
 /* How many work requests go to the device in one list. */
 enum { LIST = 32 };
 
@@ -381,7 +403,11 @@ int rn_post_send(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct r
 			w->opcode = wr->opcode;
 			w->send_flags = wr->flags;
 			w->imm_or_key = wr->imm_or_key;
-			if (wr->opcode == 5 || wr->opcode == 6) { /* atomics */
+			if (qp->qp_type == QP_TYPE_UD) {
+				w->wr.ud.ah = (void *)(uintptr_t)wr->remote_addr;
+				w->wr.ud.remote_qpn = wr->rkey;
+				w->wr.ud.remote_qkey = wr->qkey;
+			} else if (wr->opcode == 5 || wr->opcode == 6) { /* atomics */
 				w->wr.atomic.remote_addr = wr->remote_addr;
 				w->wr.atomic.compare_add = wr->compare_add;
 				w->wr.atomic.swap = wr->swap;
@@ -462,8 +488,15 @@ int rn_cm_event(struct rn_event_channel *ch, struct rn_event_info *info)
 		info->listen_handle = (uintptr_t)e->listen_id->context;
 		e->id->context = NULL; /* until it has a handle of its own */
 	}
-	info->responder_resources = e->param.conn.responder_resources;
-	info->initiator_depth = e->param.conn.initiator_depth;
+	if (e->id->ps == PS_UDP) {
+		info->qp_num = e->param.ud.qp_num;
+		info->qkey = e->param.ud.qkey;
+		info->ah_attr = e->param.ud.ah_attr;
+	} else {
+		info->responder_resources = e->param.conn.responder_resources;
+		info->initiator_depth = e->param.conn.initiator_depth;
+	}
+	/* In the same place for both. */
 	if (e->param.conn.private_data) {
 		info->private_len = e->param.conn.private_data_len;
 		memcpy(info->private_data, e->param.conn.private_data, info->private_len);
@@ -558,4 +591,58 @@ int rn_set_option(struct rn_cm_id *id, int option, int value)
 	if (option == 1 || option == 2) /* REUSEADDR, AFONLY */
 		return result(rdma_set_option(id, 0, option, &value, sizeof value));
 	return result(rdma_set_option(id, 0, option, &byte, sizeof byte));
+}
+
+/* rn_path_mtu returns a number of enum ibv_mtu, 0 before the route is known. */
+int rn_path_mtu(struct rn_cm_id *id)
+{
+	return id->num_paths > 0 && id->path_rec ? id->path_rec->mtu : 0;
+}
+
+enum { OPTION_LEVEL_IB = 1, OPTION_IB_PATH = 1 };
+enum { PATH_GMP = 1 << 0, PATH_PRIMARY = 1 << 1, PATH_OUTBOUND = 1 << 3, PATH_INBOUND_REVERSE = 1 << 5 };
+enum { SELECT_EQUAL = 2 << 6 };
+
+/* rn_set_path takes the place of rdma_resolve_route: the route is rec, which that
+   has found before, with another MTU. */
+int rn_set_path(struct rn_cm_id *id, const struct rn_path_rec *rec, int mtu)
+{
+	struct rn_path_data d = { .flags = PATH_GMP | PATH_PRIMARY | PATH_OUTBOUND | PATH_INBOUND_REVERSE };
+	memcpy(d.path.dgid, rec->dgid, sizeof d.path.dgid);
+	memcpy(d.path.sgid, rec->sgid, sizeof d.path.sgid);
+	d.path.dlid = rec->dlid;
+	d.path.slid = rec->slid;
+	d.path.flowlabel_hoplimit = htonl(ntohl(rec->flow_label) << 8 | rec->hop_limit);
+	d.path.tclass = rec->traffic_class;
+	d.path.reversible_numpath = (rec->reversible ? 0x80 : 0) | (rec->numb_path & 0x7f);
+	d.path.pkey = rec->pkey;
+	d.path.qosclass_sl = htons(rec->sl & 0xf);
+	d.path.mtu = SELECT_EQUAL | mtu;
+	d.path.rate = rec->rate_selector << 6 | (rec->rate & 0x3f);
+	d.path.packetlifetime = rec->packet_life_time_selector << 6 | (rec->packet_life_time & 0x3f);
+	d.path.preference = rec->preference;
+	errno = 0;
+	return result(rdma_set_option(id, OPTION_LEVEL_IB, OPTION_IB_PATH, &d, sizeof d));
+}
+
+/* Address handles */
+
+int rn_create_ah(void *pd, struct rn_ah_attr *attr, void **ah)
+{
+	errno = 0;
+	*ah = ibv_create_ah(pd, attr);
+	return pointer(*ah);
+}
+
+int rn_create_ah_from_wc(void *pd, struct rn_wc *wc, void *grh, int port, void **ah)
+{
+	errno = 0;
+	*ah = ibv_create_ah_from_wc(pd, wc, grh, port);
+	return pointer(*ah);
+}
+
+int rn_destroy_ah(void *ah)
+{
+	errno = 0;
+	return code(ibv_destroy_ah(ah));
 }

@@ -71,6 +71,8 @@ struct rn_qp {
 	void *srq;
 	uint32_t handle;
 	uint32_t qp_num;
+	uint32_t state;
+	uint32_t qp_type;
 };
 
 struct rn_mr {
@@ -284,6 +286,52 @@ struct rn_event_channel {
 	int fd;
 };
 
+/* The way to a peer as librdmacm unpacks it; __be fields are in network order. */
+struct rn_path_rec {
+	uint8_t dgid[16] __attribute__((aligned(8)));
+	uint8_t sgid[16] __attribute__((aligned(8)));
+	uint16_t dlid; /* be */
+	uint16_t slid; /* be */
+	int raw_traffic;
+	uint32_t flow_label; /* be */
+	uint8_t hop_limit;
+	uint8_t traffic_class;
+	int reversible;
+	uint8_t numb_path;
+	uint16_t pkey; /* be */
+	uint8_t sl;
+	uint8_t mtu_selector;
+	uint8_t mtu;
+	uint8_t rate_selector;
+	uint8_t rate;
+	uint8_t packet_life_time_selector;
+	uint8_t packet_life_time;
+	uint8_t preference;
+};
+
+/* And as rdma_set_option takes it, struct ibv_path_data. */
+struct rn_path_data {
+	uint32_t flags;
+	uint32_t reserved;
+	struct {
+		uint64_t service_id;
+		uint8_t dgid[16];
+		uint8_t sgid[16];
+		uint16_t dlid;
+		uint16_t slid;
+		uint32_t flowlabel_hoplimit;
+		uint8_t tclass;
+		uint8_t reversible_numpath;
+		uint16_t pkey;
+		uint16_t qosclass_sl;
+		uint8_t mtu;
+		uint8_t rate;
+		uint8_t packetlifetime;
+		uint8_t preference;
+		uint8_t reserved[6];
+	} path;
+};
+
 struct rn_cm_id {
 	struct rn_context *verbs;
 	struct rn_event_channel *channel;
@@ -292,7 +340,7 @@ struct rn_cm_id {
 	uint8_t src_storage[128] __attribute__((aligned(8)));
 	uint8_t dst_storage[128] __attribute__((aligned(8)));
 	uint8_t ibaddr[40] __attribute__((aligned(8)));
-	void *path_rec;
+	struct rn_path_rec *path_rec;
 	int num_paths;
 	int end_of_route;
 	uint32_t ps;
@@ -335,15 +383,15 @@ struct rn_cm_event {
 /* One work request as Go hands it over: no pointers, elements in one array. */
 struct rn_wr {
 	uint64_t id;
-	uint64_t remote_addr;
+	uint64_t remote_addr; /* of a datagram: its address handle */
 	uint64_t compare_add;
 	uint64_t swap;
-	uint32_t rkey;
+	uint32_t rkey; /* of a datagram: the queue pair that it is for */
 	uint32_t imm_or_key;
 	uint32_t opcode;
 	uint32_t flags;
 	uint32_t num_sge;
-	uint32_t pad;
+	uint32_t qkey;
 };
 
 /* What an event of the connection manager says, by value. */
@@ -356,6 +404,9 @@ struct rn_event_info {
 	uint8_t responder_resources;
 	uint8_t initiator_depth;
 	uint8_t private_len;
+	uint32_t qp_num; /* this and the next two in the port space of UDP */
+	uint32_t qkey;
+	struct rn_ah_attr ah_attr;
 	uint8_t private_data[255];
 };
 
@@ -373,7 +424,7 @@ void rn_free_devices(struct rn_context **list);
 int rn_query_device(struct rn_context *c, struct rn_device_attr *attr);
 int rn_query_port(struct rn_context *c, int port, struct rn_port_attr *attr);
 int rn_query_gid(struct rn_context *c, int port, int index, uint8_t gid[16]);
-int rn_probe_inline(struct rn_context *c);
+int rn_probe_inline(struct rn_context *c, int qp_type);
 int rn_occupy(struct rn_context *c, int depth);
 int rn_async_event(struct rn_context *c, struct rn_async_info *info);
 int rn_nonblocking(int fd);
@@ -391,12 +442,13 @@ int rn_cq_event(struct rn_cq *cq);
 void rn_ack_cq(struct rn_cq *cq, unsigned int events);
 
 int rn_create_qp(struct rn_cm_id *id, void *pd, uintptr_t handle, struct rn_cq *send_cq,
-		 struct rn_cq *recv_cq, int signal_all, struct rn_qp_cap *cap);
+		 struct rn_cq *recv_cq, int qp_type, int signal_all, struct rn_qp_cap *cap);
 void rn_destroy_qp(struct rn_qp *qp);
 int rn_qp_state(struct rn_qp *qp);
 int rn_siw_reads(struct rn_qp *qp);
 int rn_qp_error(struct rn_qp *qp);
 int rn_qp_rnr_timer(struct rn_qp *qp, int timer);
+int rn_qp_path_mtu(struct rn_qp *qp);
 int rn_post_send(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted);
 int rn_post_recv(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted);
 
@@ -415,5 +467,11 @@ int rn_reject(struct rn_cm_id *id, const void *priv, int len);
 int rn_disconnect(struct rn_cm_id *id);
 int rn_established(struct rn_cm_id *id);
 int rn_set_option(struct rn_cm_id *id, int option, int value);
+int rn_path_mtu(struct rn_cm_id *id);
+int rn_set_path(struct rn_cm_id *id, const struct rn_path_rec *rec, int mtu);
+
+int rn_create_ah(void *pd, struct rn_ah_attr *attr, void **ah);
+int rn_create_ah_from_wc(void *pd, struct rn_wc *wc, void *grh, int port, void **ah);
+int rn_destroy_ah(void *ah);
 
 #endif

@@ -23,6 +23,16 @@ func (p *fakeProvider) Listen(context.Context, netip.AddrPort, int) (ibv.Listene
 	return &fakeListener{dev: &p.dev}, nil
 }
 
+func (p *fakeProvider) BindUD(context.Context, netip.AddrPort) (ibv.ID, error) {
+	return &fakeID{dev: &p.dev}, nil
+}
+func (p *fakeProvider) ResolveUD(context.Context, netip.AddrPort, netip.AddrPort) (ibv.ID, error) {
+	return &fakeID{dev: &p.dev}, nil
+}
+func (p *fakeProvider) ListenUD(context.Context, netip.AddrPort, int) (ibv.Listener, error) {
+	return &fakeListener{dev: &p.dev}, nil
+}
+
 type fakeDevice struct {
 	mu  sync.Mutex
 	qpn uint32
@@ -37,7 +47,15 @@ func (d *fakeDevice) CreateCQ(depth int) (ibv.CQ, error) { return &fakeCQ{depth:
 type fakePD struct{ closeErr error }
 
 func (p *fakePD) RegMR(buf []byte, _ ibv.Access) (ibv.MR, error) { return &fakeMR{buf}, nil }
-func (p *fakePD) Close() error                                   { return p.closeErr }
+func (p *fakePD) CreateAH(ibv.AHAttr) (ibv.AH, error)            { return &fakeAH{}, nil }
+func (p *fakePD) CreateAHFromWC(int, *ibv.WC, []byte) (ibv.AH, error) {
+	return &fakeAH{}, nil
+}
+func (p *fakePD) Close() error { return p.closeErr }
+
+type fakeAH struct{}
+
+func (a *fakeAH) Close() error { return nil }
 
 type fakeMR struct{ buf []byte }
 
@@ -97,6 +115,8 @@ func (i *fakeID) Reject([]byte) error                          { return nil }
 func (i *fakeID) PrivateData() []byte                          { return nil }
 func (i *fakeID) MaySendFirst() bool                           { return true }
 func (i *fakeID) Param() ibv.ConnParam                         { return ibv.ConnParam{} }
+func (i *fakeID) UDParam() ibv.UDParam                         { return ibv.UDParam{} }
+func (i *fakeID) PathMTU() int                                 { return 0 }
 func (i *fakeID) Notify(func(ibv.Event))                       {}
 func (i *fakeID) Disconnect() error                            { return nil }
 func (i *fakeID) Close() error                                 { return nil }
@@ -118,6 +138,9 @@ func (q *fakeQP) State() ibv.QPState {
 }
 func (q *fakeQP) PostSend(wrs []ibv.SendWR) (int, error) {
 	for _, wr := range wrs {
+		if wr.AH != nil {
+			_ = wr.AH.(*fakeAH) // its own, too
+		}
 		q.send.add(ibv.WC{ID: wr.ID, QPN: q.qpn, Op: ibv.WCSend})
 	}
 	return len(wrs), nil

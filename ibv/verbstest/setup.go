@@ -21,6 +21,7 @@ var setupTests = []subtest{
 	{"AddressInUse", testAddressInUse},
 	{"PrivateData", testPrivateData},
 	{"Depths", testDepths},
+	{"PathMTU", testPathMTU},
 	{"AcceptContext", testAcceptContext},
 	{"ListenerClose", testListenerClose},
 	{"ListenerCloseKeepsConnections", testListenerCloseKeepsConnections},
@@ -186,6 +187,18 @@ func testDepths(t *testing.T, env Env) {
 	}
 	readMany(t, &Pair{a.active, p}, 20)
 	readMany(t, &Pair{p, a.active}, 20)
+}
+
+// testPathMTU asks both ends, which must have agreed.
+func testPathMTU(t *testing.T, env Env) {
+	p := NewPair(t, env, PairConfig{})
+	a, b := p.Active.ID.PathMTU(), p.Passive.ID.PathMTU()
+	if a != b {
+		t.Errorf("the path takes %d bytes one way and %d the other", a, b)
+	}
+	if limit := p.Active.mtu(t); a > limit || a < 256 && !p.Active.iwarp() {
+		t.Errorf("the path takes %d bytes, the port %d", a, limit)
+	}
 }
 
 // testAcceptContext ends waits for a request by context; the listener goes on.

@@ -47,6 +47,8 @@ var groups = []struct {
 	{"Teardown", teardownTests},
 	{"Disconnect", disconnectTests},
 	{"Stress", stressTests},
+	{"Datagram", udTests},
+	{"DatagramSetup", udSetupTests},
 }
 
 // TestProvider checks that the devices of a provider keep the rules of package
@@ -66,6 +68,8 @@ func TestProvider(t *testing.T, open func(t *testing.T) Env) {
 func TestAddress(t *testing.T, open func(t *testing.T) Env) {
 	if testBasic(t, open) {
 		testGroup(t, open, "Setup", setupTests)
+		testGroup(t, open, "Datagram", udTests)
+		testGroup(t, open, "DatagramSetup", udSetupTests)
 	}
 }
 

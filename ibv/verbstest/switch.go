@@ -18,11 +18,15 @@ const (
 	Devices Kind = iota
 	Resolve
 	Listen
+	BindUD
+	ResolveUD
+	ListenUD
 	ListenerAccept
 	QueryPort // Device.Port
 	AllocPD
 	CreateCQ
 	RegMR
+	CreateAH // PD.CreateAHFromWC too
 	CreateQP
 	Connect
 	Accept
@@ -39,14 +43,15 @@ const (
 	CloseQP
 	CloseCQ
 	CloseMR
+	CloseAH
 	ClosePD
 	numKinds
 )
 
 var kindNames = [numKinds]string{
-	"Devices", "Resolve", "Listen", "ListenerAccept", "QueryPort", "AllocPD", "CreateCQ", "RegMR", "CreateQP",
-	"Connect", "Accept", "Reject", "Disconnect", "PostSend", "PostRecv", "SetError", "Poll", "Arm", "Wait",
-	"CloseListener", "CloseID", "CloseQP", "CloseCQ", "CloseMR", "ClosePD",
+	"Devices", "Resolve", "Listen", "BindUD", "ResolveUD", "ListenUD", "ListenerAccept", "QueryPort", "AllocPD", "CreateCQ",
+	"RegMR", "CreateAH", "CreateQP", "Connect", "Accept", "Reject", "Disconnect", "PostSend", "PostRecv", "SetError", "Poll",
+	"Arm", "Wait", "CloseListener", "CloseID", "CloseQP", "CloseCQ", "CloseMR", "CloseAH", "ClosePD",
 }
 
 // String returns the name of the constant.
@@ -103,7 +108,7 @@ func NewSwitch(p ibv.Provider) *Switch {
 func (s *Switch) Calls(k Kind) int64 { return s.calls[k].Load() }
 
 // Live returns how many objects of each type were created and not closed:
-// "Listener", "ID", "QP", "CQ", "MR" and "PD". A type of which nothing lives is
+// "Listener", "ID", "QP", "CQ", "MR", "AH" and "PD". A type of which nothing lives is
 // left out, so the map is empty when nothing leaked.
 func (s *Switch) Live() map[string]int {
 	m := make(map[string]int)

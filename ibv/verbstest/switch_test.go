@@ -18,6 +18,7 @@ type rig struct {
 	s   *Switch
 	pd  ibv.PD
 	mr  ibv.MR
+	ah  ibv.AH
 	cq  ibv.CQ
 	id  ibv.ID
 	qp  ibv.QP
@@ -37,6 +38,8 @@ func newRig(t *testing.T) *rig {
 	r.pd, err = r.id.Device().AllocPD()
 	require.NoError(t, err)
 	r.mr, err = r.pd.RegMR(make([]byte, 100), 0)
+	require.NoError(t, err)
+	r.ah, err = r.pd.CreateAHFromWC(1, &ibv.WC{}, nil)
 	require.NoError(t, err)
 	r.cq, err = r.id.Device().CreateCQ(8)
 	require.NoError(t, err)
@@ -65,7 +68,7 @@ func TestSwitchCountsObjects(t *testing.T) {
 	id, err := r.lis.Accept(t.Context())
 	require.NoError(t, err)
 	require.Same(t, r.id.Device(), id.Device())
-	require.Equal(t, map[string]int{"Listener": 1, "ID": 2, "QP": 1, "CQ": 1, "MR": 1, "PD": 1}, r.s.Live())
+	require.Equal(t, map[string]int{"Listener": 1, "ID": 2, "QP": 1, "CQ": 1, "MR": 1, "AH": 1, "PD": 1}, r.s.Live())
 	require.EqualValues(t, 100, r.s.RegisteredBytes())
 
 	inner := r.pd.(*switchPD).PD.(*fakePD)
@@ -74,7 +77,7 @@ func TestSwitchCountsObjects(t *testing.T) {
 	require.Equal(t, 1, r.s.Live()["PD"], "a Close that failed releases nothing")
 	inner.closeErr = nil
 
-	for _, c := range []interface{ Close() error }{r.qp, r.mr, r.cq, r.pd, r.id, id, r.lis} {
+	for _, c := range []interface{ Close() error }{r.qp, r.mr, r.ah, r.cq, r.pd, r.id, id, r.lis} {
 		require.NoError(t, c.Close())
 		require.NoError(t, c.Close(), "the second one is the device's affair")
 	}
@@ -92,11 +95,15 @@ func TestSwitchFailsEveryKind(t *testing.T) {
 		Devices:        func() error { _, err := r.s.Devices(); return err },
 		Resolve:        func() error { _, err := r.s.Resolve(ctx, netip.AddrPort{}, netip.AddrPort{}); return err },
 		Listen:         func() error { _, err := r.s.Listen(ctx, netip.AddrPort{}, 0); return err },
+		BindUD:         func() error { _, err := r.s.BindUD(ctx, netip.AddrPort{}); return err },
+		ResolveUD:      func() error { _, err := r.s.ResolveUD(ctx, netip.AddrPort{}, netip.AddrPort{}); return err },
+		ListenUD:       func() error { _, err := r.s.ListenUD(ctx, netip.AddrPort{}, 0); return err },
 		ListenerAccept: func() error { _, err := r.lis.Accept(ctx); return err },
 		QueryPort:      func() error { _, err := r.id.Device().Port(1); return err },
 		AllocPD:        func() error { _, err := r.id.Device().AllocPD(); return err },
 		CreateCQ:       func() error { _, err := r.id.Device().CreateCQ(1); return err },
 		RegMR:          func() error { _, err := r.pd.RegMR(make([]byte, 1), 0); return err },
+		CreateAH:       func() error { _, err := r.pd.CreateAH(ibv.AHAttr{}); return err },
 		CreateQP: func() error {
 			_, err := r.id.CreateQP(r.pd, ibv.QPInit{SendCQ: r.cq, RecvCQ: r.cq})
 			return err
@@ -116,6 +123,7 @@ func TestSwitchFailsEveryKind(t *testing.T) {
 		CloseQP:       func() error { return r.qp.Close() },
 		CloseCQ:       func() error { return r.cq.Close() },
 		CloseMR:       func() error { return r.mr.Close() },
+		CloseAH:       func() error { return r.ah.Close() },
 		ClosePD:       func() error { return r.pd.Close() },
 	}
 	require.Len(t, calls, int(numKinds))
@@ -130,6 +138,23 @@ func TestSwitchFailsEveryKind(t *testing.T) {
 			require.NoError(t, calls[k](), "a fault strikes once")
 		})
 	}
+}
+
+// TestSwitchUnwrapsHandles posts datagrams, whose handles must be the device's
+// own behind the switch and remain the caller's before it.
+func TestSwitchUnwrapsHandles(t *testing.T) {
+	r := newRig(t)
+	wrs := sends(3)
+	wrs[1].AH = r.ah
+	n, err := r.qp.PostSend(wrs) // the fake panics at what it does not know
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	require.Same(t, r.ah, wrs[1].AH)
+	r.s.FailPost(1, PostSend, 2, nil)
+	n, err = r.qp.PostSend(wrs)
+	require.ErrorIs(t, err, ErrInjected)
+	require.Equal(t, 2, n)
+	require.Zero(t, testing.AllocsPerRun(10, func() { innerAHs(wrs[:1]) }), "without handles nothing is copied")
 }
 
 func TestSwitchFailNthCounts(t *testing.T) {

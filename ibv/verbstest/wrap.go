@@ -17,11 +17,12 @@ const (
 	objQP
 	objCQ
 	objMR
+	objAH
 	objPD
 	numObjects
 )
 
-var objectNames = [numObjects]string{"Listener", "ID", "QP", "CQ", "MR", "PD"}
+var objectNames = [numObjects]string{"Listener", "ID", "QP", "CQ", "MR", "AH", "PD"}
 
 // object counts one live object until the first Close that succeeds.
 type object struct {
@@ -238,7 +239,9 @@ type switchQP struct {
 }
 
 func (q *switchQP) PostSend(wrs []ibv.SendWR) (int, error) {
-	if f := q.s.enter(PostSend); f != nil {
+	f := q.s.enter(PostSend)
+	wrs = innerAHs(wrs)
+	if f != nil {
 		return cutShort(f, wrs, q.QP.PostSend)
 	}
 	return q.QP.PostSend(wrs)

@@ -1,0 +1,88 @@
+package ibv
+
+import (
+	"encoding/binary"
+	"net/netip"
+)
+
+// QKeyUDP is the key of every queue pair in rdma_cm's port space of UDP: a
+// datagram that names another is dropped by the receiver's device.
+const QKeyUDP uint32 = 0x01234567
+
+// GRHLen is the room at the beginning of every buffer that a datagram is
+// received into. It is counted in [WC.ByteLen]; with [WCGRH] it holds a header
+// that [GRHAddrs] reads. So a receive for any datagram takes GRHLen and
+// [PortAttr.ActiveMTU] bytes.
+const GRHLen = 40
+
+// An AH is an address handle: the way to a peer for datagrams, created by
+// [PD.CreateAH] or [PD.CreateAHFromWC]. It says nothing of the queue pair there,
+// so one handle does for all of a port.
+type AH interface {
+	// Close releases the handle. Datagrams that name it must have completed.
+	Close() error
+}
+
+// AHAttr describes the way to a peer, after struct ibv_ah_attr. Where it comes
+// from is [ID.UDParam]; programs pass it on as it is.
+type AHAttr struct {
+	Port int // of this side's device, counted from 1
+
+	// Global is set when datagrams carry the address of the peer, as they always
+	// do on RoCE. Then the next five say which.
+	Global       bool
+	GID          GID   // of the peer
+	SGIDIndex    uint8 // of this side, the place in the port's table
+	FlowLabel    uint32
+	HopLimit     uint8
+	TrafficClass uint8
+
+	// For InfiniBand's own switches.
+	DLID        uint16
+	SL          uint8
+	SrcPathBits uint8
+	StaticRate  uint8
+}
+
+// UDParam names the peer's queue pair and the way to it, after struct
+// rdma_ud_param.
+type UDParam struct {
+	AH   AHAttr
+	QPN  uint32
+	QKey uint32
+}
+
+// GRHAddrs returns the addresses in the first [GRHLen] bytes of a buffer that a
+// datagram was received into. They are the peer's claim. On RoCE they are those
+// of the IP header, on InfiniBand GIDs in IPv6 notation.
+func GRHAddrs(b []byte) (src, dst netip.Addr, ok bool) {
+	if len(b) < GRHLen {
+		return src, dst, false
+	}
+	// RoCE over IPv4 puts its header at the end and leaves what is before it
+	// undefined, so that this may look like one of IPv6.
+	v4 := b[GRHLen-ipv4Len : GRHLen]
+	six, four := b[0]>>4 == 6, v4[0] == 4<<4|ipv4Len/4
+	switch {
+	case four && (!six || ipv4Sum(v4) == 0xffff):
+		return netip.AddrFrom4([4]byte(v4[12:16])), netip.AddrFrom4([4]byte(v4[16:20])), true
+	case six:
+		return netip.AddrFrom16([16]byte(b[8:24])).Unmap(), netip.AddrFrom16([16]byte(b[24:40])).Unmap(), true
+	}
+	return src, dst, false
+}
+
+const ipv4Len = 20
+
+// ipv4Sum adds up a header as RFC 1071 has it: all ones when its checksum is
+// right.
+func ipv4Sum(h []byte) uint32 {
+	var sum uint32
+	for ; len(h) > 0; h = h[2:] {
+		sum += uint32(binary.BigEndian.Uint16(h))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return sum
+}

@@ -1,0 +1,87 @@
+package verbstest
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// BindUD hands the call on and wraps the ID.
+func (s *Switch) BindUD(ctx context.Context, local netip.AddrPort) (ibv.ID, error) {
+	if f := s.enter(BindUD); f != nil {
+		return nil, f.err
+	}
+	id, err := s.inner.BindUD(ctx, local)
+	if err != nil {
+		return nil, err
+	}
+	return s.id(id), nil
+}
+
+// ResolveUD hands the call on and wraps the ID.
+func (s *Switch) ResolveUD(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
+	if f := s.enter(ResolveUD); f != nil {
+		return nil, f.err
+	}
+	id, err := s.inner.ResolveUD(ctx, local, remote)
+	if err != nil {
+		return nil, err
+	}
+	return s.id(id), nil
+}
+
+// ListenUD hands the call on and wraps the listener.
+func (s *Switch) ListenUD(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
+	if f := s.enter(ListenUD); f != nil {
+		return nil, f.err
+	}
+	l, err := s.inner.ListenUD(ctx, local, backlog)
+	if err != nil {
+		return nil, err
+	}
+	return &switchListener{Listener: l, object: s.opened(objListener, 0)}, nil
+}
+
+type switchAH struct {
+	ibv.AH
+	*object
+}
+
+func (p *switchPD) CreateAH(attr ibv.AHAttr) (ibv.AH, error) {
+	return p.ah(func() (ibv.AH, error) { return p.PD.CreateAH(attr) })
+}
+
+func (p *switchPD) CreateAHFromWC(port int, wc *ibv.WC, grh []byte) (ibv.AH, error) {
+	return p.ah(func() (ibv.AH, error) { return p.PD.CreateAHFromWC(port, wc, grh) })
+}
+
+func (p *switchPD) ah(create func() (ibv.AH, error)) (ibv.AH, error) {
+	if f := p.s.enter(CreateAH); f != nil {
+		return nil, f.err
+	}
+	inner, err := create()
+	if err != nil {
+		return nil, err
+	}
+	return &switchAH{AH: inner, object: p.s.opened(objAH, 0)}, nil
+}
+
+func (a *switchAH) Close() error { return a.close(CloseAH, a.AH) }
+
+// innerAHs names the inner device's handles in what is posted, of which it
+// makes a copy if there are any.
+func innerAHs(wrs []ibv.SendWR) []ibv.SendWR {
+	ours := func(wr ibv.SendWR) bool { _, ok := wr.AH.(*switchAH); return ok }
+	if !slices.ContainsFunc(wrs, ours) {
+		return wrs
+	}
+	wrs = slices.Clone(wrs)
+	for i := range wrs {
+		if a, ok := wrs[i].AH.(*switchAH); ok {
+			wrs[i].AH = a.AH
+		}
+	}
+	return wrs
+}
