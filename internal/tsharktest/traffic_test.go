@@ -35,19 +35,26 @@ type setting struct {
 }
 
 // eachSetting runs f between two software devices and, where there is one, with
-// Linux's siw in either role; over both families, with CRC and without.
+// Linux's siw in either role and over both families; with CRC and without.
 func eachSetting(t *testing.T, f func(t *testing.T, s setting)) {
-	addrs := []string{"127.0.0.1", "::1"}
+	addrs := []netip.Addr{loopback()}
 	roles := []string{"software-software"}
 	var kernel ibv.Provider
 	if strings.HasPrefix(os.Getenv("RDMANET_VM_DEVICE"), "siw") {
-		addrs = []string{os.Getenv("RDMANET_VM_ADDR"), os.Getenv("RDMANET_VM_ADDR6")}
+		addrs = nil
+		for _, env := range []string{"RDMANET_VM_ADDR", "RDMANET_VM_ADDR6"} {
+			addrs = append(addrs, netip.MustParseAddr(os.Getenv(env)))
+		}
 		roles = append(roles, "software-siw", "siw-software")
 		var err error
 		kernel, err = rdmacore.New(rdmacore.Config{})
 		require.NoError(t, err)
 	}
-	for i, family := range []string{"IPv4", "IPv6"} {
+	for _, addr := range addrs {
+		family := "IPv4"
+		if addr.Is6() {
+			family = "IPv6"
+		}
 		for _, role := range roles {
 			for _, crc := range []bool{false, true} {
 				// Only the initiator's wish is heard everywhere, and siw has none.
@@ -55,7 +62,7 @@ func eachSetting(t *testing.T, f func(t *testing.T, s setting)) {
 					continue
 				}
 				software := iwarp.New(iwarp.Config{CRC: crc})
-				s := setting{active: software, passive: software, addr: netip.MustParseAddr(addrs[i])}
+				s := setting{active: software, passive: software, addr: addr}
 				switch role {
 				case "software-siw":
 					s.passive = kernel
@@ -66,6 +73,13 @@ func eachSetting(t *testing.T, f func(t *testing.T, s setting)) {
 			}
 		}
 	}
+}
+
+// loopback is an address of this process alone, so that a capture has nobody
+// else's traffic.
+func loopback() netip.Addr {
+	pid := os.Getpid()
+	return netip.AddrFrom4([4]byte{127, 64 + byte(pid>>16&63), byte(pid >> 8), byte(pid)})
 }
 
 // TestTraffic has dissected what goes over the wire in all settings: every
@@ -288,7 +302,7 @@ func exchangeMessages(t *testing.T, addr netip.Addr, lc *rdmanet.ListenConfig, d
 // TestRevision1 has the device's answer to an initiator of MPA revision 1
 // dissected, with private data both ways, and a message each way.
 func TestRevision1(t *testing.T) {
-	addr := netip.MustParseAddr("127.0.0.1")
+	addr := loopback()
 	captured(t, addr, func() {
 		ln, err := iwarp.New(iwarp.Config{}).Listen(t.Context(), netip.AddrPortFrom(addr, 0), 0)
 		require.NoError(t, err)
