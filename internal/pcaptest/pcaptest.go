@@ -1,6 +1,6 @@
 // Package pcaptest reads packet captures for tests and puts the TCP streams in
 // them back together. It knows as much as such captures need: classic pcap,
-// Ethernet, IPv4 without fragments.
+// Ethernet, IPv4 without fragments, IPv6 without extension headers.
 package pcaptest
 
 import (
@@ -214,6 +214,8 @@ const (
 
 	ethernetLen = 14
 	typeIPv4    = 0x0800
+	typeIPv6    = 0x86dd
+	ipv6Len     = 40
 	protoTCP    = 6
 )
 
@@ -231,24 +233,17 @@ func parseTCP(frame []byte) (s segment, ok bool, err error) {
 	if len(frame) < ethernetLen {
 		return s, false, fmt.Errorf("ethernet: %w", errShort)
 	}
-	if binary.BigEndian.Uint16(frame[12:]) != typeIPv4 {
-		return s, false, nil
+	var src, dst netip.Addr
+	var tcp []byte
+	switch ip := frame[ethernetLen:]; binary.BigEndian.Uint16(frame[12:]) {
+	case typeIPv4:
+		src, dst, tcp, err = parseIPv4(ip)
+	case typeIPv6:
+		src, dst, tcp, err = parseIPv6(ip)
 	}
-	ip := frame[ethernetLen:]
-	if len(ip) < 20 {
-		return s, false, fmt.Errorf("ipv4: %w", errShort)
+	if tcp == nil || err != nil {
+		return s, false, err
 	}
-	if ip[9] != protoTCP {
-		return s, false, nil
-	}
-	head, total := int(ip[0]&0x0f)*4, int(binary.BigEndian.Uint16(ip[2:]))
-	if ip[0]>>4 != 4 || head < 20 || total < head || total > len(ip) {
-		return s, false, fmt.Errorf("ipv4: %w", errShort)
-	}
-	if binary.BigEndian.Uint16(ip[6:])&0x3fff != 0 { // more fragments, or an offset
-		return s, false, errors.New("ipv4: fragment")
-	}
-	tcp := ip[head:total] // behind total there may be Ethernet's padding
 	if len(tcp) < 20 {
 		return s, false, fmt.Errorf("tcp: %w", errShort)
 	}
@@ -256,14 +251,46 @@ func parseTCP(frame []byte) (s segment, ok bool, err error) {
 	if off < 20 || off > len(tcp) {
 		return s, false, fmt.Errorf("tcp: %w", errShort)
 	}
-	addr := func(b, port []byte) netip.AddrPort {
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b)), binary.BigEndian.Uint16(port))
-	}
 	return segment{
-		src:   addr(ip[12:16], tcp[0:]),
-		dst:   addr(ip[16:20], tcp[2:]),
+		src:   netip.AddrPortFrom(src, binary.BigEndian.Uint16(tcp[0:])),
+		dst:   netip.AddrPortFrom(dst, binary.BigEndian.Uint16(tcp[2:])),
 		seq:   binary.BigEndian.Uint32(tcp[4:]),
 		flags: tcp[13],
 		data:  tcp[off:],
 	}, true, nil
+}
+
+// parseIPv4 returns the addresses and what the packet holds, nil if that is not
+// TCP.
+func parseIPv4(ip []byte) (src, dst netip.Addr, tcp []byte, err error) {
+	if len(ip) < 20 {
+		return src, dst, nil, fmt.Errorf("ipv4: %w", errShort)
+	}
+	if ip[9] != protoTCP {
+		return src, dst, nil, nil
+	}
+	head, total := int(ip[0]&0x0f)*4, int(binary.BigEndian.Uint16(ip[2:]))
+	if ip[0]>>4 != 4 || head < 20 || total < head || total > len(ip) {
+		return src, dst, nil, fmt.Errorf("ipv4: %w", errShort)
+	}
+	if binary.BigEndian.Uint16(ip[6:])&0x3fff != 0 { // more fragments, or an offset
+		return src, dst, nil, errors.New("ipv4: fragment")
+	}
+	// Behind total there may be Ethernet's padding.
+	return netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:])), ip[head:total], nil
+}
+
+// parseIPv6 is parseIPv4 for IPv6.
+func parseIPv6(ip []byte) (src, dst netip.Addr, tcp []byte, err error) {
+	if len(ip) < ipv6Len {
+		return src, dst, nil, fmt.Errorf("ipv6: %w", errShort)
+	}
+	if ip[6] != protoTCP {
+		return src, dst, nil, nil
+	}
+	total := ipv6Len + int(binary.BigEndian.Uint16(ip[4:]))
+	if ip[0]>>4 != 6 || total > len(ip) {
+		return src, dst, nil, fmt.Errorf("ipv6: %w", errShort)
+	}
+	return netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:])), ip[ipv6Len:total], nil
 }

@@ -41,6 +41,27 @@ func frame(src, dst netip.AddrPort, seq uint32, flags byte, data string) Frame {
 func up(seq uint32, data string) Frame   { return frame(client, server, seq, flagACK, data) }
 func down(seq uint32, data string) Frame { return frame(server, client, seq, flagACK, data) }
 
+// over6 is a frame with IPv6 in the place of IPv4.
+func over6(f Frame) Frame {
+	old := f.Data[14:]
+	tcp := old[20:binary.BigEndian.Uint16(old[2:])]
+	b := make([]byte, 54, 54+len(tcp))
+	binary.BigEndian.PutUint16(b[12:], typeIPv6)
+	ip := b[14:]
+	ip[0] = 0x60
+	binary.BigEndian.PutUint16(ip[4:], uint16(len(tcp)))
+	ip[6] = protoTCP
+	src, dst := ipv6(old[12:16]), ipv6(old[16:20])
+	copy(ip[8:], src[:])
+	copy(ip[24:], dst[:])
+	return Frame{Data: append(b, tcp...)}
+}
+
+// ipv6 is the IPv6 address that stands for one of IPv4.
+func ipv6(addr []byte) [16]byte {
+	return [16]byte{0: 0xfd, 12: addr[0], 13: addr[1], 14: addr[2], 15: addr[3]}
+}
+
 // handshake makes the first bytes of the streams 101 and 1.
 var handshake = []Frame{
 	frame(client, server, 100, flagSYN, ""),
@@ -79,6 +100,20 @@ func TestConns(t *testing.T) {
 	}
 }
 
+func TestConnsIPv6(t *testing.T) {
+	var frames []Frame
+	for _, f := range append(handshake[:3:3], up(101, "ab"), down(1, "xyz"), up(103, "c")) {
+		frames = append(frames, over6(f))
+	}
+	conns, err := Conns(frames)
+	if err != nil || len(conns) != 1 || string(conns[0].FromClient) != "abc" || string(conns[0].FromServer) != "xyz" {
+		t.Fatalf("%v, %v", conns, err)
+	}
+	if want := netip.MustParseAddrPort("[fd00::a00:2]:40000"); conns[0].Client != want {
+		t.Errorf("client %v, want %v", conns[0].Client, want)
+	}
+}
+
 func TestConnsSequenceWraps(t *testing.T) {
 	conns, err := Conns([]Frame{
 		frame(client, server, 1<<32-3, flagSYN, ""), up(1<<32-2, "abc"), up(1, "def"),
@@ -102,7 +137,9 @@ func TestConnsPassesOver(t *testing.T) {
 	arp, udp := up(101, "a"), up(101, "a")
 	binary.BigEndian.PutUint16(arp.Data[12:], 0x0806)
 	udp.Data[14+9] = 17
-	conns, err := Conns([]Frame{arp, udp})
+	udp6 := over6(up(101, "a"))
+	udp6.Data[14+6] = 17
+	conns, err := Conns([]Frame{arp, udp, udp6})
 	if err != nil || len(conns) != 0 {
 		t.Errorf("%v, %v", conns, err)
 	}
@@ -127,6 +164,9 @@ func TestConnsErrors(t *testing.T) {
 		{"no IP header", []Frame{{Data: up(101, "").Data[:33]}}, "ipv4: header cut off"},
 		{"IP longer than its frame", []Frame{edit(up(101, "a"), 14+2, 1)}, "ipv4: header cut off"},
 		{"IP shorter than its header", []Frame{edit(up(101, "a"), 14+3, 19)}, "ipv4: header cut off"},
+		{"no IPv6 header", []Frame{{Data: over6(up(101, "")).Data[:53]}}, "ipv6: header cut off"},
+		{"IPv6 longer than its frame", []Frame{edit(over6(up(101, "a")), 14+4, 1)}, "ipv6: header cut off"},
+		{"IPv6 that says IPv4", []Frame{edit(over6(up(101, "a")), 14, 0x40)}, "ipv6: header cut off"},
 		{"no TCP header", []Frame{edit(up(101, ""), 14+3, 39)}, "tcp: header cut off"},
 		{"TCP options longer than segment", []Frame{edit(up(101, "a"), 34+12, 6<<4)}, "tcp: header cut off"},
 	} {

@@ -1,0 +1,123 @@
+package tsharktest
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// patience is how long a marker may take to show up in a capture.
+const patience = 30 * time.Second
+
+// NeedCapture skips the test where the user may not capture. In a guest of
+// vm/run that is a failure.
+func NeedCapture(tb testing.TB) {
+	tb.Helper()
+	err := mayCapture()
+	switch {
+	case err == nil:
+	case os.Getenv("RDMANET_VM_ADDR") != "":
+		tb.Fatal(err)
+	default:
+		tb.Skipf("%v: vm/test runs this in a guest, with what vm/install installs", err)
+	}
+}
+
+// mayCapture has dumpcap list the link types of an interface, for which it must
+// open it.
+var mayCapture = sync.OnceValue(func() error {
+	out, err := exec.Command("dumpcap", "-i", "lo", "-L").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("dumpcap: %w: %s", err, out)
+	}
+	return nil
+})
+
+// Capture runs f and returns the path of a capture of the TCP segments to and
+// from addr meanwhile, an address of this machine. The file is gone with the
+// test.
+func Capture(tb testing.TB, addr netip.Addr, f func()) string {
+	tb.Helper()
+	// A datagram that has come through shows that the capture is on, and
+	// another one that all is in it that went before.
+	marker, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer marker.Close()
+	here := marker.LocalAddr().(*net.UDPAddr)
+
+	path := filepath.Join(tb.TempDir(), "capture.pcap")
+	file, err := os.Create(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer file.Close()
+	captured := &watched{file: file}
+
+	// What is local goes over lo whatever its address. Of its frames dumpcap
+	// passes on to a pipe, unlike to a file, what it has at once.
+	filter := fmt.Sprintf("host %v and (tcp or udp port %d)", addr, here.Port)
+	cmd := exec.Command("dumpcap", "-q", "-i", "lo", "-B", "64", "-P", "-w", "-", "-f", filter)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = captured, &said
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	defer func() {
+		cmd.Process.Signal(os.Interrupt)
+		if err := cmd.Wait(); err != nil {
+			tb.Errorf("dumpcap: %v: %s", err, &said)
+		}
+		if s := said.String(); !strings.Contains(s, "/0 (pcap:0/dumpcap:0/") {
+			tb.Errorf("dumpcap has lost frames, or does not say: %s", s)
+		}
+	}()
+
+	mark := func(text string) {
+		deadline := time.Now().Add(patience)
+		for !captured.has(text) {
+			if time.Now().After(deadline) {
+				tb.Fatalf("dumpcap captures nothing: %s", &said)
+			}
+			if _, err := marker.WriteTo([]byte(text), here); err != nil {
+				tb.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	mark("the capture begins")
+	f()
+	mark("the capture ends")
+	return path
+}
+
+// watched is a file in which one can see what has been written last.
+type watched struct {
+	file *os.File
+
+	mu   sync.Mutex
+	tail []byte
+}
+
+func (w *watched) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tail = append(w.tail, b...)
+	w.tail = bytes.Clone(w.tail[max(0, len(w.tail)-4096):])
+	return w.file.Write(b)
+}
+
+func (w *watched) has(text string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return bytes.Contains(w.tail, []byte(text))
+}
