@@ -31,9 +31,6 @@ var (
 	benchBusyPoll  = flag.Duration("busypoll", 0, "Config.BusyPoll of both ends in benchmarks")
 )
 
-// benchPeerEnv makes the test binary serve as a far end.
-const benchPeerEnv = "RDMANET_BENCH_PEER"
-
 var benchTransports = []string{"tcp", "rdmanet"}
 
 // A benchTarget is a service of the far end, reached over one transport.
@@ -225,7 +222,7 @@ func startBenchPeer(tb testing.TB, processes int) *rpc.Client {
 		tb.Fatal(err)
 	}
 	cmd := exec.Command(exe, "-test.run=^TestBenchmarks$", "-busypoll="+benchBusyPoll.String())
-	cmd.Env = append(os.Environ(), benchPeerEnv+"=1")
+	cmd.Env = append(os.Environ(), rdmanet.BenchPeerEnv+"=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -265,7 +262,7 @@ func serveBenchPeer(control io.ReadWriteCloser) {
 // TestBenchmarks does a few operations of every benchmark with two processes.
 // It is also where the second process comes in.
 func TestBenchmarks(t *testing.T) {
-	if os.Getenv(benchPeerEnv) != "" {
+	if os.Getenv(rdmanet.BenchPeerEnv) != "" {
 		control := benchControl{os.Stdin, os.Stdout}
 		os.Stdout = os.Stderr // the control connection is not for printing
 		serveBenchPeer(control)

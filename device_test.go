@@ -2,7 +2,9 @@ package rdmanet
 
 import (
 	"errors"
+	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
 // The tests run over the software device or, where these variables name the
@@ -22,11 +25,32 @@ var (
 	local6 = net.JoinHostPort(host6, "0")
 )
 
-// The provider's goroutines and descriptors stay for good: no test leaves them.
-func init() {
+// BenchPeerEnv makes the test binary serve as the far end of a benchmark.
+const BenchPeerEnv = "RDMANET_BENCH_PEER"
+
+// TestMain fails, too, when the tests leave resources of the device behind.
+func TestMain(m *testing.M) {
+	device := ""
 	if onRDMA {
-		rdmaProvider("")
+		// The provider's goroutines and descriptors stay for good, and the domain that
+		// librdmacm takes with the first listener: no test leaves them.
+		p, err := rdmaProvider("")
+		var ln ibv.Listener
+		if err == nil {
+			ln, err = p.Listen(tctx, netip.MustParseAddrPort(local4), 0)
+		}
+		if err == nil {
+			err = ln.Close()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		if os.Getenv(victimEnv) == "" && os.Getenv(BenchPeerEnv) == "" {
+			device = os.Getenv("RDMANET_VM_DEVICE")
+		}
 	}
+	os.Exit(leaktest.Main(m, device))
 }
 
 func hostFrom(env, otherwise string) string {

@@ -23,54 +23,35 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
 // deviceEnv names the device that addrEnv belongs to, rxe0 or siw0: the kind and
 // a number. vm/run sets it.
 const deviceEnv = "RDMANET_VM_DEVICE"
 
-// TestMain fails when the tests leave resources of the device behind. The kernel
-// counts those, but takes them back from a process that ends.
+// TestMain fails when the tests leave resources of the device behind.
 func TestMain(m *testing.M) {
 	dev := os.Getenv(deviceEnv)
-	if dev == "" || os.Getenv(childEnv) != "" {
-		os.Exit(m.Run())
+	if os.Getenv(childEnv) != "" {
+		dev = ""
 	}
-	p, err := rdmacore.New(rdmacore.Config{})
-	var l ibv.Listener
-	if err == nil {
-		_, err = p.Devices()
+	if dev != "" {
+		// librdmacm takes a domain of its own with the first listener, and for good.
+		p, err := rdmacore.New(rdmacore.Config{})
+		var l ibv.Listener
+		if err == nil {
+			l, err = p.Listen(context.Background(), netip.AddrPortFrom(netip.MustParseAddr(os.Getenv(addrEnv)), 0), 0)
+		}
+		if err == nil {
+			err = l.Close()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	}
-	if err == nil { // takes some for good: librdmacm makes a domain of its own
-		l, err = p.Listen(context.Background(), netip.AddrPortFrom(netip.MustParseAddr(os.Getenv(addrEnv)), 0), 0)
-	}
-	if err == nil {
-		err = l.Close()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	before := resources(dev)
-	status := m.Run()
-	after := resources(dev)
-	for end := time.Now().Add(verbstest.Patience); after != before && time.Now().Before(end); after = resources(dev) {
-		time.Sleep(20 * time.Millisecond)
-	}
-	if after != before {
-		fmt.Fprintf(os.Stderr, "resources left behind: %sbefore: %s", after, before)
-		status = 1
-	}
-	os.Exit(status)
-}
-
-// resources is what the kernel says how many of each kind there are.
-func resources(dev string) string {
-	out, err := exec.Command("rdma", "resource", "show", dev).CombinedOutput()
-	if err != nil {
-		return fmt.Sprintf("%v: %s\n", err, out)
-	}
-	return string(out)
+	os.Exit(leaktest.Main(m, dev))
 }
 
 func TestIPv6(t *testing.T) {
