@@ -203,7 +203,7 @@ func TestNoMemoryToSend(t *testing.T) {
 			within(t, "exchanges", func() {
 				var wg sync.WaitGroup
 				for _, pair := range conns {
-					wg.Go(func() { exchange(t, pair[0], pair[1], 200<<10) })
+					wg.Go(func() { exchange(t, pair[0], pair[1], heavy(200<<10)) })
 				}
 				wg.Wait()
 			})
