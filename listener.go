@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -69,7 +70,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 	if backlog <= 0 {
 		backlog = defaultBacklog
 	}
-	l := &Listener{cfg: lc.Config, backlog: backlog, ready: make(chan *Conn, backlog), done: make(chan struct{})}
+	l := &Listener{cfg: lc.Config, backlog: backlog, ready: make(chan *Conn, backlog), done: make(chan struct{}), failed: make(chan struct{})}
 	l.due.timedOut = make(chan struct{})
 	if err := l.bind(ctx, providers, local); err != nil {
 		l.Close()
@@ -135,6 +136,9 @@ func (l *Listener) bindOnce(ctx context.Context, providers []ibv.Provider, local
 // Connections are set up before Accept hands them out, each within
 // Config.NegotiateTimeout and beside the others, so a peer that is slow or
 // silent holds up nobody.
+//
+// When the RDMA device of its address is removed, and the software device does
+// not listen beside it, Accept fails with an error that matches syscall.ENODEV.
 type Listener struct {
 	cfg       Config
 	backlog   int
@@ -143,12 +147,15 @@ type Listener struct {
 
 	ready  chan *Conn
 	done   chan struct{}
+	failed chan struct{} // closed when there is nothing left to listen on
 	closed sync.Once
 	wg     sync.WaitGroup
 
 	mu   sync.Mutex
 	half list.List // of context.CancelFunc: connections being set up, oldest first
 	due  acceptDeadline
+	deaf int   // of the listeners
+	err  error // why all are
 }
 
 // run takes connection requests.
@@ -157,10 +164,13 @@ func (l *Listener) run(ln ibv.Listener) {
 	ctx := context.Background()
 	for {
 		id, err := ln.Accept(ctx)
-		if errors.Is(err, net.ErrClosed) {
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return
-		}
-		if err != nil {
+		case errors.Is(err, syscall.ENODEV):
+			l.lost(err)
+			return
+		case err != nil:
 			select { // nothing to do but to try again, not at once
 			case <-time.After(10 * time.Millisecond):
 			case <-l.done:
@@ -176,6 +186,18 @@ func (l *Listener) run(ln ibv.Listener) {
 			defer cancel()
 			l.setUp(ctx, id, e)
 		}()
+	}
+}
+
+// lost notes that one of the listeners will hear no more. Accept ends with the
+// last one.
+func (l *Listener) lost(err error) {
+	l.cfg.log("does not listen any more", l.addr, err)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.deaf++; l.deaf == len(l.listeners) {
+		l.err = err
+		close(l.failed)
 	}
 }
 
@@ -250,6 +272,13 @@ func (l *Listener) accept() (*Conn, error) {
 			return c, nil
 		case <-l.done:
 			return nil, net.ErrClosed
+		case <-l.failed:
+			select {
+			case c := <-l.ready:
+				return c, nil
+			default:
+			}
+			return nil, l.err
 		case <-timedOut:
 			return nil, os.ErrDeadlineExceeded
 		case <-changed:

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
 func TestListenInUse(t *testing.T) {
@@ -258,4 +260,23 @@ func TestAddresses(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, again.Close())
 	})
+}
+
+// When the device of its address is gone, Accept says so instead of waiting for
+// ever. The device of another provider would go on.
+func TestListenerLosesDevice(t *testing.T) {
+	checkLeaks(t)
+	sw := newSwitch(t, nil)
+	sw.FailNth(1, syscall.ENODEV, verbstest.ListenerAccept)
+	ln, err := (&ListenConfig{Config: Config{Provider: sw}}).Listen(tctx, "rdma4", local4)
+	require.NoError(t, err)
+	for range 2 {
+		within(t, "Accept", func() {
+			_, err := ln.Accept()
+			require.ErrorIs(t, err, syscall.ENODEV)
+		})
+	}
+	require.NoError(t, ln.Close())
+	_, err = ln.Accept()
+	require.ErrorIs(t, err, net.ErrClosed)
 }

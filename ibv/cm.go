@@ -13,7 +13,8 @@ type Listener interface {
 
 	// Accept waits for the next connection request and returns its ID, which
 	// the caller must Accept or Reject, and Close. The error is net.ErrClosed
-	// after Close and ctx's own when ctx ends.
+	// after Close and ctx's own when ctx ends. It matches syscall.ENODEV when the
+	// device that has the address is gone, and no more requests will come.
 	Accept(ctx context.Context) (ID, error)
 
 	// Close stops listening and rejects the requests that were not accepted.

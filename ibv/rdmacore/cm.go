@@ -85,8 +85,13 @@ func (lib *library) event(info *C.struct_rn_event_info) {
 		l.request(info)
 		return
 	}
-	if i, ok := lookup(info.handle).(*id); ok {
-		i.managed(info)
+	switch o := lookup(info.handle).(type) {
+	case *id:
+		o.managed(info)
+	case *listener:
+		if info.event == cmDeviceRemoval {
+			o.lost.Do(func() { close(o.gone) })
+		}
 	}
 }
 

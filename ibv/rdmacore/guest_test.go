@@ -247,6 +247,8 @@ func TestLinkDownAndRemoval(t *testing.T) {
 	port, err := pair.Active.Dev.Port(1)
 	require.NoError(t, err)
 	assert.Equal(t, ibv.PortActive, port.State)
+	ln, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	require.NoError(t, err)
 	var ends []*heard
 	for _, e := range []*verbstest.End{pair.Active, pair.Passive} {
 		ends = append(ends, listenTo(e.ID))
@@ -260,6 +262,11 @@ func TestLinkDownAndRemoval(t *testing.T) {
 	for _, h := range ends {
 		h.wait(t, ibv.EventDeviceRemoval)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), verbstest.Patience)
+	defer cancel()
+	_, err = ln.Accept(ctx)
+	assert.ErrorIs(t, err, syscall.ENODEV)
+	assert.NoError(t, ln.Close())
 	// What uses it gets errors, or its work flushed, and does not hang.
 	for _, e := range []*verbstest.End{pair.Active, pair.Passive} {
 		e.QP.PostSend([]ibv.SendWR{{ID: 2, Op: ibv.OpSend, Flags: ibv.SendSignaled}})

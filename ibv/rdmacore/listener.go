@@ -29,6 +29,8 @@ type listener struct {
 
 	ready chan *id
 	done  chan struct{}
+	gone  chan struct{} // the device is
+	lost  sync.Once
 
 	ids []*C.struct_rn_cm_id // one, or one for each family
 
@@ -50,7 +52,7 @@ func (p *Provider) listen(portSpace C.int, local netip.AddrPort, backlog int) (*
 	if backlog <= 0 {
 		backlog = defaultBacklog
 	}
-	l := &listener{p: p, ps: portSpace, ready: make(chan *id, backlog), done: make(chan struct{})}
+	l := &listener{p: p, ps: portSpace, ready: make(chan *id, backlog), done: make(chan struct{}), gone: make(chan struct{})}
 	l.handle = addHandle(l)
 	if err := l.listen(local, backlog); err != nil {
 		l.Close()
@@ -190,6 +192,8 @@ func (l *listener) Accept(ctx context.Context) (ibv.ID, error) {
 		return i, nil
 	case <-l.done:
 		return nil, net.ErrClosed
+	case <-l.gone:
+		return nil, fmt.Errorf("%s: accept on %v: device removed: %w", Name, l.addr, syscall.ENODEV)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

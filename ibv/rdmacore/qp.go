@@ -8,7 +8,9 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -398,6 +400,10 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 		wr := &wrs[good]
 		if len(wr.SGL) > q.cap.MaxRecvSGE {
 			err = fmt.Errorf("%d elements (limit %d): %w", len(wr.SGL), q.cap.MaxRecvSGE, ibv.ErrLimit)
+			break
+		}
+		if slices.ContainsFunc(wr.SGL, func(e ibv.SGE) bool { return uint64(len(e.Buf)) > math.MaxUint32 }) {
+			err = fmt.Errorf("an element of 4 GiB: %w", ibv.ErrLimit)
 			break
 		}
 		id, ok := wr.ID, true
