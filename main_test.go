@@ -14,8 +14,13 @@ import (
 var tctx = context.Background()
 
 // patience is how long a test waits for what must come to pass. Nothing waits
-// so long unless it fails.
-const patience = 20 * time.Second
+// so long unless it fails. RDMA devices are emulated, ten times slower.
+var patience = func() time.Duration {
+	if onRDMA {
+		return 90 * time.Second
+	}
+	return 20 * time.Second
+}()
 
 // eventually tries until ok holds or patience is over.
 func eventually(ok func() bool) bool {
