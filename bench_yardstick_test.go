@@ -42,45 +42,39 @@ const yardTries = 4
 // sleeps, as ib_send_lat without -e never does.
 const yardBusyPoll = time.Second
 
-// A yardMeasure is one way to move the same bytes. It returns MiB/s, or the
-// microseconds of half a round trip.
-type yardMeasure struct {
-	name    string
-	measure yardFunc
+// A yardstick is one way to move the same bytes.
+type yardstick struct {
+	name, unit string
+	measure    yardFunc
 }
 
+// A yardFunc returns MiB/s, or the microseconds of half a round trip.
 type yardFunc func(tb testing.TB, addr string) (float64, error)
 
-// Those that are compared, by what they are called in the table.
-const (
-	yardSendBw   = "`ib_send_bw -e`"
-	yardSendLatE = "`ib_send_lat -e`"
-	yardSendLat  = "`ib_send_lat`"
-	yardRBulk    = "rsockets"
-	yardRPing    = "rsockets, mean"
-	yardTCPBulk  = "TCP"
-	yardTCPPing  = "TCP, round trips"
-	yardBulk     = "rdmanet"
-	yardPing     = "rdmanet, round trips"
-	yardPoll     = "rdmanet, BusyPoll"
-)
+var (
+	yardBulk   = &yardstick{"rdmanet", "MiB/s", goBulk("rdmanet")}
+	yardSendBw = &yardstick{"`ib_send_bw -e`", "MiB/s", perftest("ib_send_bw", 3, yardBulkSize, yardBulkCount, "-e")}
+	yardRBulk  = &yardstick{"rsockets", "MiB/s", rstreamBulk}
+	yardTCP    = &yardstick{"TCP", "MiB/s", goBulk("tcp")}
 
-var yardMeasures = []yardMeasure{
-	{yardSendBw, perftest("ib_send_bw", 3, "-e", "-s", strconv.Itoa(yardBulkSize), "-n", strconv.Itoa(yardBulkCount))},
-	{yardBulk, goBulk("rdmanet")},
-	{yardRBulk, rstreamBulk},
-	{yardTCPBulk, goBulk("tcp")},
-	{yardSendLatE, perftest("ib_send_lat", 4, "-e", "-s", strconv.Itoa(yardPingSize), "-n", strconv.Itoa(yardPingCount))},
-	{yardPing, goPing("rdmanet", 0)},
-	{yardRPing, rstreamPing},
-	{yardTCPPing, goPing("tcp", 0)},
-	{yardSendLat, perftest("ib_send_lat", 4, "-s", strconv.Itoa(yardPingSize), "-n", strconv.Itoa(yardPingCount))},
-	{yardPoll, goPing("rdmanet", yardBusyPoll)},
-}
+	yardPing     = &yardstick{"rdmanet", "µs", goPing("rdmanet", 0)}
+	yardSendLatE = &yardstick{"`ib_send_lat -e`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount, "-e", "-t", "2000", "-r", "2000")}
+	yardRPing    = &yardstick{"rsockets (mean)", "µs", rstreamPing}
+	yardTCPPing  = &yardstick{"TCP", "µs", goPing("tcp", 0)}
+
+	yardPoll    = &yardstick{"rdmanet with BusyPoll", "µs", goPing("rdmanet", yardBusyPoll)}
+	yardSendLat = &yardstick{"`ib_send_lat`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount)}
+
+	yardsticks = []*yardstick{
+		yardBulk, yardSendBw, yardRBulk, yardTCP,
+		yardPing, yardSendLatE, yardRPing, yardTCPPing,
+		yardPoll, yardSendLat,
+	}
+)
 
 // A yardRow puts one of ours against one of the others. A goal of zero is none.
 type yardRow struct {
-	ours, others string
+	ours, others *yardstick
 	goal         map[string]float64 // by driver
 }
 
@@ -97,7 +91,7 @@ var yardGroups = []yardGroup{
 	{"64 KiB writes, MiB/s", true, []yardRow{
 		{yardBulk, yardSendBw, map[string]float64{"rxe": 0.95, "siw": 0.6}},
 		{yardBulk, yardRBulk, map[string]float64{"rxe": 1}},
-		{yardBulk, yardTCPBulk, map[string]float64{"siw": 1.5}},
+		{yardBulk, yardTCP, map[string]float64{"siw": 1.5}},
 	}},
 	{"64 B one way, µs", false, []yardRow{
 		{yardPing, yardSendLatE, onBoth(1.25)},
@@ -114,37 +108,36 @@ var yardGroups = []yardGroup{
 // it: the verbs alone (perftest), rsockets (rstream), and TCP on the same
 // address, every one between two processes. All are measured once in each
 // repeat, and the ratios are those of one repeat, so that what else the machine
-// does falls on both. The table goes to standard output and, in a guest, to the
-// file table.md among the results; vm/bench is the command for it.
+// does falls on both. The table goes to the file table.md among the results of
+// the guest; vm/bench is the command for it.
 func BenchmarkYardsticks(b *testing.B) {
 	addr, dev := os.Getenv("RDMANET_VM_ADDR"), os.Getenv("RDMANET_VM_DEVICE")
 	if addr == "" {
 		b.Skip("RDMANET_VM_ADDR names no RDMA device: vm/bench runs this where there is one")
 	}
 	for b.Loop() {
-		values := make(map[string][]float64) // by name; NaN where it could not be measured
+		values := make(map[*yardstick][]float64) // NaN where it could not be measured
 		for repeat := range *yardstickRepeats {
-			for i := range yardMeasures {
-				m := yardMeasures[(i+repeat)%len(yardMeasures)] // who begins takes turns too
-				v, err := m.measure(b, addr)
+			for i := range yardsticks {
+				y := yardsticks[(i+repeat)%len(yardsticks)] // who begins takes turns too
+				v, err := y.measure(b, addr)
 				if err != nil {
-					fmt.Fprintf(os.Stderr, "repeat %d: %s: %v\n", repeat+1, m.name, err)
 					v = math.NaN()
+					fmt.Fprintf(os.Stderr, "%s: %v\n", y.name, err)
 				}
-				fmt.Fprintf(os.Stderr, "repeat %d of %d: %s: %.1f\n", repeat+1, *yardstickRepeats, m.name, v)
-				values[m.name] = append(values[m.name], v)
+				fmt.Fprintf(os.Stderr, "repeat %d of %d: %s: %.0f %s\n", repeat+1, *yardstickRepeats, y.name, v, y.unit)
+				values[y] = append(values[y], v)
 			}
 		}
 		table := yardTable(dev, values)
-		fmt.Print("\n" + table)
-		if dir := os.Getenv("RDMANET_VM_RESULTS"); dir != "" {
-			if err := os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644); err != nil {
-				b.Fatal(err)
-			}
+		if dir := os.Getenv("RDMANET_VM_RESULTS"); dir == "" {
+			fmt.Print("\n" + table)
+		} else if err := os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644); err != nil {
+			b.Fatal(err)
 		}
-		for _, m := range yardMeasures {
-			if measured := len(present(values[m.name])); 2*measured <= *yardstickRepeats {
-				b.Errorf("%s was measured %d times in %d repeats", m.name, measured, *yardstickRepeats)
+		for _, y := range yardsticks {
+			if measured := len(present(values[y])); 2*measured <= *yardstickRepeats {
+				b.Errorf("%s was measured %d times in %d repeats", y.name, measured, *yardstickRepeats)
 			}
 		}
 	}
@@ -152,12 +145,12 @@ func BenchmarkYardsticks(b *testing.B) {
 }
 
 // yardTable is the comparison in Markdown.
-func yardTable(dev string, values map[string][]float64) string {
+func yardTable(dev string, values map[*yardstick][]float64) string {
 	driver := strings.TrimRight(dev, "0123456789")
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	var t strings.Builder
 	fmt.Fprintf(&t, "%s: medians of %d repeats (quartiles), Linux %s, %s, %d processors\n\n",
-		dev, *yardstickRepeats, bytes.TrimSpace(kernel), runtime.Version(), runtime.NumCPU())
+		dev, len(values[yardBulk]), bytes.TrimSpace(kernel), runtime.Version(), runtime.NumCPU())
 	t.WriteString("| " + driver + " | rdmanet | against | it | ratio (quartiles) | to reach |\n|---|---|---|---|---|---|\n")
 	for _, g := range yardGroups {
 		for i, row := range g.rows {
@@ -180,12 +173,13 @@ func yardTable(dev string, values map[string][]float64) string {
 				goal = fmt.Sprintf("%s %g: %s", word, want, map[bool]string{true: "met", false: "**missed**"}[met])
 			}
 			fmt.Fprintf(&t, "| %s | %s | %s | %s | %s | %s |\n",
-				what, summary("%.0f", ours), row.others, summary("%.0f", others), summary("%.2f", ratios), goal)
+				what, summary("%.0f", ours), row.others.name, summary("%.0f", others), summary("%.2f", ratios), goal)
 		}
 	}
-	for _, m := range yardMeasures {
-		if missing := *yardstickRepeats - len(present(values[m.name])); missing > 0 {
-			fmt.Fprintf(&t, "\n%s failed in %d of the repeats, which then do not count for it.\n", m.name, missing)
+	for _, y := range yardsticks {
+		if missing := len(values[y]) - len(present(values[y])); missing > 0 {
+			fmt.Fprintf(&t, "\n%s (%s) could not be measured in %d of the repeats, which then do not count for it.\n",
+				y.name, y.unit, missing)
 		}
 	}
 	return t.String()
@@ -268,18 +262,19 @@ func goMeasure(s BenchService, busyPoll time.Duration, measure func(net.Conn) (f
 }
 
 // perftest runs one of those programs; column is where its table has the value.
-// The depth of its queues is that of its completion queue too, and what -e
-// leaves on that must fit, or it waits for ever.
-func perftest(program string, column int, flags ...string) yardFunc {
-	flags = append([]string{"-R", "-F"}, flags...) // by rdma_cm; no word on how fast the processor is
-	if program == "ib_send_lat" {
-		flags = append(flags, "-t", strconv.Itoa(2*yardPingCount), "-r", strconv.Itoa(2*yardPingCount))
-	}
+// With -e ib_send_lat leaves completions of its sends on the completion queue,
+// which must hold all of them, or it waits for ever: hence -t and -r.
+func perftest(program string, column, size, count int, flags ...string) yardFunc {
+	flags = append([]string{
+		"-R", // connect by rdma_cm: iWARP knows no other way
+		"-F", // no word on how fast the processor is
+		"-s", strconv.Itoa(size), "-n", strconv.Itoa(count),
+	}, flags...)
 	return yardProgram(func(ctx context.Context, addr, port string) (server, client *exec.Cmd) {
 		flags := append([]string{"-p", port}, flags...)
 		return exec.CommandContext(ctx, program, flags...), exec.CommandContext(ctx, program, append(flags, addr)...)
 	}, func(fields []string) (float64, bool) {
-		if len(fields) <= column || fields[0] != strconv.Itoa(yardPingSize) && fields[0] != strconv.Itoa(yardBulkSize) {
+		if len(fields) <= column || fields[0] != strconv.Itoa(size) || fields[1] != strconv.Itoa(count) {
 			return 0, false
 		}
 		v, err := strconv.ParseFloat(fields[column], 64)
@@ -374,5 +369,30 @@ func awaitListener(ctx context.Context, port string) error {
 			}
 		}
 		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestYardTable(t *testing.T) {
+	nan := math.NaN()
+	same := []float64{10, 20, 30}
+	values := map[*yardstick][]float64{
+		yardBulk: {50, 60, 70}, yardSendBw: {100, 60, 70}, yardRBulk: {100, 100, 100}, yardTCP: {nan, nan, nan},
+		yardPing: same, yardSendLatE: {10, nan, 10}, yardRPing: same, yardTCPPing: same,
+		yardPoll: same, yardSendLat: same,
+	}
+	got := yardTable("rxe0", values)
+	for _, want := range []string{
+		"rxe0: medians of 3 repeats (quartiles), ",
+		"| 64 KiB writes, MiB/s | 60 (60, 70) | `ib_send_bw -e` | 70 (70, 100) | 1.00 (1.00, 1.00) | at least 0.95: met |\n",
+		"|  | 60 (60, 70) | rsockets | 100 (100, 100) | 0.60 (0.60, 0.70) | at least 1: **missed** |\n",
+		"|  | 60 (60, 70) | TCP | none | none |  |\n",
+		"| 64 B one way, µs | 20 (20, 30) | `ib_send_lat -e` | 10 (10, 10) | 3.00 (1.00, 3.00) | at most 1.25: **missed** |\n",
+		"|  | 20 (20, 30) | TCP | 20 (20, 30) | 1.00 (1.00, 1.00) | at most 1: met |\n",
+		"\nTCP (MiB/s) could not be measured in 3 of the repeats",
+		"\n`ib_send_lat -e` (µs) could not be measured in 1 of the repeats",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
 	}
 }
