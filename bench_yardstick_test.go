@@ -31,9 +31,12 @@ const (
 	yardPingCount = 1000
 )
 
-// yardPatience is how long a program or a connection may take, set-up
-// included, before it counts as hanging: many times what is usual.
-const yardPatience = 20 * time.Second
+// How long a program, and a connection of ours, may take before it counts as
+// hanging: many times what is usual. A program is run again then.
+const (
+	yardPatience     = 20 * time.Second
+	yardConnPatience = time.Minute
+)
 
 // yardTries is how often a program that hangs or fails is run in one repeat.
 const yardTries = 4
@@ -254,7 +257,7 @@ func goMeasure(s BenchService, busyPoll time.Duration, measure func(net.Conn) (f
 		scope := &benchScope{TB: tb}
 		defer scope.end()
 		c := listenBench(scope, startBenchPeer(scope, 2), s).mustDial(scope)
-		if err := c.SetDeadline(time.Now().Add(yardPatience)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(yardConnPatience)); err != nil {
 			return 0, err
 		}
 		return measure(c)
