@@ -1,0 +1,401 @@
+package rdmanet_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var yardstickRepeats = flag.Int("repeats", 7, "repeats of everything in BenchmarkYardsticks")
+
+// The work of one measurement, the same for all that are compared.
+const (
+	yardBulkSize  = 64 << 10
+	yardBulkCount = 1000
+	yardPingSize  = 64
+	yardPingCount = 1000
+)
+
+// How long a program, and a connection of ours, may take before it counts as
+// hanging: many times what is usual. A program is run again then.
+const (
+	yardPatience     = 20 * time.Second
+	yardConnPatience = time.Minute
+)
+
+// yardTries is how often a program that hangs or fails is run in one repeat.
+const yardTries = 4
+
+// yardBusyPoll outlasts every pause of a round trip, so that BusyPoll never
+// sleeps, as ib_send_lat without -e never does.
+const yardBusyPoll = time.Second
+
+// A yardstick is one way to move the same bytes.
+type yardstick struct {
+	name, unit string
+	measure    yardFunc
+}
+
+// A yardFunc returns MiB/s, or the microseconds of half a round trip.
+type yardFunc func(tb testing.TB, addr string) (float64, error)
+
+var (
+	yardBulk   = &yardstick{"rdmanet", "MiB/s", goBulk("rdmanet")}
+	yardSendBw = &yardstick{"`ib_send_bw -e`", "MiB/s", perftest("ib_send_bw", 3, yardBulkSize, yardBulkCount, "-e")}
+	yardRBulk  = &yardstick{"rsockets", "MiB/s", rstreamBulk}
+	yardTCP    = &yardstick{"TCP", "MiB/s", goBulk("tcp")}
+
+	yardPing     = &yardstick{"rdmanet", "µs", goPing("rdmanet", 0)}
+	yardSendLatE = &yardstick{"`ib_send_lat -e`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount, "-e", "-t", "2000", "-r", "2000")}
+	yardRPing    = &yardstick{"rsockets (mean)", "µs", rstreamPing}
+	yardTCPPing  = &yardstick{"TCP", "µs", goPing("tcp", 0)}
+
+	yardPoll    = &yardstick{"rdmanet with BusyPoll", "µs", goPing("rdmanet", yardBusyPoll)}
+	yardSendLat = &yardstick{"`ib_send_lat`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount)}
+
+	yardsticks = []*yardstick{
+		yardBulk, yardSendBw, yardRBulk, yardTCP,
+		yardPing, yardSendLatE, yardRPing, yardTCPPing,
+		yardPoll, yardSendLat,
+	}
+)
+
+// A yardRow puts one of ours against one of the others. A goal of zero is none.
+type yardRow struct {
+	ours, others *yardstick
+	goal         map[string]float64 // by driver
+}
+
+// A yardGroup is the rows of one thing to measure.
+type yardGroup struct {
+	what    string
+	atLeast bool // more is better, else less
+	rows    []yardRow
+}
+
+func onBoth(goal float64) map[string]float64 { return map[string]float64{"rxe": goal, "siw": goal} }
+
+var yardGroups = []yardGroup{
+	{"64 KiB writes, MiB/s", true, []yardRow{
+		{yardBulk, yardSendBw, map[string]float64{"rxe": 0.95, "siw": 0.6}},
+		{yardBulk, yardRBulk, map[string]float64{"rxe": 1}},
+		{yardBulk, yardTCP, map[string]float64{"siw": 1.5}},
+	}},
+	{"64 B one way, µs", false, []yardRow{
+		{yardPing, yardSendLatE, onBoth(1.25)},
+		{yardPing, yardRPing, nil},
+		{yardPing, yardTCPPing, onBoth(1)},
+	}},
+	{"64 B one way, BusyPoll, µs", false, []yardRow{
+		{yardPoll, yardSendLat, onBoth(1.6)},
+		{yardPoll, yardTCPPing, onBoth(0.6)},
+	}},
+}
+
+// BenchmarkYardsticks puts rdmanet on an RDMA device against what others do on
+// it: the verbs alone (perftest), rsockets (rstream), and TCP on the same
+// address, every one between two processes. All are measured once in each
+// repeat, and the ratios are those of one repeat, so that what else the machine
+// does falls on both. The table goes to the file table.md among the results of
+// the guest; vm/bench is the command for it.
+func BenchmarkYardsticks(b *testing.B) {
+	addr, dev := os.Getenv("RDMANET_VM_ADDR"), os.Getenv("RDMANET_VM_DEVICE")
+	if addr == "" {
+		b.Skip("RDMANET_VM_ADDR names no RDMA device: vm/bench runs this where there is one")
+	}
+	for b.Loop() {
+		values := make(map[*yardstick][]float64) // NaN where it could not be measured
+		for repeat := range *yardstickRepeats {
+			for i := range yardsticks {
+				y := yardsticks[(i+repeat)%len(yardsticks)] // who begins takes turns too
+				v, err := y.measure(b, addr)
+				if err != nil {
+					v = math.NaN()
+					fmt.Fprintf(os.Stderr, "%s: %v\n", y.name, err)
+				}
+				fmt.Fprintf(os.Stderr, "repeat %d of %d: %s: %.0f %s\n", repeat+1, *yardstickRepeats, y.name, v, y.unit)
+				values[y] = append(values[y], v)
+			}
+		}
+		table := yardTable(dev, values)
+		if dir := os.Getenv("RDMANET_VM_RESULTS"); dir == "" {
+			fmt.Print("\n" + table)
+		} else if err := os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644); err != nil {
+			b.Fatal(err)
+		}
+		for _, y := range yardsticks {
+			if measured := len(present(values[y])); 2*measured <= *yardstickRepeats {
+				b.Errorf("%s was measured %d times in %d repeats", y.name, measured, *yardstickRepeats)
+			}
+		}
+	}
+	b.ReportMetric(0, "ns/op") // not shown: it would be the time of the comparison
+}
+
+// yardTable is the comparison in Markdown.
+func yardTable(dev string, values map[*yardstick][]float64) string {
+	driver := strings.TrimRight(dev, "0123456789")
+	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	var t strings.Builder
+	fmt.Fprintf(&t, "%s: medians of %d repeats (quartiles), Linux %s, %s, %d processors\n\n",
+		dev, len(values[yardBulk]), bytes.TrimSpace(kernel), runtime.Version(), runtime.NumCPU())
+	t.WriteString("| " + driver + " | rdmanet | against | it | ratio (quartiles) | to reach |\n|---|---|---|---|---|---|\n")
+	for _, g := range yardGroups {
+		for i, row := range g.rows {
+			what := g.what
+			if i > 0 {
+				what = ""
+			}
+			ours, others := values[row.ours], values[row.others]
+			var ratios []float64
+			for r := range ours {
+				ratios = append(ratios, ours[r]/others[r])
+			}
+			ratios = present(ratios)
+			goal := ""
+			if want := row.goal[driver]; want != 0 && len(ratios) > 0 {
+				word, met := "at most", quantile(ratios, 0.5) <= want
+				if g.atLeast {
+					word, met = "at least", quantile(ratios, 0.5) >= want
+				}
+				goal = fmt.Sprintf("%s %g: %s", word, want, map[bool]string{true: "met", false: "**missed**"}[met])
+			}
+			fmt.Fprintf(&t, "| %s | %s | %s | %s | %s | %s |\n",
+				what, summary("%.0f", ours), row.others.name, summary("%.0f", others), summary("%.2f", ratios), goal)
+		}
+	}
+	for _, y := range yardsticks {
+		if missing := len(values[y]) - len(present(values[y])); missing > 0 {
+			fmt.Fprintf(&t, "\n%s (%s) could not be measured in %d of the repeats, which then do not count for it.\n",
+				y.name, y.unit, missing)
+		}
+	}
+	return t.String()
+}
+
+// present leaves out what could not be measured.
+func present(sample []float64) []float64 {
+	return slices.DeleteFunc(slices.Clone(sample), math.IsNaN)
+}
+
+// summary is the median of a sample with its quartiles.
+func summary(format string, sample []float64) string {
+	sample = present(sample)
+	if len(sample) == 0 {
+		return "none"
+	}
+	return fmt.Sprintf(format+" ("+format+", "+format+")",
+		quantile(sample, 0.5), quantile(sample, 0.25), quantile(sample, 0.75))
+}
+
+// goBulk writes one way on a net.Conn; the clock stops when the far end has
+// said that all has come. A tenth of the work goes before.
+func goBulk(transport string) yardFunc {
+	return goMeasure(BenchService{Transport: transport, Name: "sink", Size: yardBulkSize}, 0,
+		func(c net.Conn) (float64, error) {
+			buf := make([]byte, yardBulkSize)
+			send := func(count int) error {
+				if _, err := c.Write(binary.BigEndian.AppendUint64(nil, uint64(count*len(buf)))); err != nil {
+					return err
+				}
+				for range count {
+					if _, err := c.Write(buf); err != nil {
+						return err
+					}
+				}
+				_, err := io.ReadFull(c, make([]byte, 1))
+				return err
+			}
+			if err := send(yardBulkCount / 10); err != nil {
+				return 0, err
+			}
+			start := time.Now()
+			err := send(yardBulkCount)
+			return yardBulkSize * yardBulkCount / time.Since(start).Seconds() / (1 << 20), err
+		})
+}
+
+// goPing makes round trips on a net.Conn and returns half of the median one.
+func goPing(transport string, busyPoll time.Duration) yardFunc {
+	return goMeasure(BenchService{Transport: transport, Name: "echo", Size: yardPingSize}, busyPoll,
+		func(c net.Conn) (float64, error) {
+			buf, trips := make([]byte, yardPingSize), make([]float64, yardPingCount)
+			for i := range trips {
+				start := time.Now()
+				if _, err := c.Write(buf); err != nil {
+					return 0, err
+				}
+				if _, err := io.ReadFull(c, buf); err != nil {
+					return 0, err
+				}
+				trips[i] = time.Since(start).Seconds() * 1e6
+			}
+			return quantile(trips, 0.5) / 2, nil
+		})
+}
+
+// goMeasure measures on a connection to a fresh process, which serves s.
+func goMeasure(s BenchService, busyPoll time.Duration, measure func(net.Conn) (float64, error)) yardFunc {
+	return func(tb testing.TB, _ string) (float64, error) {
+		defer func(d time.Duration) { *benchBusyPoll = d }(*benchBusyPoll)
+		*benchBusyPoll = busyPoll
+		scope := &benchScope{TB: tb}
+		defer scope.end()
+		c := listenBench(scope, startBenchPeer(scope, 2), s).mustDial(scope)
+		if err := c.SetDeadline(time.Now().Add(yardConnPatience)); err != nil {
+			return 0, err
+		}
+		return measure(c)
+	}
+}
+
+// perftest runs one of those programs; column is where its table has the value.
+// With -e ib_send_lat leaves completions of its sends on the completion queue,
+// which must hold all of them, or it waits for ever: hence -t and -r.
+func perftest(program string, column, size, count int, flags ...string) yardFunc {
+	flags = append([]string{
+		"-R", // connect by rdma_cm: iWARP knows no other way
+		"-F", // no word on how fast the processor is
+		"-s", strconv.Itoa(size), "-n", strconv.Itoa(count),
+	}, flags...)
+	return yardProgram(func(ctx context.Context, addr, port string) (server, client *exec.Cmd) {
+		flags := append([]string{"-p", port}, flags...)
+		return exec.CommandContext(ctx, program, flags...), exec.CommandContext(ctx, program, append(flags, addr)...)
+	}, func(fields []string) (float64, bool) {
+		if len(fields) <= column || fields[0] != strconv.Itoa(size) || fields[1] != strconv.Itoa(count) {
+			return 0, false
+		}
+		v, err := strconv.ParseFloat(fields[column], 64)
+		return v, err == nil
+	})
+}
+
+// rstreamBulk sends half of the work one way, then half the other.
+func rstreamBulk(tb testing.TB, addr string) (float64, error) {
+	usec, err := rstream(yardBulkSize, yardBulkCount/2, 1)(tb, addr)
+	return yardBulkSize / usec * 1e6 / (1 << 20), err
+}
+
+// rstreamPing is a mean: rstream knows no median.
+func rstreamPing(tb testing.TB, addr string) (float64, error) {
+	return rstream(yardPingSize, 1, yardPingCount)(tb, addr)
+}
+
+// rstream returns the microseconds of a transfer over rsockets, with calls that
+// block, as those of a net.Conn do.
+func rstream(size, count, iterations int) yardFunc {
+	flags := []string{"-T", "b", "-S", strconv.Itoa(size), "-C", strconv.Itoa(count), "-I", strconv.Itoa(iterations)}
+	return yardProgram(func(ctx context.Context, addr, port string) (server, client *exec.Cmd) {
+		flags := append([]string{"-p", port}, flags...)
+		return exec.CommandContext(ctx, "rstream", append(flags, "-b", addr)...),
+			exec.CommandContext(ctx, "rstream", append(flags, "-s", addr)...)
+	}, func(fields []string) (float64, bool) {
+		if len(fields) == 0 || fields[0] != "custom" {
+			return 0, false
+		}
+		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		return v, err == nil
+	})
+}
+
+// yardPort is the port that the last program listened on. Each gets one of its
+// own, since one that was killed may hold on to it for a while.
+var yardPort = 20000
+
+// yardProgram runs a server and a client, and again when they hang or fail, as
+// perftest does at times. value finds the figure in a line of the client's.
+func yardProgram(
+	commands func(ctx context.Context, addr, port string) (server, client *exec.Cmd),
+	value func(fields []string) (float64, bool),
+) yardFunc {
+	once := func(addr string) (float64, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), yardPatience)
+		defer cancel()
+		yardPort++
+		port := strconv.Itoa(yardPort)
+		server, client := commands(ctx, addr, port)
+		if err := server.Start(); err != nil {
+			return 0, err
+		}
+		defer func() {
+			// The figure is there, and it may hang at the end: it gets a moment to go.
+			defer time.AfterFunc(time.Second, cancel).Stop()
+			server.Wait()
+		}()
+		if err := awaitListener(ctx, port); err != nil {
+			return 0, err
+		}
+		out, err := client.CombinedOutput()
+		for line := range strings.Lines(string(out)) {
+			if v, ok := value(strings.Fields(line)); ok && v > 0 {
+				return v, nil
+			}
+		}
+		return 0, fmt.Errorf("%v printed no figure: %w\n%s", client.Args, errors.Join(err, ctx.Err()), out)
+	}
+	return func(_ testing.TB, addr string) (v float64, err error) {
+		for try := range yardTries {
+			if v, err = once(addr); err == nil {
+				return v, nil
+			}
+			fmt.Fprintf(os.Stderr, "try %d of %d: %v\n", try+1, yardTries, err)
+		}
+		return 0, err
+	}
+}
+
+// awaitListener waits until somebody listens on port by rdma_cm.
+func awaitListener(ctx context.Context, port string) error {
+	for {
+		ids, err := exec.CommandContext(ctx, "rdma", "resource", "show", "cm_id").Output()
+		if err != nil {
+			return fmt.Errorf("rdma resource show cm_id: %w", err)
+		}
+		for line := range strings.Lines(string(ids)) {
+			if strings.Contains(line, " state LISTEN ") && strings.Contains(line, ":"+port+" ") {
+				return nil
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestYardTable(t *testing.T) {
+	nan := math.NaN()
+	same := []float64{10, 20, 30}
+	values := map[*yardstick][]float64{
+		yardBulk: {50, 60, 70}, yardSendBw: {100, 60, 70}, yardRBulk: {100, 100, 100}, yardTCP: {nan, nan, nan},
+		yardPing: same, yardSendLatE: {10, nan, 10}, yardRPing: same, yardTCPPing: same,
+		yardPoll: same, yardSendLat: same,
+	}
+	got := yardTable("rxe0", values)
+	for _, want := range []string{
+		"rxe0: medians of 3 repeats (quartiles), ",
+		"| 64 KiB writes, MiB/s | 60 (60, 70) | `ib_send_bw -e` | 70 (70, 100) | 1.00 (1.00, 1.00) | at least 0.95: met |\n",
+		"|  | 60 (60, 70) | rsockets | 100 (100, 100) | 0.60 (0.60, 0.70) | at least 1: **missed** |\n",
+		"|  | 60 (60, 70) | TCP | none | none |  |\n",
+		"| 64 B one way, µs | 20 (20, 30) | `ib_send_lat -e` | 10 (10, 10) | 3.00 (1.00, 3.00) | at most 1.25: **missed** |\n",
+		"|  | 20 (20, 30) | TCP | 20 (20, 30) | 1.00 (1.00, 1.00) | at most 1: met |\n",
+		"\nTCP (MiB/s) could not be measured in 3 of the repeats",
+		"\n`ib_send_lat -e` (µs) could not be measured in 1 of the repeats",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
