@@ -8,8 +8,12 @@ import "time"
 // peer for KeepAlive, it is asked for a message; if none comes either, the
 // connection is broken. That question and its answer need a credit each, which
 // are not to be had while a program does not read what the other end writes, for
-// as long as it likes. Then an RDMA Write of no bytes asks the peer's device
-// instead, for which the connection breaks if there is none any more.
+// as long as it likes. Then an RDMA Read of no bytes asks the peer's device, which
+// answers whatever the program does. Where the connection allows no Reads it is a
+// Write, and up to this side's device to find that nobody acknowledges it.
+//
+// What arrives is not timed, as that would cost every message: it counts from when
+// the timer looks, which while the peer talks it does once a lookAgain.
 //
 // Giving memory back: credits cannot be called in, as posted receives cannot
 // be taken out of a queue pair. But their holder can use them up: a side that
@@ -18,6 +22,9 @@ import "time"
 // again. Only done to peers that are rdmanet; within the rules for any.
 
 const idleAfter = 5 * time.Second
+
+// lookAgain is by how much the last word of the peer may be misjudged.
+func (s *settings) lookAgain() time.Duration { return min(s.keepAlive/4, idleAfter) }
 
 func (c *Conn) startTimer() {
 	c.lastHeard = time.Now()
@@ -46,12 +53,22 @@ func (c *Conn) keepCredits() int { return 2 * c.set.initial }
 func (c *Conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.dead != nil {
-		return
+	if wait := c.look(time.Now()); wait > 0 {
+		c.timer.Reset(wait)
 	}
-	now := time.Now()
-	quiet := !c.heard && c.stats.SegmentsSent == c.lastSent
-	if c.heard {
+}
+
+// look does what is due, and returns when to look again, 0 for never.
+func (c *Conn) look(now time.Time) time.Duration {
+	if c.probing && !c.closed && c.dead == nil {
+		c.poll() // the device's answer wakes nobody
+	}
+	if c.closed || c.dead != nil {
+		return 0
+	}
+	talks := c.heard
+	quiet := !talks && c.stats.SegmentsSent == c.lastSent
+	if talks {
 		c.lastHeard = now
 	}
 	c.heard, c.lastSent = false, c.stats.SegmentsSent
@@ -61,31 +78,53 @@ func (c *Conn) tick() {
 	}
 	if c.set.keepAlive <= 0 {
 		if c.warm {
-			c.timer.Reset(idleAfter)
+			return idleAfter
 		}
-		return
+		return 0
 	}
 	wait := c.set.keepAlive - now.Sub(c.lastHeard)
-	if wait <= 0 {
-		if c.probing {
+	switch {
+	case wait <= 0 && c.probing:
+		if wait = c.set.probe - now.Sub(c.asked); wait <= 0 {
 			c.fail(errSilent)
-			return
+			return 0
 		}
-		able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
-		c.probing, c.send.probe = able, true
-		c.sendControl() // the answer may be here when it returns
-		if c.send.probe && !c.send.posting {
-			c.postTouch()
-		}
-		c.probing = c.probing && !c.send.probe
+	case wait <= 0:
+		c.asked = now
+		c.ask()
 		wait = c.set.probe
-	} else if c.probing || c.send.probe {
+	case c.probing || c.send.probe:
 		wait = min(wait, c.set.probe)
+	case talks:
+		wait = min(wait, c.set.lookAgain())
 	}
 	if c.warm {
 		wait = min(wait, idleAfter)
 	}
-	c.timer.Reset(wait)
+	return wait
+}
+
+// ask wants an answer from the peer, or where that may not be possible from its
+// device.
+func (c *Conn) ask() {
+	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
+	c.probing, c.send.probe = true, true
+	c.sendControl() // the answer may be here when it returns
+	if c.probing && (c.send.probe || !able) {
+		c.probing = c.askDevice()
+	}
+}
+
+// askDevice asks the peer's device for an answer, and reports whether there must
+// be one.
+func (c *Conn) askDevice() bool {
+	if c.postBarrier() {
+		return true
+	}
+	if !c.send.posting {
+		c.postTouch()
+	}
+	return false
 }
 
 // coolDown brings an idle connection back to its initial size.

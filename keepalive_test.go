@@ -5,19 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
 )
 
 // quietFor makes the connection believe that it has heard nothing for d, and
-// lets its timer look.
+// waited for as long if it has asked, and lets its timer look.
 func (c *Conn) quietFor(d time.Duration) {
 	c.mu.Lock()
 	c.heard = false
 	c.lastHeard = time.Now().Add(-d)
+	c.asked = c.asked.Add(-d)
 	c.mu.Unlock()
 	c.tick()
 }
@@ -25,6 +30,7 @@ func (c *Conn) quietFor(d time.Duration) {
 func (c *Conn) isProbing() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.poll() // the device's answer wakes nobody
 	return c.probing
 }
 
@@ -125,6 +131,173 @@ func TestKeepAliveStalled(t *testing.T) {
 			})
 			require.NoError(t, a.Close())
 			require.NoError(t, b.Close())
+		})
+	}
+}
+
+// wire carries TCP between two ends until it is cut, of which nobody is told.
+type wire struct {
+	ln  net.Listener
+	cut chan struct{}
+	wg  sync.WaitGroup
+}
+
+// newWire leads to address. What it carries ends with the test.
+func newWire(t *testing.T, address string) *wire {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	w := &wire{ln: ln, cut: make(chan struct{})}
+	over := make(chan struct{})
+	t.Cleanup(func() {
+		ln.Close()
+		close(over)
+		w.wg.Wait()
+	})
+	w.wg.Go(func() {
+		for {
+			a, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			b, err := net.Dial("tcp4", address)
+			if err != nil {
+				a.Close()
+				continue
+			}
+			w.wg.Go(func() { w.carry(a, b) })
+			w.wg.Go(func() { w.carry(b, a) })
+			w.wg.Go(func() {
+				<-over
+				a.Close()
+				b.Close()
+			})
+		}
+	})
+	return w
+}
+
+func (w *wire) carry(to, from net.Conn) {
+	for p := make([]byte, 32<<10); ; {
+		n, err := from.Read(p)
+		select {
+		case <-w.cut:
+			return
+		default:
+		}
+		if err != nil {
+			to.Close()
+			return
+		}
+		to.Write(p[:n])
+	}
+}
+
+// When the way to the peer is cut, of which TCP learns a quarter of an hour later,
+// keep-alive ends what waits, also where neither program could say anything
+// because the other does not read.
+func TestKeepAliveCut(t *testing.T) {
+	for _, s := range []struct {
+		name                  string
+		clientFull, otherFull bool // has written as much as goes without a reader
+	}{{name: "idle"}, {"client writes", true, false}, {"server writes", false, true}, {"both write", true, true}} {
+		t.Run(s.name, func(t *testing.T) {
+			checkLeaks(t)
+			cfg := Config{KeepAlive: time.Hour, LingerTimeout: -1, Provider: iwarp.New(iwarp.Config{})}
+			ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer ln.Close()
+			w := newWire(t, ln.Addr().String())
+			c, err := (&Dialer{Config: cfg}).Dial("rdma4", w.ln.Addr().String())
+			require.NoError(t, err)
+			a, err := ln.Accept()
+			require.NoError(t, err)
+			ends := []*Conn{c.(*Conn), a.(*Conn)}
+			pass(t, c, a)
+			pass(t, a, c)
+			wrote := []chan error{make(chan error, 1), make(chan error, 1)}
+			for i, full := range []bool{s.clientFull, s.otherFull} {
+				if !full {
+					wrote[i] = nil
+					continue
+				}
+				go func() {
+					_, err := ends[i].Write(make([]byte, 64<<20))
+					wrote[i] <- err
+				}()
+				require.True(t, eventually(func() bool { return ends[i].Stats().CreditStalls > 0 }))
+			}
+			close(w.cut)
+			for i, c := range ends {
+				require.True(t, eventually(func() bool {
+					c.quietFor(time.Hour)
+					c.mu.Lock()
+					defer c.mu.Unlock()
+					return c.dead != nil
+				}), "end %d goes on", i)
+				for op, f := range map[string]func() error{
+					"read": func() error { return drain(c) },
+					"write": func() error {
+						if wrote[i] != nil {
+							return <-wrote[i]
+						}
+						_, err := c.Write([]byte("x"))
+						return err
+					},
+				} {
+					var err error
+					within(t, op, func() { err = f() })
+					requireConnError(t, transports[0], err, op)
+					require.ErrorIs(t, err, syscall.ETIMEDOUT)
+					require.ErrorIs(t, err, errSilent)
+					var timeout net.Error
+					require.ErrorAs(t, err, &timeout)
+					require.True(t, timeout.Timeout())
+				}
+				require.NoError(t, c.Close())
+			}
+		})
+	}
+}
+
+// However the last word of a peer falls between two looks of the timer, the
+// connection breaks within the time that Config.KeepAlive promises.
+func TestKeepAliveBound(t *testing.T) {
+	for _, s := range []struct{ keepAlive, bound time.Duration }{
+		{time.Hour, time.Hour + 5*time.Second + 20*time.Second},
+		{2 * time.Minute, 145 * time.Second},
+		{8 * time.Second, 18 * time.Second},
+	} {
+		t.Run(s.keepAlive.String(), func(t *testing.T) {
+			client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{KeepAlive: s.keepAlive}})
+			pass(t, server, client)
+			server.mu.Lock() // whoever would answer waits
+			client.mu.Lock()
+			client.timer.Stop()
+			now := time.Now()
+			wait := client.look(now)
+			last := now
+			client.heard = true // right behind the look
+			asked := time.Duration(0)
+			for client.dead == nil {
+				require.Positive(t, wait)
+				now = now.Add(wait)
+				before := client.stats.received()
+				wait = client.look(now)
+				if client.stats.received() > before { // it was on the way
+					last, asked = now, 0
+				}
+				if asked == 0 && client.probing {
+					asked = now.Sub(last)
+				}
+			}
+			client.mu.Unlock()
+			server.mu.Unlock()
+			require.GreaterOrEqual(t, asked, s.keepAlive)
+			require.LessOrEqual(t, now.Sub(last), s.bound)
+			require.GreaterOrEqual(t, now.Sub(last)-asked, min(s.keepAlive, 20*time.Second))
+			require.NoError(t, client.Close())
+			require.NoError(t, server.Close())
 		})
 	}
 }
