@@ -90,9 +90,10 @@ type Conn struct {
 
 	// Keep-alive: see keepalive.go.
 	timer     *time.Timer
-	heard     bool // something arrived since the timer last looked
+	heard     bool // something has arrived, which poll notes the time of
 	lastHeard time.Time
-	lastSent  uint64    // segments sent when it last looked
+	looked    time.Time // when the timer last looked
+	lastSent  uint64    // segments sent until then
 	probing   bool      // the peer, or its device, must answer,
 	asked     time.Time // which it was asked to do then
 	warm      bool      // there are credits or receives to give back when idle

@@ -12,9 +12,6 @@ import "time"
 // answers whatever the program does. Where the connection allows no Reads it is a
 // Write, and up to this side's device to find that nobody acknowledges it.
 //
-// What arrives is not timed, as that would cost every message: it counts from when
-// the timer looks, which while the peer talks it does once a lookAgain.
-//
 // Giving memory back: credits cannot be called in, as posted receives cannot
 // be taken out of a queue pair. But their holder can use them up: a side that
 // has nothing to send for idleAfter asks for few credits (CreditsRequested) and
@@ -22,9 +19,6 @@ import "time"
 // again. Only done to peers that are rdmanet; within the rules for any.
 
 const idleAfter = 5 * time.Second
-
-// lookAgain is by how much the last word of the peer may be misjudged.
-func (s *settings) lookAgain() time.Duration { return min(s.keepAlive/4, idleAfter) }
 
 func (c *Conn) startTimer() {
 	c.lastHeard = time.Now()
@@ -66,12 +60,8 @@ func (c *Conn) look(now time.Time) time.Duration {
 	if c.closed || c.dead != nil {
 		return 0
 	}
-	talks := c.heard
-	quiet := !talks && c.stats.SegmentsSent == c.lastSent
-	if talks {
-		c.lastHeard = now
-	}
-	c.heard, c.lastSent = false, c.stats.SegmentsSent
+	quiet := c.lastHeard.Before(c.looked) && c.stats.SegmentsSent == c.lastSent
+	c.looked, c.lastSent = now, c.stats.SegmentsSent
 	if c.warm && quiet {
 		c.coolDown()
 		c.sendControl() // a smaller window may make a grant due
@@ -95,8 +85,6 @@ func (c *Conn) look(now time.Time) time.Duration {
 		wait = c.set.probe
 	case c.probing || c.send.probe:
 		wait = min(wait, c.set.probe)
-	case talks:
-		wait = min(wait, c.set.lookAgain())
 	}
 	if c.warm {
 		wait = min(wait, idleAfter)

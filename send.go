@@ -114,8 +114,9 @@ func (c *Conn) releaseSends() {
 // sent handles the completion of a send.
 func (c *Conn) sent(wc *ibv.WC) {
 	s := &c.send
+	op := ibv.WCSend
 	if wc.ID == barrierID {
-		s.barrier = false
+		op, s.barrier = ibv.WCRead, false
 		if wc.Status == ibv.WCSuccess {
 			c.heard, c.probing = true, false
 		}
@@ -130,7 +131,7 @@ func (c *Conn) sent(wc *ibv.WC) {
 		}
 	}
 	if wc.Status != ibv.WCSuccess {
-		c.status(wc, ibv.WCSend)
+		c.status(wc, op)
 	}
 	if c.wantSend {
 		c.wantSend = false
