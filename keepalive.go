@@ -93,26 +93,23 @@ func (c *Conn) look(now time.Time) time.Duration {
 }
 
 // ask wants an answer from the peer, or where that may not be possible from its
-// device.
+// device. It never wants both: siw that is about to send, the peer's answer for
+// instance, answers an empty Read with whatever it sent last, and breaks the
+// connection.
 func (c *Conn) ask() {
 	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
-	c.probing, c.send.probe = true, true
+	if !able && c.postBarrier() {
+		c.probing = true
+		return
+	}
+	c.probing, c.send.probe = able, true
 	c.sendControl() // the answer may be here when it returns
-	if c.probing && (c.send.probe || !able) {
-		c.probing = c.askDevice()
+	if !c.send.probe || c.send.posting {
+		return
 	}
-}
-
-// askDevice asks the peer's device for an answer, and reports whether there must
-// be one.
-func (c *Conn) askDevice() bool {
-	if c.postBarrier() {
-		return true
-	}
-	if !c.send.posting {
+	if c.probing = c.postBarrier(); !c.probing {
 		c.postTouch()
 	}
-	return false
 }
 
 // coolDown brings an idle connection back to its initial size.

@@ -91,6 +91,7 @@ func TestKeepAliveStalled(t *testing.T) {
 		t.Run(fmt.Sprint("both ", both), func(t *testing.T) {
 			checkLeaks(t)
 			a, b := pipeOn(t, Config{KeepAlive: time.Hour})
+			exchange(t, a, b, 2<<20) // every slot of the send queues has been used
 			want := pattern(1, 16<<20)
 			ends := []*Conn{a, b}
 			if !both {
@@ -106,6 +107,18 @@ func TestKeepAliveStalled(t *testing.T) {
 			for _, c := range ends {
 				require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))
 			}
+			// Silence is what keep-alive is for: nothing is on the way.
+			heard := func() (n uint64) {
+				for _, st := range []Stats{a.Stats(), b.Stats()} {
+					n += st.received()
+				}
+				return n
+			}
+			require.True(t, eventually(func() bool {
+				before := heard()
+				time.Sleep(50 * time.Millisecond)
+				return heard() == before
+			}))
 			for range 10 {
 				for _, c := range []*Conn{a, b} {
 					c.quietFor(time.Hour)
@@ -275,7 +288,7 @@ func TestKeepAliveBound(t *testing.T) {
 				client.mu.Lock()
 				client.timer.Stop()
 				client.warm = warm
-				client.set.initial /= 2 // so warm it stays
+				client.stats.SegmentsSent++
 				client.look(client.lastHeard)
 				start := client.lastHeard.Add(s.keepAlive / 3) // a word between two looks
 				client.lastHeard = start
@@ -284,6 +297,7 @@ func TestKeepAliveBound(t *testing.T) {
 				for wait := 2 * s.keepAlive / 3; client.dead == nil; wait = client.look(now) {
 					require.Positive(t, wait)
 					now = now.Add(wait)
+					client.stats.SegmentsSent++ // so warm it stays
 					if asked < 0 && client.probing {
 						asked = client.asked.Sub(start)
 					}
