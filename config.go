@@ -56,8 +56,11 @@ type Config struct {
 
 	// KeepAlive is the time without a word from the peer after which it is
 	// asked for one; without an answer in the same time again, or 20 s if that
-	// is less, the connection is broken. While its program does not read what
-	// was sent it need not answer. 0 means 120 s, negative never.
+	// is less, the connection is broken. So when the link is cut Read and Write
+	// fail within twice KeepAlive or KeepAlive and 20 s, with ETIMEDOUT, whatever
+	// they were at. A program need not read for its side to answer: if need be its
+	// device does. 0 means 120 s, negative never, which leaves it to the device;
+	// see the package's comment.
 	KeepAlive time.Duration
 
 	// NegotiateTimeout bounds connection set-up after the address is known, on

@@ -39,7 +39,7 @@ type Conn struct {
 	inline      int  // bytes that a send may have without a buffer
 	invalidates bool // the device has Send with Invalidate
 	markEach    bool // each send from a buffer is signalled: nothing else frees the buffer
-	slots       int  // length of the send queue
+	slots       int  // length of the send queue, but for the request of postBarrier
 	local       *net.TCPAddr
 	remote      *net.TCPAddr
 
@@ -90,11 +90,13 @@ type Conn struct {
 
 	// Keep-alive: see keepalive.go.
 	timer     *time.Timer
-	heard     bool // something arrived since the timer last looked
+	heard     bool // something has arrived, which poll notes the time of
 	lastHeard time.Time
-	lastSent  uint64 // segments sent when it last looked
-	probing   bool   // the peer has been asked for an answer
-	warm      bool   // there are credits or receives to give back when idle
+	looked    time.Time // when the timer last looked
+	lastSent  uint64    // segments sent until then
+	probing   bool      // the peer, or its device, must answer,
+	asked     time.Time // which it was asked to do then
+	warm      bool      // there are credits or receives to give back when idle
 }
 
 // segment is received payload that waits for the reader.
@@ -111,7 +113,7 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
 	c := &Conn{set: set, dom: dom, id: id, cq: cq, qp: qp}
 	c.readable.L, c.writable.L = &c.mu, &c.mu
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
-	c.slots, c.inline = qp.Cap().MaxSendWR, qp.Cap().MaxInline
+	c.slots, c.inline = qp.Cap().MaxSendWR-1, qp.Cap().MaxInline
 	attr := id.Device().Attr()
 	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
 	c.markEach = attr.SendsBuffered
@@ -374,17 +376,25 @@ func (c *Conn) linger() {
 	if alive() {
 		c.postMarker()
 	}
-	if alive() && c.id.Device().Attr().SendsBuffered {
-		c.postBarrier()
+	if c.id.Device().Attr().SendsBuffered {
+		c.awaitSends(func() bool { return alive() && c.send.barrier }) // keep-alive's is not behind everything
+		if alive() {
+			c.postBarrier()
+		}
 	}
-	for alive() && (c.send.busy() || c.send.barrier) {
-		c.wantSend = true
-		c.await(&c.writable, &c.writers)
-	}
+	c.awaitSends(func() bool { return alive() && (c.send.busy() || c.send.barrier) })
 	if !alive() || c.id.Disconnect() != nil {
 		return
 	}
 	for alive() {
+		c.await(&c.writable, &c.writers)
+	}
+}
+
+// awaitSends waits for completions of sends while wanted says so.
+func (c *Conn) awaitSends(wanted func() bool) {
+	for wanted() {
+		c.wantSend = true
 		c.await(&c.writable, &c.writers)
 	}
 }

@@ -76,6 +76,22 @@
 // and more while its peer sends, up to [Config].MaxReceiveCredits buffers of
 // [Config].MaxReceiveSize bytes.
 //
+// # When the peer is gone
+//
+// A peer's process that ends closes its connections, or its system does. When
+// nothing can come any more, because a cable is cut or a host is without power,
+// Read and Write on both sides fail with an error that is a timeout and matches
+// syscall.ETIMEDOUT, idle or blocked, within the time that [Config].KeepAlive says:
+// 140 s unless it is set. Deadlines end a call sooner, and leave the connection.
+//
+// A RoCE or InfiniBand device that waits for an acknowledgement gives up by itself
+// before that, with the same error: by default after seven times 0.54 s, four times
+// as long at most (rdmacore.Config.AckTimeout and Retries). That holds also with
+// keep-alive off. Over iWARP it is TCP that would give up then, on Linux after some
+// 15 minutes, and an idle connection would stay for ever, as TCP's do; so it does over
+// RoCE. Keep-alive on iWARP needs a peer that serves RDMA Reads, as most do, to find
+// this where either program does not read.
+//
 // # What it does not do
 //
 // There are no file descriptors behind the connections, so assertions to

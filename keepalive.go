@@ -8,8 +8,9 @@ import "time"
 // peer for KeepAlive, it is asked for a message; if none comes either, the
 // connection is broken. That question and its answer need a credit each, which
 // are not to be had while a program does not read what the other end writes, for
-// as long as it likes. Then an RDMA Write of no bytes asks the peer's device
-// instead, for which the connection breaks if there is none any more.
+// as long as it likes. Then an RDMA Read of no bytes asks the peer's device, which
+// answers whatever the program does. Where the connection allows no Reads it is a
+// Write, and up to this side's device to find that nobody acknowledges it.
 //
 // Giving memory back: credits cannot be called in, as posted receives cannot
 // be taken out of a queue pair. But their holder can use them up: a side that
@@ -46,46 +47,69 @@ func (c *Conn) keepCredits() int { return 2 * c.set.initial }
 func (c *Conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if wait := c.look(time.Now()); wait > 0 {
+		c.timer.Reset(wait)
+	}
+}
+
+// look does what is due, and returns when to look again, 0 for never.
+func (c *Conn) look(now time.Time) time.Duration {
+	if c.probing && !c.closed && c.dead == nil {
+		c.poll() // the device's answer wakes nobody
+	}
 	if c.closed || c.dead != nil {
-		return
+		return 0
 	}
-	now := time.Now()
-	quiet := !c.heard && c.stats.SegmentsSent == c.lastSent
-	if c.heard {
-		c.lastHeard = now
-	}
-	c.heard, c.lastSent = false, c.stats.SegmentsSent
+	quiet := c.lastHeard.Before(c.looked) && c.stats.SegmentsSent == c.lastSent
+	c.looked, c.lastSent = now, c.stats.SegmentsSent
 	if c.warm && quiet {
 		c.coolDown()
 		c.sendControl() // a smaller window may make a grant due
 	}
 	if c.set.keepAlive <= 0 {
 		if c.warm {
-			c.timer.Reset(idleAfter)
+			return idleAfter
 		}
-		return
+		return 0
 	}
 	wait := c.set.keepAlive - now.Sub(c.lastHeard)
-	if wait <= 0 {
-		if c.probing {
+	switch {
+	case wait <= 0 && c.probing:
+		if wait = c.set.probe - now.Sub(c.asked); wait <= 0 {
 			c.fail(errSilent)
-			return
+			return 0
 		}
-		able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
-		c.probing, c.send.probe = able, true
-		c.sendControl() // the answer may be here when it returns
-		if c.send.probe && !c.send.posting {
-			c.postTouch()
-		}
-		c.probing = c.probing && !c.send.probe
+	case wait <= 0:
+		c.asked = now
+		c.ask()
 		wait = c.set.probe
-	} else if c.probing || c.send.probe {
+	case c.probing || c.send.probe:
 		wait = min(wait, c.set.probe)
 	}
 	if c.warm {
 		wait = min(wait, idleAfter)
 	}
-	c.timer.Reset(wait)
+	return wait
+}
+
+// ask wants an answer from the peer, or where that may not be possible from its
+// device. It never wants both: siw that is about to send, the peer's answer for
+// instance, answers an empty Read with whatever it sent last, and breaks the
+// connection.
+func (c *Conn) ask() {
+	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
+	if !able && c.postBarrier() {
+		c.probing = true
+		return
+	}
+	c.probing, c.send.probe = able, true
+	c.sendControl() // the answer may be here when it returns
+	if !c.send.probe || c.send.posting {
+		return
+	}
+	if c.probing = c.postBarrier(); !c.probing {
+		c.postTouch()
+	}
 }
 
 // coolDown brings an idle connection back to its initial size.

@@ -5,19 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
 )
 
 // quietFor makes the connection believe that it has heard nothing for d, and
-// lets its timer look.
+// waited for as long if it has asked, and lets its timer look.
 func (c *Conn) quietFor(d time.Duration) {
 	c.mu.Lock()
-	c.heard = false
 	c.lastHeard = time.Now().Add(-d)
+	c.asked = c.asked.Add(-d)
 	c.mu.Unlock()
 	c.tick()
 }
@@ -25,6 +29,7 @@ func (c *Conn) quietFor(d time.Duration) {
 func (c *Conn) isProbing() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.poll() // the device's answer wakes nobody
 	return c.probing
 }
 
@@ -86,6 +91,7 @@ func TestKeepAliveStalled(t *testing.T) {
 		t.Run(fmt.Sprint("both ", both), func(t *testing.T) {
 			checkLeaks(t)
 			a, b := pipeOn(t, Config{KeepAlive: time.Hour})
+			exchange(t, a, b, 2<<20) // every slot of the send queues has been used
 			want := pattern(1, 16<<20)
 			ends := []*Conn{a, b}
 			if !both {
@@ -101,6 +107,18 @@ func TestKeepAliveStalled(t *testing.T) {
 			for _, c := range ends {
 				require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))
 			}
+			// Silence is what keep-alive is for: nothing is on the way.
+			heard := func() (n uint64) {
+				for _, st := range []Stats{a.Stats(), b.Stats()} {
+					n += st.received()
+				}
+				return n
+			}
+			require.True(t, eventually(func() bool {
+				before := heard()
+				time.Sleep(50 * time.Millisecond)
+				return heard() == before
+			}))
 			for range 10 {
 				for _, c := range []*Conn{a, b} {
 					c.quietFor(time.Hour)
@@ -126,6 +144,173 @@ func TestKeepAliveStalled(t *testing.T) {
 			require.NoError(t, a.Close())
 			require.NoError(t, b.Close())
 		})
+	}
+}
+
+// wire carries TCP between two ends until it is cut, of which nobody is told.
+type wire struct {
+	ln  net.Listener
+	cut chan struct{}
+	wg  sync.WaitGroup
+}
+
+// newWire leads to address. What it carries ends with the test.
+func newWire(t *testing.T, address string) *wire {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	w := &wire{ln: ln, cut: make(chan struct{})}
+	over := make(chan struct{})
+	t.Cleanup(func() {
+		ln.Close()
+		close(over)
+		w.wg.Wait()
+	})
+	w.wg.Go(func() {
+		for {
+			a, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			b, err := net.Dial("tcp4", address)
+			if err != nil {
+				a.Close()
+				continue
+			}
+			w.wg.Go(func() { w.carry(a, b) })
+			w.wg.Go(func() { w.carry(b, a) })
+			w.wg.Go(func() {
+				<-over
+				a.Close()
+				b.Close()
+			})
+		}
+	})
+	return w
+}
+
+func (w *wire) carry(to, from net.Conn) {
+	for p := make([]byte, 32<<10); ; {
+		n, err := from.Read(p)
+		select {
+		case <-w.cut:
+			return
+		default:
+		}
+		if err != nil {
+			to.Close()
+			return
+		}
+		to.Write(p[:n])
+	}
+}
+
+// When the way to the peer is cut, of which TCP learns a quarter of an hour later,
+// keep-alive ends what waits, also where neither program could say anything
+// because the other does not read.
+func TestKeepAliveCut(t *testing.T) {
+	for _, s := range []struct {
+		name                  string
+		clientFull, otherFull bool // has written as much as goes without a reader
+	}{{name: "idle"}, {"client writes", true, false}, {"server writes", false, true}, {"both write", true, true}} {
+		t.Run(s.name, func(t *testing.T) {
+			checkLeaks(t)
+			cfg := Config{KeepAlive: time.Hour, LingerTimeout: -1, Provider: iwarp.New(iwarp.Config{})}
+			ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer ln.Close()
+			w := newWire(t, ln.Addr().String())
+			c, err := (&Dialer{Config: cfg}).Dial("rdma4", w.ln.Addr().String())
+			require.NoError(t, err)
+			a, err := ln.Accept()
+			require.NoError(t, err)
+			ends := []*Conn{c.(*Conn), a.(*Conn)}
+			pass(t, c, a)
+			pass(t, a, c)
+			wrote := []chan error{make(chan error, 1), make(chan error, 1)}
+			for i, full := range []bool{s.clientFull, s.otherFull} {
+				if !full {
+					wrote[i] = nil
+					continue
+				}
+				go func() {
+					_, err := ends[i].Write(make([]byte, 64<<20))
+					wrote[i] <- err
+				}()
+				require.True(t, eventually(func() bool { return ends[i].Stats().CreditStalls > 0 }))
+			}
+			close(w.cut)
+			for i, c := range ends {
+				require.True(t, eventually(func() bool {
+					c.quietFor(time.Hour)
+					c.mu.Lock()
+					defer c.mu.Unlock()
+					return c.dead != nil
+				}), "end %d goes on", i)
+				for op, f := range map[string]func() error{
+					"read": func() error { return drain(c) },
+					"write": func() error {
+						if wrote[i] != nil {
+							return <-wrote[i]
+						}
+						_, err := c.Write([]byte("x"))
+						return err
+					},
+				} {
+					var err error
+					within(t, op, func() { err = f() })
+					requireConnError(t, transports[0], err, op)
+					require.ErrorIs(t, err, syscall.ETIMEDOUT)
+					require.ErrorIs(t, err, errSilent)
+					var timeout net.Error
+					require.ErrorAs(t, err, &timeout)
+					require.True(t, timeout.Timeout())
+				}
+				require.NoError(t, c.Close())
+			}
+		})
+	}
+}
+
+// Whenever the timer looks, the peer is asked and given up at the times that
+// Config.KeepAlive says, counted from its last word.
+func TestKeepAliveBound(t *testing.T) {
+	for _, s := range []struct{ keepAlive, answer time.Duration }{
+		{time.Hour, 20 * time.Second},
+		{2 * time.Minute, 20 * time.Second},
+		{8 * time.Second, 8 * time.Second},
+	} {
+		for _, warm := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v/warm=%v", s.keepAlive, warm), func(t *testing.T) {
+				client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{KeepAlive: s.keepAlive}})
+				pass(t, server, client)
+				server.mu.Lock() // whoever would answer waits
+				client.mu.Lock()
+				client.timer.Stop()
+				client.warm = warm
+				client.stats.SegmentsSent++
+				client.look(client.lastHeard)
+				start := client.lastHeard.Add(s.keepAlive / 3) // a word between two looks
+				client.lastHeard = start
+				now := start
+				asked := time.Duration(-1)
+				for wait := 2 * s.keepAlive / 3; client.dead == nil; wait = client.look(now) {
+					require.Positive(t, wait)
+					now = now.Add(wait)
+					client.stats.SegmentsSent++ // so warm it stays
+					if asked < 0 && client.probing {
+						asked = client.asked.Sub(start)
+					}
+				}
+				gone := now.Sub(start)
+				client.mu.Unlock()
+				server.mu.Unlock()
+				require.Equal(t, s.keepAlive, asked)
+				require.Equal(t, s.keepAlive+s.answer, gone)
+				require.NoError(t, client.Close())
+				require.NoError(t, server.Close())
+			})
+		}
 	}
 }
 

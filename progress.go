@@ -129,6 +129,9 @@ func (c *Conn) poll() int {
 			break
 		}
 	}
+	if c.heard {
+		c.heard, c.lastHeard = false, time.Now()
+	}
 	if event != nil && c.dead == nil {
 		c.dead = errPeerClosed
 		if event.Kind != ibv.EventDisconnected || event.Err != nil {
@@ -170,7 +173,7 @@ func (c *Conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 			c.id.Disconnect()
 		}
 	} else {
-		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ sendID, VendorErr: wc.VendorErr, Device: c.id.Device().Name()})
+		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ barrierID, VendorErr: wc.VendorErr, Device: c.id.Device().Name()})
 	}
 }
 

@@ -114,8 +114,12 @@ func (c *Conn) releaseSends() {
 // sent handles the completion of a send.
 func (c *Conn) sent(wc *ibv.WC) {
 	s := &c.send
+	op := ibv.WCSend
 	if wc.ID == barrierID {
-		s.barrier = false
+		op, s.barrier = ibv.WCRead, false
+		if wc.Status == ibv.WCSuccess {
+			c.heard, c.probing = true, false
+		}
 	} else if seq := wc.ID &^ sendID; seq > s.done {
 		s.done = seq
 	}
@@ -127,7 +131,7 @@ func (c *Conn) sent(wc *ibv.WC) {
 		}
 	}
 	if wc.Status != ibv.WCSuccess {
-		c.status(wc, ibv.WCSend)
+		c.status(wc, op)
 	}
 	if c.wantSend {
 		c.wantSend = false
@@ -135,7 +139,7 @@ func (c *Conn) sent(wc *ibv.WC) {
 	}
 }
 
-// freeSlots is the room in the send queue; postBarrier takes one more.
+// freeSlots is the room in the send queue.
 func (c *Conn) freeSlots() int { return c.slots - int(c.send.seq-c.send.done) }
 
 // canSend reports whether one more message, empty or not, may be posted now.
@@ -506,8 +510,8 @@ func (c *Conn) postMarker() {
 	}
 }
 
-// postTouch has the peer's device, not the peer, answer: an RDMA Write of no
-// bytes needs neither a credit nor a key.
+// postTouch has the device find out whether the peer's is there: an RDMA Write
+// of no bytes needs neither a credit nor a key.
 func (c *Conn) postTouch() {
 	s := &c.send
 	if c.freeSlots() == 0 || c.dead != nil {
@@ -527,17 +531,22 @@ func (c *Conn) postTouch() {
 const barrierID = sendID | 1<<62
 
 // postBarrier has the peer's device say that it has got everything: an RDMA Read
-// of no bytes, which needs no key, is answered behind what was sent before.
-func (c *Conn) postBarrier() {
-	if c.id.Param().InitiatorDepth == 0 || c.freeSlots() < 2 || c.dead != nil {
-		return
+// of no bytes, which needs neither a credit nor a key, is answered behind what was
+// sent before. It reports whether one is under way, of which there is one at most.
+func (c *Conn) postBarrier() bool {
+	if c.send.barrier {
+		return true
+	}
+	if c.id.Param().InitiatorDepth == 0 || c.dead != nil {
+		return false
 	}
 	_, err := c.qp.PostSend([]ibv.SendWR{{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}})
 	if err != nil {
 		c.fail(fmt.Errorf("post read: %w", err))
-		return
+		return false
 	}
 	c.send.barrier = true
+	return true
 }
 
 func (c *Conn) closeWrite() error {

@@ -39,7 +39,8 @@ func (q *qp) expectFirst() {
 // bytes. What goes wrong with it goes wrong with the connection and is seen
 // there. Called with sq.mu held.
 func (q *qp) nudge() {
-	wr := C.struct_rn_wr{id: nudgeID, opcode: opcodes[ibv.OpRead]}
+	wr := C.struct_rn_wr{id: nudgeID, opcode: opcodes[ibv.OpRead], num_sge: 1} // as in addSend
+	var none C.struct_rn_sge
 	var posted C.int
-	C.rn_post_send(q.sq.c, &wr, 1, nil, &posted)
+	C.rn_post_send(q.sq.c, &wr, 1, &none, &posted)
 }

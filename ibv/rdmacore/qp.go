@@ -350,6 +350,12 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 		}
 	} else {
 		w.num_sge = s.add(wr.SGL)
+		if q.dev.siw && wr.Op == ibv.OpRead && w.num_sge == 0 {
+			// siw takes the first element of a Read for granted. Without one it reads
+			// as much as the last request did that was in the same place.
+			w.num_sge = 1
+			s.sges = append(s.sges, C.struct_rn_sge{})
+		}
 	}
 	if q.dev.siw {
 		e := entry{id: wr.ID, read: wr.Op == ibv.OpRead, fenced: wr.Flags&ibv.SendFence != 0}
