@@ -33,9 +33,12 @@ func TestMain(m *testing.M) {
 	device := ""
 	if onRDMA {
 		// The provider's goroutines and descriptors stay for good, and the domain that
-		// librdmacm takes with the first listener: no test leaves them.
+		// librdmacm takes for a listener once the devices are listed: no test leaves them.
 		p, err := rdmaProvider("")
 		var ln ibv.Listener
+		if err == nil {
+			_, err = p.Devices()
+		}
 		if err == nil {
 			ln, err = p.Listen(tctx, netip.MustParseAddrPort(local4), 0)
 		}

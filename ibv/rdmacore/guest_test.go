@@ -37,9 +37,13 @@ func TestMain(m *testing.M) {
 		dev = ""
 	}
 	if dev != "" {
-		// librdmacm takes a domain of its own with the first listener, and for good.
+		// Once its devices are listed, librdmacm keeps a domain that it takes for a
+		// listener.
 		p, err := rdmacore.New(rdmacore.Config{})
 		var l ibv.Listener
+		if err == nil {
+			_, err = p.Devices()
+		}
 		if err == nil {
 			l, err = p.Listen(context.Background(), netip.AddrPortFrom(netip.MustParseAddr(os.Getenv(addrEnv)), 0), 0)
 		}
