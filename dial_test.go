@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
@@ -89,56 +89,40 @@ func silent(t testing.TB) (address string, accepted <-chan struct{}) {
 	}
 	ln, err := newProvider(t).Listen(tctx, netip.MustParseAddrPort(local4), 0)
 	require.NoError(t, err)
-	ch := make(chan struct{}, 100)
-	var ids []ibv.ID
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			id, err := ln.Accept(tctx)
-			if err != nil {
-				return
-			}
-			ids = append(ids, id)
-			ch <- struct{}{}
-		}
-	}()
-	t.Cleanup(func() {
-		ln.Close()
-		<-done
-		for _, id := range ids {
-			id.Close()
-		}
-	})
-	return ln.Addr().String(), ch
+	return ln.Addr().String(), hold(t, ln, func() (io.Closer, error) { return ln.Accept(tctx) })
 }
 
 func silentTCP(t testing.TB) (address string, accepted <-chan struct{}) {
 	t.Helper()
 	ln, err := net.Listen("tcp4", local4)
 	require.NoError(t, err)
+	return ln.Addr().String(), hold(t, ln, func() (io.Closer, error) { return ln.Accept() })
+}
+
+// hold accepts what comes, tells of it, and keeps it to the end of the test.
+func hold(t testing.TB, ln io.Closer, accept func() (io.Closer, error)) (accepted <-chan struct{}) {
 	ch := make(chan struct{}, 100)
-	var conns []net.Conn
+	var held []io.Closer
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
-			c, err := ln.Accept()
+			c, err := accept()
 			if err != nil {
 				return
 			}
-			conns = append(conns, c)
+			held = append(held, c)
 			ch <- struct{}{}
 		}
 	}()
 	t.Cleanup(func() {
 		ln.Close()
 		<-done
-		for _, c := range conns {
+		for _, c := range held {
 			c.Close()
 		}
 	})
-	return ln.Addr().String(), ch
+	return ch
 }
 
 // mute is a listener whose queue pairs come up, and then say nothing.

@@ -422,11 +422,7 @@ func (i *id) begin(ctx context.Context, param *ibv.ConnParam, f func(*C.struct_r
 	result := make(chan error, 1)
 	call := func(private []byte) {
 		defer i.calling.Unlock()
-		var p unsafe.Pointer
-		if len(private) > 0 {
-			p = unsafe.Pointer(unsafe.SliceData(private))
-		}
-		result <- errno(f(&c, p, C.int(len(private))))
+		result <- errno(f(&c, dataOf(private), C.int(len(private))))
 	}
 	if i.dev.siw {
 		go call(slices.Clone(param.Private))
@@ -464,6 +460,14 @@ func (i *id) prepare(param *ibv.ConnParam) error {
 	}
 	i.up = true
 	return nil
+}
+
+// dataOf is private data as C takes it.
+func dataOf(private []byte) unsafe.Pointer {
+	if len(private) == 0 {
+		return nil
+	}
+	return unsafe.Pointer(unsafe.SliceData(private))
 }
 
 func orDefault(n, fallback int) int {
@@ -531,8 +535,8 @@ func (i *id) finish(s *step, param *ibv.ConnParam) error {
 		agreed.ResponderResources = i.dev.limitDepth(agreed.ResponderResources, s.param.ResponderResources)
 	}
 	if i.dev.siw {
-		// What the peer serves, which this side is not told of otherwise; siw fails at
-		// a Read more than none.
+		// siw breaks the connection over a Read to a peer that serves none, of
+		// which only the queue pair knows.
 		agreed.InitiatorDepth = min(agreed.InitiatorDepth, max(int(C.rn_siw_reads(i.c.qp)), 0))
 	}
 	i.param = agreed
@@ -583,11 +587,7 @@ func (i *id) Reject(private []byte) error {
 		err = i.tooPrivate(private)
 	default:
 		i.up = true
-		var p unsafe.Pointer
-		if len(private) > 0 {
-			p = unsafe.Pointer(unsafe.SliceData(private))
-		}
-		err = errno(C.rn_reject(i.c, p, C.int(len(private))))
+		err = errno(C.rn_reject(i.c, dataOf(private), C.int(len(private))))
 	}
 	if err != nil {
 		return fmt.Errorf("%s: reject: %w", i.dev.name, err)

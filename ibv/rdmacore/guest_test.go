@@ -5,7 +5,6 @@ package rdmacore_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -36,26 +35,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		dev = ""
 	}
-	if dev != "" {
-		// Once its devices are listed, librdmacm keeps a domain that it takes for a
-		// listener.
-		p, err := rdmacore.New(rdmacore.Config{})
-		var l ibv.Listener
-		if err == nil {
-			_, err = p.Devices()
-		}
-		if err == nil {
-			l, err = p.Listen(context.Background(), netip.AddrPortFrom(netip.MustParseAddr(os.Getenv(addrEnv)), 0), 0)
-		}
-		if err == nil {
-			err = l.Close()
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(leaktest.Main(m, dev))
+	os.Exit(leaktest.Main(m, dev, os.Getenv(addrEnv), func() (ibv.Provider, error) { return rdmacore.New(rdmacore.Config{}) }))
 }
 
 func TestIPv6(t *testing.T) {

@@ -222,11 +222,7 @@ func (i *id) ask(param *ibv.ConnParam, answer bool, f func(*C.struct_rn_conn_par
 	}
 	i.up = true
 	c := C.struct_rn_conn_param{qp_num: C.uint32_t(param.QPN)}
-	var p unsafe.Pointer
-	if len(param.Private) > 0 {
-		p = unsafe.Pointer(unsafe.SliceData(param.Private))
-	}
-	return errno(f(&c, p, C.int(len(param.Private))))
+	return errno(f(&c, dataOf(param.Private), C.int(len(param.Private))))
 }
 
 // maxPrivate is how much private data the ID can carry.

@@ -1,20 +1,32 @@
 package leaktest
 
 import (
+	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
 )
 
 // Main runs the tests and returns the status to exit with. It also fails when
 // resources of an RDMA device (QPs, CQs, MRs, PDs, CM ids) are left, as rdma(8)
 // counts them: the kernel takes them back from a process that ends, so nobody
 // else would see them. With no name of a device it only runs the tests.
-func Main(m *testing.M, device string) int {
+//
+// open returns the provider that the tests use, and address is one of the device's.
+// Once its devices are listed, librdmacm keeps a domain that it takes for a
+// listener, which is nobody's leak.
+func Main(m *testing.M, device, address string, open func() (ibv.Provider, error)) int {
 	if device == "" {
 		return m.Run()
+	}
+	if err := settle(address, open); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	before := resources(device)
 	status := m.Run()
@@ -27,6 +39,25 @@ func Main(m *testing.M, device string) int {
 		return 1
 	}
 	return status
+}
+
+func settle(address string, open func() (ibv.Provider, error)) error {
+	at, err := netip.ParseAddr(address)
+	if err != nil {
+		return err
+	}
+	p, err := open()
+	if err != nil {
+		return err
+	}
+	if _, err := p.Devices(); err != nil {
+		return err
+	}
+	l, err := p.Listen(context.Background(), netip.AddrPortFrom(at, 0), 0)
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 func resources(device string) string {
