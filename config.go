@@ -42,6 +42,17 @@ type Config struct {
 	// Write and Read carry any amount.
 	MaxFragmentedSize int
 
+	// TransferSize is the length in bytes from which Write and WriteMsg do not cut
+	// data into segments but leave it to the devices to move by RDMA, between
+	// rdmanet peers: at least 4096. 0 means what serves the device best (see
+	// docs/performance.md); negative never, for either direction. A Write that
+	// does so returns when the peer has taken the data.
+	TransferSize int
+
+	// NoRDMARead has large transfers go by RDMA Write, as they do where a device
+	// cannot read.
+	NoRDMARead bool
+
 	// InitialReceiveCredits is how many receive buffers a connection starts
 	// with and returns to when idle: 4 to 255, 0 means 4.
 	// MaxReceiveCredits is how many it may grow to while the peer asks for
@@ -89,6 +100,9 @@ const (
 	pinnedSegment     = 8192
 	plainReadWrite    = 8 << 20 // whether any is made is up to the program; Linux on siw cannot connect where none may be
 	creditCeiling     = 255
+	minTransfer       = 4096
+	pinnedTransfer    = 128 << 10
+	inlineTransfer    = 1 << 20
 	defaultFragmented = 1 << 20
 )
 
@@ -105,6 +119,9 @@ func (c *Config) check() error {
 	inRange("MaxSendSize", c.MaxSendSize, minSegment, maxSegment)
 	inRange("MaxReceiveSize", c.MaxReceiveSize, minSegment, maxSegment)
 	inRange("MaxFragmentedSize", c.MaxFragmentedSize, minFragmentedSize+8, sizeCeiling)
+	if c.TransferSize > 0 {
+		inRange("TransferSize", c.TransferSize, minTransfer, transferCeiling)
+	}
 	inRange("InitialReceiveCredits", c.InitialReceiveCredits, minCredits, creditCeiling)
 	inRange("MaxReceiveCredits", c.MaxReceiveCredits, minCredits, creditCeiling)
 	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
@@ -115,15 +132,17 @@ func (c *Config) check() error {
 type settings struct {
 	maxSend, maxReceive, maxFragmented int
 	initial, maximum, target           int // credits
+	transfer                           int // bytes from which a write is a transfer; 0 for never
+	noRead                             bool
 	keepAlive, probe, linger, busyPoll time.Duration
 	negotiate                          time.Duration
 	log                                *slog.Logger
 }
 
 func (c *Config) settings(dev ibv.Device, passive bool) settings {
-	segment := inlineSegment
+	segment, transfer := inlineSegment, inlineTransfer
 	if dev.Attr().PinsMemory {
-		segment = pinnedSegment
+		segment, transfer = pinnedSegment, pinnedTransfer
 	}
 	or := func(v, def int) int {
 		if v == 0 {
@@ -141,6 +160,8 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		busyPoll:      c.BusyPoll,
 		negotiate:     c.NegotiateTimeout,
 		log:           c.Logger,
+		transfer:      max(0, or(c.TransferSize, transfer)),
+		noRead:        c.NoRDMARead,
 	}
 	s.maximum = or(c.MaxReceiveCredits, min(creditCeiling, max(16, 4<<20/s.maxReceive)))
 	s.initial = min(or(c.InitialReceiveCredits, 4), s.maximum)
@@ -161,6 +182,18 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		s.log = discardLogger
 	}
 	return s
+}
+
+// features is what the private data offers.
+func (s *settings) features() uint16 {
+	f := featureFIN
+	if s.transfer > 0 {
+		f |= featureTransfer
+	}
+	if s.noRead {
+		f |= featureNoRead
+	}
+	return f
 }
 
 // limits is what the two of them offer in negotiation to a peer, which is

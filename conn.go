@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -39,7 +40,7 @@ type Conn struct {
 	inline      int  // bytes that a send may have without a buffer
 	invalidates bool // the device has Send with Invalidate
 	markEach    bool // each send from a buffer is signalled: nothing else frees the buffer
-	slots       int  // length of the send queue, but for the request of postBarrier
+	slots       int  // length of the send queue, but for RDMA Reads
 	local       *net.TCPAddr
 	remote      *net.TCPAddr
 
@@ -88,6 +89,10 @@ type Conn struct {
 	// Sending: see send.go.
 	send sending
 
+	// Large transfers: see transfer.go.
+	out outgoing
+	in  incoming
+
 	// Keep-alive: see keepalive.go.
 	timer     *time.Timer
 	heard     bool // something has arrived, which poll notes the time of
@@ -101,6 +106,7 @@ type Conn struct {
 
 // segment is received payload that waits for the reader.
 type segment struct {
+	x     *inbound // a transfer in place of data
 	data  []byte
 	buf   *buffer // where it lies: in the buffer that it came in,
 	spill *spill  // or in spill memory,
@@ -113,7 +119,8 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
 	c := &Conn{set: set, dom: dom, id: id, cq: cq, qp: qp}
 	c.readable.L, c.writable.L = &c.mu, &c.mu
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
-	c.slots, c.inline = qp.Cap().MaxSendWR-1, qp.Cap().MaxInline
+	c.in.depth = min(readSlots, qp.Cap().MaxSendWR/8)
+	c.slots, c.inline = qp.Cap().MaxSendWR-1-c.in.depth, qp.Cap().MaxInline
 	attr := id.Device().Attr()
 	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
 	c.markEach = attr.SendsBuffered
@@ -162,7 +169,12 @@ func (c *Conn) Stats() Stats {
 
 // MaxMessageSize is the length of the longest message that WriteMsg can send,
 // in bytes.
-func (c *Conn) MaxMessageSize() int { return int(c.agreed.maxFragmentedSend) }
+func (c *Conn) MaxMessageSize() int {
+	if c.out.mode != transferNone {
+		return math.MaxInt
+	}
+	return int(c.agreed.maxFragmentedSend)
+}
 
 // SetDeadline sets both deadlines; see net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error {
@@ -373,6 +385,9 @@ func (c *Conn) linger() {
 			c.waitToSend()
 		}
 	}
+	for alive() && c.out.live.Len() > 0 {
+		c.await(&c.writable, &c.writers)
+	}
 	if alive() {
 		c.postMarker()
 	}
@@ -419,10 +434,15 @@ func (c *Conn) teardown() error {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
+	if c.in.neglect != nil {
+		c.in.neglect.Stop()
+	}
 	for c.posted.Len() > 0 {
 		c.posted.Pop().release()
 	}
 	c.dropUnread()
+	c.releaseFetches()
+	c.releaseTransfers()
 	c.releaseSends()
 	return errors.Join(err, c.cq.Close(), c.id.Close(), c.dom.release())
 }

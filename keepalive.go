@@ -30,7 +30,7 @@ func (c *Conn) startTimer() {
 // warmUp has the timer look soon when the connection has grown beyond its
 // initial credits.
 func (c *Conn) warmUp() {
-	if c.warm || c.credits.window <= c.set.initial && c.credits.have <= c.keepCredits() {
+	if c.warm || c.credits.window <= c.set.initial && c.credits.have <= c.keepCredits() && len(c.in.spare) == 0 {
 		return
 	}
 	c.warm = true
@@ -115,6 +115,7 @@ func (c *Conn) ask() {
 // coolDown brings an idle connection back to its initial size.
 func (c *Conn) coolDown() {
 	c.credits.window = c.set.initial
+	c.releaseSpare()
 	c.warm = false
 	if !c.peer.rdmanet {
 		return

@@ -24,8 +24,9 @@ const (
 	featureFIN          uint16 = 1 << 0 // half-close by flagFIN
 	featureFlags        uint16 = 1 << 1 // reserved: urgent and partial messages
 	featureEmptyMessage uint16 = 1 << 2 // reserved: empty messages that are delivered
-	featureTransfer     uint16 = 1 << 3 // reserved: large transfers by RDMA Read and Write
+	featureTransfer     uint16 = 1 << 3 // large transfers, transfer.go
 	featureEarly        uint16 = 1 << 4 // the negotiation message follows here
+	featureNoRead       uint16 = 1 << 5 // large transfers without RDMA Read, either way
 )
 
 // privateData is what one end says of itself before the negotiation.

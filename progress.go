@@ -28,7 +28,7 @@ var keepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 // on return; cond and waiting are its own side's.
 func (c *Conn) await(cond *sync.Cond, waiting *int) {
 	if c.leading {
-		if c.wantSend {
+		if c.wantSend || c.reads() {
 			// The leader may sleep for receives only.
 			if err := c.cq.Arm(false); err != nil {
 				c.fail(err)
@@ -70,11 +70,14 @@ func (c *Conn) lead() {
 	}
 }
 
+// reads reports whether RDMA Reads are under way.
+func (c *Conn) reads() bool { return c.in.mode == transferRead && c.in.flying.Len() > 0 }
+
 // sleep waits for the next event: arm, look once more, then wait.
 func (c *Conn) sleep() {
 	// A peer that is rdmanet marks its messages as solicited; the completions
-	// of our own sends then wake nobody.
-	if err := c.cq.Arm(c.peer.rdmanet && !c.wantSend); err != nil {
+	// of our own sends then wake nobody, those of RDMA Reads must.
+	if err := c.cq.Arm(c.peer.rdmanet && !c.wantSend && !c.reads()); err != nil {
 		c.fail(err)
 		return
 	}
@@ -112,7 +115,7 @@ func (c *Conn) spin() bool {
 func (c *Conn) poll() int {
 	// The event is looked at first: what it ends was completed before it.
 	event := c.event.Load()
-	news := c.stats.received()
+	news := c.stats.received() + c.in.came
 	wanted := c.wantSend
 	total := 0
 	for {
@@ -148,7 +151,7 @@ func (c *Conn) poll() int {
 		c.replenish()
 		c.sendControl()
 	}
-	if c.sleeping && (c.stats.received() != news || wanted && !c.wantSend) {
+	if c.sleeping && (c.stats.received()+c.in.came != news || wanted && !c.wantSend) {
 		c.cq.Interrupt() // what the leader waits for may be what was taken here
 	}
 	return total

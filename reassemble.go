@@ -15,6 +15,7 @@ type reassembler struct {
 	fin bool   // featureFIN was agreed: heed flagFIN
 
 	remaining uint32 // FragmentReassemblyRemaining; 0 between messages
+	rest      uint64 // of a message that comes by transfers, what follows the last one
 	ended     bool   // flagFIN was received: no payload may follow
 }
 
@@ -41,6 +42,9 @@ func (r *reassembler) accept(h *segmentHeader) (first, last bool, err error) {
 		if r.ended {
 			return false, false, errDataAfterFIN
 		}
+		if r.rest > 0 {
+			return false, false, errTransferRest
+		}
 		first = remaining == 0
 		if !first {
 			if h.DataLength > remaining {
@@ -53,10 +57,28 @@ func (r *reassembler) accept(h *segmentHeader) (first, last bool, err error) {
 		remaining = h.Remaining
 	}
 	fin := r.fin && h.Flags&flagFIN != 0
-	if fin && remaining != 0 {
+	if fin && (remaining != 0 || r.rest > 0) {
 		return false, false, errFINInMessage
 	}
 	r.ended = r.ended || fin
 	r.remaining = remaining
 	return first, !empty && remaining == 0, nil
+}
+
+// acceptTransfer is accept for a message with an offer or a request, which
+// stands for the payload it carries and what the transfer moves. A message that
+// begins so goes on so.
+func (r *reassembler) acceptTransfer(h *segmentHeader, t *transferHeader) (first, last bool, err error) {
+	sum := uint64(h.DataLength) + uint64(t.Length) + t.Rest // cannot wrap
+	switch {
+	case r.ended:
+		return false, false, errDataAfterFIN
+	case r.fin && h.Flags&flagFIN != 0:
+		return false, false, errFINInMessage
+	case r.remaining > 0 || r.rest > 0 && r.rest != sum:
+		return false, false, errTransferRest
+	}
+	first = r.rest == 0
+	r.rest = t.Rest
+	return first, t.Rest == 0, nil
 }

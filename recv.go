@@ -42,6 +42,16 @@ func (c *Conn) received(wc *ibv.WC) {
 		c.fail(err)
 		return
 	}
+	var t transferHeader
+	transfer := h.Flags&flagTransfer != 0 && c.in.mode != transferNone
+	if transfer {
+		if err := t.parse(&h, buf.b[:wc.ByteLen]); err != nil {
+			c.credits.posted--
+			buf.release()
+			c.fail(err)
+			return
+		}
+	}
 	c.credits.receive(&h)
 	if c.credits.held() < 0 {
 		// The receive was posted, but the peer had not been told of it.
@@ -57,9 +67,19 @@ func (c *Conn) received(wc *ibv.WC) {
 	if h.Flags&flagResponseRequested != 0 {
 		c.send.answer = true
 	}
-	first, last, err := c.reasm.accept(&h)
+	var first, last bool
+	opens := transfer && t.opens()
+	if opens {
+		first, last, err = c.reasm.acceptTransfer(&h, &t)
+	} else {
+		first, last, err = c.reasm.accept(&h)
+	}
 	if first {
-		c.opened = int(h.DataLength) + int(h.Remaining)
+		c.opened = int(h.DataLength) + int(h.Remaining) + int(t.Length) + int(t.Rest)
+	}
+	whole := last
+	if opens {
+		last = last && t.Length == 0 // of the payload
 	}
 	switch {
 	case err != nil:
@@ -84,17 +104,44 @@ func (c *Conn) received(wc *ibv.WC) {
 		}
 		c.unread.Push(s)
 	}
-	if c.deaf && len(payload) > 0 {
+	if opens || c.deaf && len(payload) > 0 {
 		c.credits.unpaid = true
+	}
+	if transfer {
+		if err := c.transferred(&t, whole); err != nil {
+			c.fail(err)
+			return
+		}
 	}
 	if c.reasm.ended && !c.eof {
 		c.eof = true
 		c.readable.Broadcast()
-	} else if len(payload) > 0 && c.readers > 0 {
+	} else if (len(payload) > 0 || opens) && c.readers > 0 {
 		c.readable.Signal()
 	}
 	if c.writers > 0 {
 		c.writable.Signal()
+	}
+}
+
+// transferred handles what a message says of a transfer.
+func (c *Conn) transferred(t *transferHeader, last bool) error {
+	switch t.Kind {
+	case transferOffer, transferRequest:
+		if t.Length == 0 {
+			return nil // payload only
+		}
+		size := c.opened
+		c.opened = 0
+		return c.offered(t, size, last)
+	case transferGrant:
+		return c.granted(t)
+	case transferWritten:
+		return c.written(t)
+	case transferDone:
+		return c.settled(t)
+	default:
+		return c.withdrawn(t)
 	}
 }
 
@@ -170,6 +217,13 @@ func (c *Conn) consumed() { c.done(c.unread.Pop()) }
 
 // done gives back what a segment held.
 func (c *Conn) done(s segment) {
+	if s.x != nil {
+		if s.x.taken < s.x.length {
+			c.discard(s.x)
+		}
+		c.dropPieces(s.x)
+		return
+	}
 	if s.spill != nil {
 		c.outOfSpill(s.spill, s.n)
 		return
@@ -243,15 +297,34 @@ func (c *Conn) read(p []byte) (n int, err error) {
 		}
 		return 0, nil
 	}
-	if err := c.waitReadable(); err != nil {
-		return 0, err
-	}
-	for n < len(p) && c.unread.Len() > 0 && !c.closed {
-		k, _ := c.take(p[n:])
-		n += k
+	c.in.reading++
+	defer func() { c.in.reading-- }()
+	for n == 0 {
+		if err := c.waitReadable(); err != nil {
+			return 0, err
+		}
+		for n < len(p) && c.unread.Len() > 0 && !c.closed {
+			k, _, err := c.next(p[n:], n == 0, false)
+			n += k
+			if k == 0 {
+				if n == 0 && err != nil {
+					return 0, err
+				}
+				break
+			}
+		}
 	}
 	c.replaced()
 	return n, nil
+}
+
+// next takes bytes from the head of the unread queue; see takeTransfer.
+func (c *Conn) next(p []byte, wait, message bool) (n int, last bool, err error) {
+	if c.unread.At(0).x != nil {
+		return c.takeTransfer(p, wait, message)
+	}
+	n, last = c.take(p)
+	return n, last, nil
 }
 
 // replaced posts receives for those that were read, and grants them.
@@ -265,6 +338,8 @@ func (c *Conn) readMsg(p []byte) (n int, err error) {
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.in.reading++
+	defer func() { c.in.reading-- }()
 	for {
 		if err := c.waitReadable(); err != nil {
 			if err == io.EOF && n > 0 {
@@ -278,38 +353,60 @@ func (c *Conn) readMsg(p []byte) (n int, err error) {
 		if n == len(p) {
 			return n, io.ErrShortBuffer // the rest of a message that Read has begun
 		}
-		k, last := c.take(p[n:])
+		k, last, err := c.next(p[n:], true, true)
 		n += k
 		c.replaced()
+		if err != nil {
+			return n, err
+		}
 		if last {
 			return n, nil
 		}
 	}
 }
 
-// writeSegment passes the next unread bytes to w without copying them. The
-// segment is off the queue meanwhile and no lock is held: w may take its time,
+// writeSegment passes the next unread bytes to w without copying them. They are
+// off the queue meanwhile and no lock is held: w may take its time,
 // and Close must not wait for it. The caller holds a reference on the memory.
 func (c *Conn) writeSegment(w io.Writer) (n int, err error) {
-	c.readMu.Lock()
-	c.mu.Lock()
-	err = c.waitReadable()
-	var s segment
-	if err == nil {
-		s = c.unread.Pop()
-	}
-	c.mu.Unlock()
-	c.readMu.Unlock()
+	data, done, err := c.detach()
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
-	n, err = w.Write(s.data)
-	if n < len(s.data) && err == nil {
+	n, err = w.Write(data)
+	if n < len(data) && err == nil {
 		err = io.ErrShortWrite
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.done(s)
+	done()
 	c.replaced()
 	return n, err
+}
+
+// detach takes the next unread bytes off the queue, and returns how to give back
+// their memory, with mu held.
+func (c *Conn) detach() (data []byte, done func(), err error) {
+	c.readMu.Lock()
+	defer c.readMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.in.reading++
+	defer func() { c.in.reading-- }()
+	for {
+		if err := c.waitReadable(); err != nil {
+			return nil, nil, err
+		}
+		if c.unread.At(0).x == nil {
+			s := c.unread.Pop()
+			return s.data, func() { c.done(s) }, nil
+		}
+		f, err := c.takeFetch()
+		if err != nil {
+			return nil, nil, err
+		}
+		if f != nil {
+			return f.b[f.taken:f.got], func() { c.donePiece(f) }, nil
+		}
+	}
 }

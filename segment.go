@@ -24,6 +24,11 @@ const (
 	// with. It is not part of SMB Direct; it is sent, and heeded, only where
 	// both ends offered featureFIN (see docs/protocol.md).
 	flagFIN uint16 = 0x8000
+
+	// flagTransfer says that a transfer header lies between the header and the
+	// payload. It is not part of SMB Direct either; it is sent, and heeded, only
+	// where both ends offered featureTransfer.
+	flagTransfer uint16 = 0x4000
 )
 
 // ErrMessageTooLong is returned for a message longer than the peer said that
@@ -79,6 +84,20 @@ func (h *segmentHeader) put(b []byte) int {
 	}
 	clear(b[dataHeaderLen:h.DataOffset])
 	return int(h.DataOffset)
+}
+
+// putWith is put with a transfer header behind it if t is not nil.
+func (h *segmentHeader) putWith(t *transferHeader, b []byte) int {
+	if t == nil {
+		return h.put(b)
+	}
+	h.Flags |= flagTransfer
+	if h.DataLength > 0 {
+		h.DataOffset = transferOffset
+	}
+	h.put(b)
+	clear(b[dataHeaderLen:dataOffset])
+	return dataOffset + t.put(b[dataOffset:])
 }
 
 // parse reads the header of b, exactly one received message, and checks what

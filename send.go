@@ -57,6 +57,7 @@ type mark struct {
 	seq   uint64
 	bytes int
 	bufs  []*buffer
+	data  transferData // the RDMA Write that it is
 }
 
 const (
@@ -70,16 +71,28 @@ const (
 
 // single is the memory for a post of one segment, the common case.
 type single struct {
-	wrs  [1]ibv.SendWR
+	wrs  [2]ibv.SendWR // the second behind an RDMA Write
 	sges [2]ibv.SGE
-	hdrs [1][dataOffset]byte
+	hdrs [1][transferOffset]byte
 }
 
 // batch is the memory for a post of several.
 type batch struct {
 	wrs  [batchSegments]ibv.SendWR
 	sges [2 * batchSegments]ibv.SGE
-	hdrs [batchSegments][dataOffset]byte
+	hdrs [batchSegments][transferOffset]byte
+}
+
+// parcel is what one post hands to the device.
+type parcel struct {
+	p     []byte
+	segs  int             // segments that it makes
+	rest  int             // bytes of the message that follow later
+	flags uint16          // for the last segment
+	token uint32          // for the first, if not 0
+	bufs  []*buffer       // for the segments that do not go inline
+	head  *transferHeader // for the only segment
+	data  transferData    // to go ahead of it
 }
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
@@ -120,6 +133,9 @@ func (c *Conn) sent(wc *ibv.WC) {
 		if wc.Status == ibv.WCSuccess {
 			c.heard, c.probing = true, false
 		}
+	} else if wc.ID == fetchID {
+		c.fetched(wc)
+		return
 	} else if seq := wc.ID &^ sendID; seq > s.done {
 		s.done = seq
 	}
@@ -128,6 +144,9 @@ func (c *Conn) sent(wc *ibv.WC) {
 		s.inFlight -= m.bytes
 		for _, b := range m.bufs {
 			c.putSendBuffer(b)
+		}
+		if m.data.o != nil && wc.Status == ibv.WCSuccess {
+			c.wrote(m.data.o, len(m.data.wr.SGL[0].Buf))
 		}
 	}
 	if wc.Status != ibv.WCSuccess {
@@ -189,6 +208,14 @@ func (c *Conn) waitPosted() {
 func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
+	if token == 0 && c.large(len(p), message) {
+		return c.writeLarge(p, message)
+	}
+	return c.writeSegments(p, message, token)
+}
+
+// writeSegments is write for what is not large.
+func (c *Conn) writeSegments(p []byte, message bool, token uint32) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if message {
@@ -222,7 +249,7 @@ func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 			rest = len(p) - size
 		}
 		c.send.idle, c.send.mid = false, rest > 0
-		if err := c.post(p[:size], segs, rest, 0, token, bufs); err != nil {
+		if err := c.post(parcel{p: p[:size], segs: segs, rest: rest, token: token, bufs: bufs}); err != nil {
 			return n, err
 		}
 		token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
@@ -262,9 +289,9 @@ func (c *Conn) sendEmpty(token uint32) error {
 			return err
 		}
 		if c.canSend() && c.credits.spendable() > 0 {
-			if n, bufs := c.emptyBuffers(1); n > 0 {
+			if n, bufs := c.emptyBuffers(1, false); n > 0 {
 				c.stats.MessagesSent++
-				return c.post(nil, 1, 0, 0, token, bufs)
+				return c.post(parcel{segs: 1, token: token, bufs: bufs})
 			}
 		}
 		c.waitToSend()
@@ -273,37 +300,85 @@ func (c *Conn) sendEmpty(token uint32) error {
 
 // postEmpty posts up to n messages without payload and reports whether it did.
 func (c *Conn) postEmpty(n int) bool {
-	n, bufs := c.emptyBuffers(n)
-	return n > 0 && c.post(nil, n, 0, 0, 0, bufs) == nil
+	n, bufs := c.emptyBuffers(n, false)
+	return n > 0 && c.post(parcel{segs: n, bufs: bufs}) == nil
 }
 
-// emptyBuffers is sendBuffers for messages without payload. When it has none,
-// the completion that brings one back will be heard of.
-func (c *Conn) emptyBuffers(n int) (int, []*buffer) {
+// postTransferNews posts what the peer is to be told next of transfers.
+func (c *Conn) postTransferNews() bool {
+	n, bufs := c.emptyBuffers(1, true)
+	if n == 0 {
+		return false
+	}
+	o := parcel{segs: 1, bufs: bufs}
+	var t transferHeader
+	if c.in.receivesNews() {
+		t = c.nextInbound()
+	} else {
+		t, o.data = c.nextOutbound()
+	}
+	o.head = &t
+	return c.post(o) == nil
+}
+
+// emptyBuffers is sendBuffers for messages without payload, or with a transfer
+// header only. When it has none, the completion that brings one back will be heard
+// of.
+func (c *Conn) emptyBuffers(n int, head bool) (int, []*buffer) {
+	if head {
+		n, bufs := c.transferBuffers(0)
+		if n == 0 {
+			c.hearOfSends()
+		}
+		return n, bufs
+	}
 	if dataHeaderLen <= c.inline {
 		return n, nil
 	}
 	n, _, bufs := c.sendBuffers(n, 0)
 	if n == 0 {
-		c.wantSend = true
-		if c.sleeping {
-			c.cq.Interrupt() // the leader sleeps for receives only
-		}
+		c.hearOfSends()
 	}
 	return n, bufs
 }
 
-// post hands p to the device as segs segments of one message, of which rest
-// bytes follow later. flags go with the last segment, token, if not 0, with the
-// first; bufs are for the segments that do not go inline. The caller holds mu, has
-// seen that all this may go, and finds mu held again.
-func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32, bufs []*buffer) error {
+// hearOfSends makes sure that the next completion of a send is noticed.
+func (c *Conn) hearOfSends() {
+	c.wantSend = true
+	if c.sleeping {
+		c.cq.Interrupt() // the leader sleeps for receives only
+	}
+}
+
+// transferBuffers is sendBuffers for one message with a transfer header in front
+// of n bytes: it returns 0 where there is no buffer for it.
+func (c *Conn) transferBuffers(n int) (int, []*buffer) {
+	if transferOffset+n <= c.inline {
+		return 1, nil
+	}
+	buf := c.sendBuffer()
+	if buf == nil {
+		return 0, nil
+	}
+	return 1, []*buffer{buf}
+}
+
+// post hands a parcel to the device as segments of one message. The caller holds
+// mu, has seen that all this may go, and finds mu held again.
+func (c *Conn) post(o parcel) error {
 	s := &c.send
-	wrs, sges, hdrs := s.one.wrs[:], s.one.sges[:], s.one.hdrs[:]
+	p, segs, bufs := o.p, o.segs, o.bufs
+	wrs, sges, hdrs := s.one.wrs[:1], s.one.sges[:], s.one.hdrs[:]
 	if segs > 1 {
 		b := batches.Get().(*batch)
 		defer batches.Put(b)
 		wrs, sges, hdrs = b.wrs[:segs], b.sges[:2*segs], b.hdrs[:segs]
+	}
+	all := wrs
+	if o.data.o != nil {
+		all = s.one.wrs[:2]
+		wrs = all[1:]
+		c.postData(&all[0], &o.data)
 	}
 	staged := 0
 	left := len(p)
@@ -312,25 +387,25 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32, bufs [
 		h := segmentHeader{
 			CreditsRequested: c.requested(),
 			CreditsGranted:   c.credits.spend(),
-			Remaining:        uint32(left - n + rest),
+			Remaining:        uint32(left - n + o.rest),
 			DataLength:       uint32(n),
 		}
 		if n > 0 {
 			h.DataOffset = dataOffset
 		}
 		if i == segs-1 {
-			h.Flags = flags
+			h.Flags = o.flags
 			h.Flags |= c.answerFlags()
 		}
 		sgl := sges[2*i : 2*i : 2*i+2]
-		sgl = append(sgl, ibv.SGE{Buf: hdrs[i][:h.put(hdrs[i][:])]})
+		sgl = append(sgl, ibv.SGE{Buf: hdrs[i][:h.putWith(o.head, hdrs[i][:])]})
 		if n > 0 {
 			sgl = append(sgl, ibv.SGE{Buf: p[len(p)-left : len(p)-left+n]})
 		}
 		wr := &wrs[i]
 		*wr = ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSolicited | ibv.SendInline, SGL: sgl}
-		if token != 0 && i == 0 && c.invalidates {
-			wr.Op, wr.InvKey = ibv.OpSendInv, token
+		if o.token != 0 && i == 0 && c.invalidates {
+			wr.Op, wr.InvKey = ibv.OpSendInv, o.token
 		}
 		if len(sgl[0].Buf)+n > c.inline {
 			c.stage(wr, bufs[staged])
@@ -342,7 +417,7 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32, bufs [
 		s.unmarked += n
 		s.inFlight += n
 		wr.ID = sendID | s.seq
-		if s.unmarked >= markBytes || s.since >= c.slots/4 || flags&flagFIN != 0 || staged > 0 && (c.markEach || i == segs-1) {
+		if s.unmarked >= markBytes || s.since >= c.slots/4 || o.flags&flagFIN != 0 || staged > 0 && (c.markEach || i == segs-1) {
 			wr.Flags |= ibv.SendSignaled
 			s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, bufs: bufs[:staged:staged]})
 			s.unmarked, s.since = 0, 0
@@ -351,13 +426,13 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32, bufs [
 		}
 		c.stats.countSent(n)
 	}
-	if len(p) > 0 && rest == 0 {
+	if len(p) > 0 && o.rest == 0 && o.head == nil {
 		c.stats.MessagesSent++
 	}
 	c.stats.Posts++
 	s.posting = true
 	c.mu.Unlock()
-	_, err := c.qp.PostSend(wrs)
+	_, err := c.qp.PostSend(all)
 	clear(sges) // keep the caller's memory alive no longer
 	c.mu.Lock()
 	s.posting = false
@@ -372,6 +447,17 @@ func (c *Conn) post(p []byte, segs, rest int, flags uint16, token uint32, bufs [
 		return c.dead
 	}
 	return nil
+}
+
+// postData prepares the RDMA Write that goes ahead of a message.
+func (c *Conn) postData(wr *ibv.SendWR, d *transferData) {
+	s := &c.send
+	*wr = d.wr
+	s.seq++
+	wr.ID, wr.Flags = sendID|s.seq, ibv.SendSignaled
+	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, data: *d})
+	s.unmarked, s.since = 0, 0
+	c.stats.Signaled++
 }
 
 func (s *Stats) countSent(n int) {
@@ -398,16 +484,22 @@ func (c *Conn) sendBuffers(segs, size int) (int, int, []*buffer) {
 		if headerLen(n)+n <= c.inline {
 			continue
 		}
-		buf, err := c.sends.get()
-		if err != nil {
-			if buf = c.send.spare; buf == nil {
-				return i, i * full, bufs
-			}
-			c.send.spare = nil
+		buf := c.sendBuffer()
+		if buf == nil {
+			return i, i * full, bufs
 		}
 		bufs = append(bufs, buf)
 	}
 	return segs, size, bufs
+}
+
+// sendBuffer returns a registered buffer for one send, nil if there is none.
+func (c *Conn) sendBuffer() *buffer {
+	buf, err := c.sends.get()
+	if err != nil {
+		buf, c.send.spare = c.send.spare, nil
+	}
+	return buf
 }
 
 // headerLen is the length of the header before n bytes of payload.
@@ -443,17 +535,21 @@ func (c *Conn) control(idle bool) bool {
 	if c.send.posting || c.dead != nil {
 		return false
 	}
-	if c.send.waiting && !c.send.answer && !c.send.probe && c.credits.spendable() > 0 {
+	news := c.in.receivesNews() || c.out.sendsNews() && c.freeSlots() > 1
+	if c.send.waiting && !c.send.answer && !c.send.probe && !news && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
 	busy := c.kept > 0 && !c.deaf && c.spilled == 0 // else receives come free without the reader
 	owed := c.credits.owed(c.kept, busy, idle)
-	due := c.send.answer || c.send.probe || owed
+	due := c.send.answer || c.send.probe || owed || news
 	if !due || !c.canSend() || c.midMessage() {
 		return false
 	}
 	if owed {
 		c.credits.grantAlone(time.Now())
+	}
+	if news {
+		return c.postTransferNews()
 	}
 	return c.postEmpty(1)
 }
@@ -490,13 +586,13 @@ func (c *Conn) postFIN() (done bool, err error) {
 	if c.send.posting || c.credits.have == 0 || c.freeSlots() == 0 {
 		return false, nil
 	}
-	n, bufs := c.emptyBuffers(1)
+	n, bufs := c.emptyBuffers(1, false)
 	if n == 0 {
 		return false, nil
 	}
 	c.send.finSent = true
 	c.credits.reserveOut = 0
-	return true, c.post(nil, 1, 0, flagFIN, 0, bufs)
+	return true, c.post(parcel{segs: 1, flags: flagFIN, bufs: bufs})
 }
 
 // postMarker makes sure that the completion of everything posted can be waited

@@ -59,7 +59,7 @@ func (s *setup) acquire() (err error) {
 		return err
 	}
 	attr := dev.Attr()
-	slots := min(sendSlots, attr.MaxQPWR)
+	slots := min(sendSlots+readSlots, attr.MaxQPWR)
 	recvs := min(s.set.maximum+1, attr.MaxQPWR)
 	if s.cq, err = dev.CreateCQ(min(slots+recvs+1, attr.MaxCQE)); err != nil {
 		return err
@@ -119,12 +119,8 @@ func (s *setup) releaseBuffers() {
 // negotiation message.
 func (s *setup) param(early []byte) ibv.ConnParam {
 	attr := s.id.Device().Attr()
-	p := ibv.ConnParam{
-		ResponderResources: min(readDepth, attr.MaxQPRdAtom),
-		InitiatorDepth:     min(readDepth, attr.MaxQPInitRdAtom),
-	}
-	private := privateData{ird: uint32(p.ResponderResources), ord: uint32(p.InitiatorDepth), rdmanet: true,
-		features: featureFIN, maxReceive: uint32(s.set.maxReceive)}
+	private := s.private()
+	p := ibv.ConnParam{ResponderResources: int(private.ird), InitiatorDepth: int(private.ord)}
 	if early != nil && privateLen+len(early) <= attr.MaxPrivateData {
 		private.features |= featureEarly
 	} else {
@@ -132,6 +128,18 @@ func (s *setup) param(early []byte) ibv.ConnParam {
 	}
 	p.Private = append(private.append(make([]byte, 0, privateLen+len(early))), early...)
 	return p
+}
+
+// private is what we say of ourselves.
+func (s *setup) private() privateData {
+	attr := s.id.Device().Attr()
+	return privateData{
+		ird:        uint32(min(readDepth, attr.MaxQPRdAtom)),
+		ord:        uint32(min(readDepth, attr.MaxQPInitRdAtom)),
+		rdmanet:    true,
+		features:   s.set.features(),
+		maxReceive: uint32(s.set.maxReceive),
+	}
 }
 
 // connect is the active side: from a resolved ID to a connection. It takes the
@@ -337,6 +345,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 	c := newConn(s.set, s.dom, s.id, s.cq, s.qp)
 	c.agreed, c.peer = a, peer
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
+	c.out.mode, c.in.mode = transferModes(s.private(), peer)
 	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin}
 	c.pool, c.sends = s.dom.pool(int(a.maxReceive)), s.dom.pool(int(a.maxSend))
 	c.credits = credits{
@@ -371,6 +380,7 @@ func (c *Conn) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.id.Notify(c.notify)
+	c.in.depth = max(1, min(c.in.depth, c.id.Param().InitiatorDepth-1)) // one is for postBarrier
 	c.startTimer()
 	// The active side's grant goes with the first Write, or ahead of the first
 	// Read that waits; if neither comes, a keeper sends it.

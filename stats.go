@@ -24,6 +24,12 @@ type Stats struct {
 	QueueStalls   uint64 // times a write waited for the send queue
 	KeepAliveSent uint64 // probes
 
+	TransfersSent         uint64 // large transfers, whose bytes the devices move
+	TransfersReceived     uint64
+	TransferBytesSent     uint64 // of BytesSent, those
+	TransferBytesReceived uint64
+	TransfersRefused      uint64 // times that memory could not be registered for one
+
 	KeysInvalidated uint64 // keys of ours that the peer has taken back
 
 	SendCredits    int // sends that the peer can take now

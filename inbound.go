@@ -1,0 +1,697 @@
+package rdmanet
+
+import (
+	"syscall"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/ring"
+)
+
+// The receiver's side of large transfers; transfer.go has the protocol.
+//
+//  1. An offer joins the unread queue. Nothing is moved yet.
+//  2. A Read with room for much has the device put the bytes straight into its
+//     memory (fetchInto): they are not copied.
+//  3. For a Read that takes little at a time they are fetched into scratch, some
+//     ahead of it (readAhead), and copied from there.
+//  4. What nobody reads for neglectAfter is fetched as well, as far as scratch
+//     goes: two programs that write before they read would wait for each other.
+//
+// The same with RDMA Writes, but that the peer is granted the memory instead.
+
+// incoming is what a connection knows of the transfers that it receives.
+type incoming struct {
+	mode   transferMode
+	last   uint32              // ID of the latest offer
+	live   ring.Ring[*inbound] // those that the peer has not been told of, oldest first
+	flying ring.Ring[*fetch]   // asked for and not there, oldest first
+	untold ring.Ring[*fetch]   // grants to be sent, oldest first
+	tell   bool                // the peer is to be told that
+	done   uint32              // this transfer, and those before it,
+	length int                 // are over, it after so many bytes
+	came   uint64              // fetches that are over
+
+	depth   int  // RDMA Reads at a time
+	reading int  // calls that read
+	eager   bool // the reader takes little at a time: read ahead
+	ahead   int  // pieces in scratch, or on their way there
+	spare   []*landing
+	neglect *time.Timer
+}
+
+// inbound is one transfer.
+type inbound struct {
+	id      uint32
+	addr    uint64
+	key     uint32
+	offered int // bytes
+	length  int // of these, what there is to have: less when it is withdrawn
+	asked   int // for
+	landed  int
+	taken   int               // by the reader
+	dropped bool              // nobody will read it
+	pieces  ring.Ring[*fetch] // in scratch, oldest first
+}
+
+// fetch is a part of a transfer that has been asked for.
+type fetch struct {
+	x     *inbound
+	b     []byte // where it goes to, which is
+	in    *landing
+	into  *straight // or the reader's memory
+	addr  uint64    // of b, for a grant
+	key   uint32
+	mr    ibv.MR // what the key belongs to, in the case of a landing
+	got   int    // bytes that have come
+	taken int
+	over  bool // the device will not touch the memory any more
+}
+
+// landing is our own memory for data to be copied from: scratch, or a receive
+// buffer where there is none.
+type landing struct {
+	b       []byte
+	lkey    uint32
+	scratch *scratch
+	sink    sink
+	buf     *buffer
+}
+
+// straight is a reader's memory, filled in order.
+type straight struct {
+	p       []byte
+	sink    sink
+	mr      ibv.MR // in place of the sink, where the peer writes
+	asked   int
+	pending int // fetches
+	got     int
+	lost    bool // the device does not say when it is done
+}
+
+const (
+	fetchSize    = 1 << 20 // bytes of an RDMA Read at most: what a deadline may have to wait for
+	aheadPieces  = 4       // of scratch, one connection
+	readSlots    = 8       // of the send queue, for RDMA Reads
+	neglectAfter = 10 * time.Millisecond
+)
+
+// offered handles an offer or a request, which ends its message or not.
+func (c *Conn) offered(t *transferHeader, size int, last bool) error {
+	in := &c.in
+	if (t.Kind == transferOffer) != (in.mode == transferRead) {
+		return errTransferKind
+	}
+	if t.ID != in.last+1 {
+		return errTransferID
+	}
+	if in.live.Len() >= maxTransfers {
+		return errTransferCount
+	}
+	in.last++
+	x := &inbound{id: t.ID, addr: t.Addr, key: t.Key, offered: int(t.Length), length: int(t.Length)}
+	in.live.Push(x)
+	c.stats.TransfersReceived++
+	if c.deaf {
+		c.discard(x)
+		return nil
+	}
+	c.unread.Push(segment{x: x, size: size, last: last})
+	switch {
+	case in.eager:
+		c.readAhead()
+	case in.reading == 0:
+		c.watchNeglect()
+	}
+	return nil
+}
+
+// watchNeglect has somebody look whether the reader comes.
+func (c *Conn) watchNeglect() {
+	if c.in.neglect == nil {
+		c.in.neglect = time.AfterFunc(neglectAfter, c.neglected)
+	} else {
+		c.in.neglect.Reset(neglectAfter)
+	}
+}
+
+func (c *Conn) neglected() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.in.reading == 0 && !c.deaf && c.dead == nil {
+		c.readAhead()
+		c.sendControl()
+	}
+}
+
+// canAsk reports whether one more fetch may be under way.
+func (c *Conn) canAsk() bool {
+	if c.dead != nil {
+		return false
+	}
+	if c.in.mode == transferRead {
+		return c.in.flying.Len() < c.in.depth
+	}
+	return c.in.flying.Len() < maxTransfers
+}
+
+const fetchID = sendID | 1<<61
+
+// fetch has the device bring the next bytes of x to f.b.
+func (c *Conn) fetch(f *fetch, lkey uint32) {
+	x := f.x
+	c.in.flying.Push(f)
+	if c.in.mode == transferWrite {
+		c.in.untold.Push(f)
+		x.asked += len(f.b)
+		return
+	}
+	wr := ibv.SendWR{ID: fetchID, Op: ibv.OpRead, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: f.b, LKey: lkey}},
+		RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
+	x.asked += len(f.b)
+	if _, err := c.qp.PostSend([]ibv.SendWR{wr}); err != nil {
+		c.fail(err)
+	}
+	if c.sleeping {
+		c.cq.Interrupt() // the leader may sleep for receives only
+	}
+}
+
+// fetched handles the completion of an RDMA Read.
+func (c *Conn) fetched(wc *ibv.WC) {
+	f := c.in.flying.Pop()
+	if wc.Status == ibv.WCSuccess {
+		c.heard, c.probing = true, false
+		c.arrived(f, len(f.b))
+		return
+	}
+	c.landed(f)
+	c.status(wc, ibv.WCRead)
+}
+
+// written handles the peer's word that it has answered a grant.
+func (c *Conn) written(t *transferHeader) error {
+	in := &c.in
+	if in.mode != transferWrite {
+		return errTransferKind
+	}
+	n := int(t.Length)
+	if t.Flags&transferEnd == 0 {
+		if in.flying.Len() == 0 {
+			return errTransferCount
+		}
+		if f := *in.flying.At(0); t.ID != f.x.id || n != len(f.b) {
+			return errTransferLength
+		}
+		c.arrived(in.flying.Pop(), n)
+		return nil
+	}
+	if in.live.Len() == 0 || n != 0 {
+		return errTransferLength
+	}
+	x := *in.live.At(in.live.Len() - 1)
+	if x.id != t.ID {
+		return errTransferID
+	}
+	for in.flying.Len() > 0 && (*in.flying.At(0)).x == x {
+		c.landed(in.flying.Pop())
+	}
+	for in.untold.Len() > 0 && (*in.untold.At(0)).x == x {
+		in.untold.Pop()
+	}
+	x.length, x.asked = x.landed, x.landed
+	c.retire()
+	c.readable.Broadcast()
+	return nil
+}
+
+// arrived notes that n bytes of f are there.
+func (c *Conn) arrived(f *fetch, n int) {
+	f.got = n
+	f.x.landed += n
+	if f.into != nil {
+		f.into.got += n
+	}
+	c.stats.BytesReceived += uint64(n)
+	c.stats.TransferBytesReceived += uint64(n)
+	c.landed(f)
+	c.retire()
+	if f.x.dropped {
+		c.dropPieces(f.x)
+	}
+	if c.in.eager {
+		c.readAhead()
+	}
+}
+
+// landed notes that the device is done with the memory of f.
+func (c *Conn) landed(f *fetch) {
+	f.over = true
+	c.in.came++
+	if f.mr != nil {
+		f.mr.Close() // before anybody looks at what came
+		f.mr = nil
+	}
+	if f.into != nil {
+		f.into.pending--
+	}
+	c.readable.Broadcast()
+}
+
+// retire tells the peer of transfers of which everything is there.
+func (c *Conn) retire() {
+	in := &c.in
+	for in.live.Len() > 0 {
+		x := *in.live.At(0)
+		if x.landed < x.length {
+			return
+		}
+		in.live.Pop()
+		if in.mode == transferRead || x.dropped { // else it knows
+			in.tell, in.done, in.length = true, x.id, x.length
+		}
+	}
+}
+
+// withdrawn handles the peer's wish to have a transfer back: what has been asked
+// for comes, nothing more.
+func (c *Conn) withdrawn(t *transferHeader) error {
+	in := &c.in
+	if in.mode != transferRead {
+		return errTransferKind
+	}
+	if in.live.Len() == 0 || t.ID-(*in.live.At(0)).id >= uint32(in.live.Len()) {
+		if t.ID-1 < in.last {
+			return nil // it was over here before
+		}
+		return errTransferID
+	}
+	if in.live.Len() > 1 {
+		return errTransferID // only a transfer that is alone can be given up
+	}
+	x := *in.live.At(0)
+	x.length = x.asked
+	c.retire()
+	c.readable.Broadcast()
+	return nil
+}
+
+// receivesNews reports whether nextInbound has something.
+func (in *incoming) receivesNews() bool { return in.tell || in.untold.Len() > 0 }
+
+// nextInbound returns what the peer is to be told next of the transfers that
+// come in.
+func (c *Conn) nextInbound() transferHeader {
+	in := &c.in
+	if in.tell {
+		in.tell = false
+		return transferHeader{Kind: transferDone, ID: in.done, Length: uint32(in.length)}
+	}
+	f := in.untold.Pop()
+	return transferHeader{Kind: transferGrant, ID: f.x.id, Addr: f.addr, Key: f.key, Length: uint32(len(f.b))}
+}
+
+// readAhead asks for what is offered, into scratch.
+func (c *Conn) readAhead() {
+	for i := 0; i < c.in.live.Len(); i++ {
+		x := *c.in.live.At(i)
+		for x.asked < x.length {
+			if c.in.ahead >= aheadPieces || !c.canAsk() || !c.askPiece(x) {
+				return
+			}
+		}
+	}
+}
+
+// askPiece asks for the next piece of x.
+func (c *Conn) askPiece(x *inbound) bool {
+	l := c.landing()
+	if l == nil {
+		return false
+	}
+	f := &fetch{x: x, in: l, b: l.b[:min(len(l.b), x.length-x.asked)]}
+	if c.in.mode == transferWrite {
+		mr, err := c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+		if err != nil {
+			c.in.spare = append(c.in.spare, l)
+			return false
+		}
+		f.mr, f.addr, f.key = mr, mr.Addr(), mr.RKey()
+	}
+	c.in.ahead++
+	x.pieces.Push(f)
+	c.fetch(f, l.lkey)
+	return true
+}
+
+// landing returns memory for one piece. When there is no scratch, one receive
+// buffer at a time has to do. nil means neither.
+func (c *Conn) landing() *landing {
+	if n := len(c.in.spare); n > 0 {
+		l := c.in.spare[n-1]
+		c.in.spare = c.in.spare[:n-1]
+		return l
+	}
+	if s := c.getScratch(); s != nil {
+		l := &landing{b: s.b, scratch: s}
+		if c.in.mode == transferWrite {
+			return l // registered for each grant
+		}
+		var err error
+		if l.sink, err = c.land(s.b); err == nil {
+			l.lkey = l.sink.lkey
+			return l
+		}
+		s.release()
+	}
+	if c.in.ahead > 0 {
+		return nil
+	}
+	buf, err := c.pool.get()
+	if err != nil {
+		return nil
+	}
+	return &landing{b: buf.b, lkey: buf.lkey, buf: buf}
+}
+
+func (l *landing) release() {
+	if l.buf != nil {
+		l.buf.release()
+		return
+	}
+	l.sink.close()
+	l.scratch.release()
+}
+
+// donePiece gives back the memory of a piece that has been read.
+func (c *Conn) donePiece(f *fetch) {
+	c.in.ahead--
+	if f.in.buf != nil {
+		f.in.release() // there may be scratch next time
+	} else {
+		c.in.spare = append(c.in.spare, f.in)
+		c.warmUp()
+	}
+	if c.in.eager {
+		c.readAhead()
+	}
+}
+
+// releaseSpare gives back scratch that is not in use.
+func (c *Conn) releaseSpare() {
+	for _, l := range c.in.spare {
+		l.release()
+	}
+	clear(c.in.spare)
+	c.in.spare = c.in.spare[:0]
+}
+
+// discard ends a transfer that nobody will read. The peer is told that it was
+// taken.
+func (c *Conn) discard(x *inbound) {
+	x.dropped = true
+	x.landed += x.length - x.asked // as if
+	x.asked = x.length
+	c.retire()
+}
+
+// dropPieces gives back the pieces that are there of a transfer that nobody will
+// read.
+func (c *Conn) dropPieces(x *inbound) {
+	for x.pieces.Len() > 0 && (*x.pieces.At(0)).over {
+		c.donePiece(x.pieces.Pop())
+	}
+}
+
+// releaseFetches gives back the memory of what will not arrive. The queue pair is
+// closed.
+func (c *Conn) releaseFetches() {
+	for c.in.flying.Len() > 0 {
+		f := c.in.flying.Pop()
+		if f.mr != nil {
+			f.mr.Close()
+		}
+		if f.in != nil {
+			f.in.release()
+		}
+	}
+	c.releaseSpare()
+}
+
+// fetchMin is the room that a Read must have for the device to put a transfer
+// straight there; below it scratch is better.
+func (c *Conn) fetchMin() int { return min(c.set.transfer, fetchSize) }
+
+// takeTransfer takes bytes of the transfer at the head of the unread queue. With
+// wait it waits until something has changed if there are none; message bounds it
+// to one message, and last says that this has ended. A return of 0 and no error
+// means to look again, or without wait that nothing is there.
+func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err error) {
+	x := c.unread.At(0).x
+	switch {
+	case x.taken == x.length:
+		return 0, c.passed(), nil
+	case x.pieces.Len() > 0:
+		return c.takePiece(p, wait)
+	case !wait:
+		return 0, false, nil
+	}
+	if c.in.eager = len(p) < c.fetchMin(); !c.in.eager {
+		if n, last, err := c.fetchInto(p, message); n > 0 || err != nil {
+			return n, last, err
+		}
+		c.in.eager = true // its memory cannot be registered
+	}
+	c.readAhead()
+	if x.pieces.Len() > 0 || x.taken == x.length {
+		return 0, false, nil
+	}
+	return 0, false, c.awaitPiece()
+}
+
+// awaitRead waits for something to happen and returns why a Read cannot go on.
+func (c *Conn) awaitRead() error {
+	switch {
+	case c.closed, c.readDue.expired, c.dead != nil:
+		return c.whyNotRead()
+	}
+	if c.control(true) {
+		return nil
+	}
+	c.await(&c.readable, &c.readers)
+	return nil
+}
+
+// whyNotRead is readErr where there is something in the queue that cannot be had.
+func (c *Conn) whyNotRead() error {
+	switch {
+	case c.closed, c.readDue.expired:
+		return c.readErr()
+	case c.dead == errPeerClosed:
+		return errTruncated
+	}
+	return c.dead
+}
+
+// takeFetch takes the next piece, in scratch, of the transfer at the head of the
+// unread queue. nil and no error means to look again.
+func (c *Conn) takeFetch() (*fetch, error) {
+	x := c.unread.At(0).x
+	c.in.eager = true
+	c.readAhead()
+	switch {
+	case x.taken == x.length:
+		c.passed()
+		return nil, nil
+	case x.pieces.Len() == 0:
+		return nil, c.awaitPiece()
+	}
+	f := *x.pieces.At(0)
+	switch {
+	case !f.over:
+		return nil, c.awaitRead()
+	case f.got == 0:
+		return nil, c.noPiece(x)
+	}
+	x.pieces.Pop()
+	x.taken += f.got - f.taken
+	c.passed()
+	return f, nil
+}
+
+// awaitPiece waits until a piece can be asked for, or returns why there is no
+// memory for one.
+func (c *Conn) awaitPiece() error {
+	if c.in.ahead > 0 || !c.canAsk() {
+		return c.awaitRead()
+	}
+	buf, err := c.pool.get()
+	if err == nil {
+		buf.release()
+		err = syscall.ENOBUFS
+	}
+	return err
+}
+
+// noPiece handles a piece at the head that did not come.
+func (c *Conn) noPiece(x *inbound) error {
+	if c.dead != nil {
+		return c.whyNotRead()
+	}
+	c.donePiece(x.pieces.Pop()) // it was withdrawn
+	return nil
+}
+
+// takePiece copies from the oldest piece of the transfer at the head.
+func (c *Conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
+	x := c.unread.At(0).x
+	f := *x.pieces.At(0)
+	if !f.over {
+		if wait {
+			err = c.awaitRead()
+		}
+		return 0, false, err
+	}
+	if f.got == 0 {
+		return 0, false, c.noPiece(x)
+	}
+	data := f.b[f.taken:f.got]
+	c.mu.Unlock()
+	n = copy(p, data) // only the reader, who holds readMu, takes from the queue
+	c.mu.Lock()
+	c.stats.BytesCopied += uint64(n)
+	f.taken += n
+	x.taken += n
+	if f.taken == f.got {
+		c.donePiece(x.pieces.Pop())
+	}
+	return n, c.passed(), nil
+}
+
+// passed takes transfers that have been read off the queue and reports whether
+// a message has ended.
+func (c *Conn) passed() (last bool) {
+	for c.unread.Len() > 0 {
+		s := c.unread.At(0)
+		if s.x == nil || s.x.taken < s.x.length {
+			if s.x != nil && s.x.taken > 0 {
+				s.size = 0
+			}
+			return false
+		}
+		last = s.last
+		c.consumed()
+		if last {
+			return true
+		}
+	}
+	return last
+}
+
+// offeredBytes returns how many of n bytes can be asked for at the head of the
+// queue, up to the end of a message if message is set.
+func (c *Conn) offeredBytes(n int, message bool) int {
+	sum := 0
+	for i := 0; i < c.unread.Len() && sum < n; i++ {
+		s := c.unread.At(i)
+		if s.x == nil || s.x.pieces.Len() > 0 {
+			break
+		}
+		sum += s.x.length - s.x.asked
+		if message && s.last {
+			break
+		}
+	}
+	return min(n, sum)
+}
+
+// fetchInto has the device put the transfers at the head of the queue into p, and
+// waits for that: the memory is in use until it returns. It returns 0 and no error
+// if p cannot be registered.
+func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
+	into := &straight{p: p[:c.offeredBytes(len(p), message)]}
+	c.mu.Unlock()
+	if c.in.mode == transferRead {
+		into.sink, err = c.land(into.p)
+	} else {
+		into.mr, err = c.expose(into.p, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+	}
+	c.mu.Lock()
+	if err != nil {
+		c.stats.TransfersRefused++
+		return 0, false, nil
+	}
+	var late *time.Timer
+	for {
+		stop := c.closed || c.readDue.expired || c.dead != nil
+		if !stop {
+			c.fill(into)
+		}
+		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite {
+			break
+		}
+		if stop && late == nil {
+			late = time.AfterFunc(withdrawWithin, func() { c.lose(into) })
+			defer late.Stop()
+		}
+		if !c.control(true) {
+			c.await(&c.readable, &c.readers)
+		}
+	}
+	c.mu.Unlock()
+	if into.mr != nil {
+		into.mr.Close()
+	} else {
+		into.sink.close()
+	}
+	c.mu.Lock()
+	for n < into.got {
+		x := c.unread.At(0).x
+		k := min(into.got-n, x.landed-x.taken)
+		x.taken += k
+		n += k
+		last = c.passed()
+	}
+	if n == 0 && (c.closed || c.readDue.expired || c.dead != nil) {
+		err = c.whyNotRead()
+	}
+	return n, last, err
+}
+
+// fill asks for what has room in a reader's memory, as far as may be now.
+func (c *Conn) fill(into *straight) {
+	for i := 0; i < c.unread.Len(); i++ {
+		x := c.unread.At(i).x
+		if x == nil {
+			return
+		}
+		for x.asked < x.length {
+			room := into.p[into.asked:]
+			if len(room) == 0 || !c.canAsk() {
+				return
+			}
+			f := &fetch{x: x, into: into, b: room[:min(len(room), x.length-x.asked, fetchSize)]}
+			if into.mr != nil {
+				f.addr, f.key = into.mr.Addr()+uint64(into.asked), into.mr.RKey()
+			}
+			into.asked += len(f.b)
+			into.pending++
+			c.fetch(f, into.sink.lkey)
+		}
+	}
+}
+
+// lose ends a wait for memory that a call must give back. If the connection is
+// alive it breaks, as the device may be writing there.
+func (c *Conn) lose(into *straight) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if into.pending == 0 {
+		return
+	}
+	if c.dead == nil {
+		c.fail(errHoldsOn)
+	}
+	into.lost = true
+	c.wakeAll()
+}

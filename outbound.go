@@ -1,0 +1,349 @@
+package rdmanet
+
+import (
+	"errors"
+	"syscall"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/ring"
+)
+
+// The sender's side of large transfers; transfer.go has the protocol.
+//
+// Memory is open to the peer from the offer until the peer says that it is
+// done, exactly the bytes of the transfer, to this connection only (expose).
+// Write waits for that, as the memory is its caller's. ReadFrom offers scratch
+// and goes on.
+
+// outgoing is what a connection knows of the transfers that it sends.
+type outgoing struct {
+	mode     transferMode
+	last     uint32               // ID of the latest
+	live     ring.Ring[*outbound] // those that are not over, oldest first
+	grants   ring.Ring[grant]     // to be answered by RDMA Write, oldest first
+	withdraw *outbound            // the peer is to be told that it ends
+}
+
+// outbound is one transfer.
+type outbound struct {
+	id      uint32
+	p       []byte
+	mr      ibv.MR
+	scratch *scratch // where p lies, if it is ours
+	granted int      // bytes that the peer has asked for, written or not
+	writing int      // RDMA Writes under way
+	moved   int      // bytes that the peer has, as far as this side knows
+	ended   bool     // withdrawn
+	done    bool     // the peer wants no more of it
+	over    bool     // and its memory is in use no more
+}
+
+// grant is memory of the peer's for n bytes of a transfer.
+type grant struct {
+	o    *outbound
+	addr uint64
+	key  uint32
+	at   int // of the transfer's bytes, which
+	n    int
+}
+
+// withdrawWithin is how long a call that has to give up a transfer waits for the
+// peer to let go of the memory. After that the connection is broken: the memory
+// is the caller's again, and the peer may be in the middle of reading it.
+const withdrawWithin = 5 * time.Second
+
+var errHoldsOn = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not let go of a transfer")}
+
+// large reports whether a Write or WriteMsg of n bytes is to be a transfer.
+func (c *Conn) large(n int, message bool) bool {
+	return c.out.mode != transferNone && (n >= c.set.transfer || message && n > int(c.agreed.maxFragmentedSend))
+}
+
+// writeLarge sends p by transfers. The caller holds writeMu, and not mu.
+func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
+	initial := 0
+	if !isRegistered(p) {
+		// What is copied anyway goes along, and can be read at once.
+		initial = min(int(c.agreed.maxSend)-transferOffset, len(p)-1)
+	}
+	for len(p) > 0 {
+		size := min(len(p), initial+transferCeiling)
+		rest := 0
+		if message {
+			rest = len(p) - size
+		}
+		mr, err := c.openMemory(p[initial:size])
+		if err != nil {
+			k, err := c.writeCopying(p, n > 0, message)
+			return n + k, err
+		}
+		o := &outbound{p: p[initial:size:size], mr: mr}
+		sent, err := c.offer(o, p[:initial], rest)
+		if sent {
+			n += initial
+			err = c.settle(o)
+			n += o.moved
+		}
+		o.mr.Close()
+		if err != nil {
+			c.cutMessage(message && n > 0)
+			return n, err
+		}
+		p, initial = p[size:], 0
+	}
+	return n, nil
+}
+
+// openMemory registers what is to be sent.
+func (c *Conn) openMemory(b []byte) (mr ibv.MR, err error) {
+	access := ibv.AccessRemoteRead
+	if c.out.mode == transferWrite {
+		access = 0
+	}
+	mr, err = c.expose(b, access)
+	if err != nil {
+		c.mu.Lock()
+		c.stats.TransfersRefused++
+		c.mu.Unlock()
+	}
+	return mr, err
+}
+
+// writeCopying sends p where its memory cannot be registered. begun says that it
+// is the rest of a message that began with a transfer.
+func (c *Conn) writeCopying(p []byte, begun, message bool) (n int, err error) {
+	if !message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
+		return c.writeSegments(p, message, 0)
+	}
+	for n < len(p) {
+		k := min(len(p)-n, int(c.agreed.maxSend)-transferOffset)
+		if _, err := c.offer(nil, p[n:n+k], len(p)-n-k); err != nil {
+			c.cutMessage(begun || n > 0)
+			return n, err
+		}
+		n += k
+	}
+	return n, nil
+}
+
+// cutMessage notes that a message has begun and will not end.
+func (c *Conn) cutMessage(cut bool) {
+	c.mu.Lock()
+	c.send.cut = c.send.cut || cut
+	c.mu.Unlock()
+}
+
+// offer tells the peer of o, alone if its memory is the caller's, who may have to
+// withdraw it, with the bytes in front of it; rest bytes of the
+// message follow later. o is nil where those bytes are all. It reports whether
+// the peer has been told.
+func (c *Conn) offer(o *outbound, initial []byte, rest int) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var bufs []*buffer
+	for {
+		if err := c.writeErr(); err != nil {
+			return false, err
+		}
+		if busy := c.out.live.Len(); o != nil && (busy >= maxTransfers || busy > 0 && o.scratch == nil) {
+			c.await(&c.writable, &c.writers)
+			continue
+		}
+		if !c.send.posting && c.credits.spendable() > 0 && c.freeSlots() > reservedSlots {
+			var n int
+			if n, bufs = c.transferBuffers(len(initial)); n > 0 {
+				break
+			}
+		}
+		c.waitToSend()
+	}
+	t := transferHeader{Kind: transferOffer, Rest: uint64(rest)}
+	if c.out.mode == transferWrite {
+		t.Kind = transferRequest
+	}
+	if o != nil {
+		c.out.last++
+		o.id = c.out.last
+		t.ID, t.Length = o.id, uint32(len(o.p))
+		if t.Kind == transferOffer {
+			t.Addr, t.Key = o.mr.Addr(), o.mr.RKey()
+		}
+		c.out.live.Push(o)
+		c.stats.TransfersSent++
+		c.stats.BytesSent += uint64(len(o.p))
+		c.stats.TransferBytesSent += uint64(len(o.p))
+	}
+	c.send.idle = false
+	if rest == 0 {
+		c.stats.MessagesSent++
+	}
+	return true, c.post(parcel{p: initial, segs: 1, bufs: bufs, head: &t})
+}
+
+// settle waits until o is over, or gives it up.
+func (c *Conn) settle(o *outbound) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !o.over {
+		if err := c.writeErr(); err != nil {
+			c.giveUp(o)
+			if o.over && o.moved == len(o.p) {
+				return nil
+			}
+			return err
+		}
+		c.await(&c.writable, &c.writers)
+	}
+	return nil
+}
+
+// giveUp ends o early: when it returns the peer has let go of the memory, or
+// the connection is dead.
+func (c *Conn) giveUp(o *outbound) {
+	if c.dead != nil {
+		return
+	}
+	if c.closed && c.set.linger < 0 {
+		c.fail(errPeerClosed)
+		return
+	}
+	o.ended = true
+	c.out.withdraw = o
+	c.sendControl()
+	late := time.AfterFunc(withdrawWithin, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !o.over {
+			c.fail(errHoldsOn)
+		}
+	})
+	defer late.Stop()
+	for !o.over && c.dead == nil {
+		c.await(&c.writable, &c.writers)
+	}
+	unsent := uint64(len(o.p) - o.moved)
+	c.stats.BytesSent -= unsent
+	c.stats.TransferBytesSent -= unsent
+}
+
+// settled handles the peer's word that it has what it wants of a transfer.
+func (c *Conn) settled(t *transferHeader) error {
+	live := &c.out.live
+	if live.Len() == 0 || t.ID-(*live.At(0)).id >= uint32(live.Len()) {
+		if c.out.mode == transferWrite && t.ID-1 < c.out.last {
+			return nil // it was over here before
+		}
+		return errTransferID
+	}
+	for {
+		o := *live.At(0)
+		n := len(o.p)
+		if o.id == t.ID {
+			n = int(t.Length)
+		}
+		if n > len(o.p) || n < len(o.p) && !o.ended {
+			return errTransferLength
+		}
+		c.finish(o, n)
+		if o.id == t.ID {
+			return nil
+		}
+	}
+}
+
+// finish takes o, the oldest, off the books.
+func (c *Conn) finish(o *outbound, moved int) {
+	c.out.live.Pop()
+	for c.out.grants.Len() > 0 && c.out.grants.At(0).o == o {
+		c.out.grants.Pop() // the peer has lost interest
+	}
+	o.moved, o.done = moved, true
+	o.over = o.writing == 0
+	if c.out.withdraw == o {
+		c.out.withdraw = nil
+	}
+	if o.scratch != nil {
+		o.mr.Close()
+		o.scratch.release()
+		o.scratch = nil
+	}
+	c.writable.Broadcast()
+}
+
+// granted handles the peer's offer of memory to write to.
+func (c *Conn) granted(t *transferHeader) error {
+	var o *outbound
+	for i := range c.out.live.Len() {
+		if l := *c.out.live.At(i); l.id == t.ID {
+			o = l
+		}
+	}
+	if o == nil || o.ended {
+		if t.ID-1 < c.out.last {
+			return nil // it was withdrawn meanwhile
+		}
+		return errTransferID
+	}
+	n := int(t.Length)
+	switch {
+	case n == 0 || n > len(o.p)-o.granted:
+		return errTransferLength
+	case c.out.grants.Len() >= maxTransfers:
+		return errTransferCount
+	}
+	c.out.grants.Push(grant{o: o, addr: t.Addr, key: t.Key, at: o.granted, n: n})
+	o.granted += n
+	return nil
+}
+
+// sendsNews reports whether nextOutbound has something.
+func (o *outgoing) sendsNews() bool { return o.grants.Len() > 0 || o.withdraw != nil }
+
+// nextOutbound returns what the peer is to be told next of the transfers that
+// go out, and the RDMA Write that goes ahead of it, if one does.
+func (c *Conn) nextOutbound() (t transferHeader, w transferData) {
+	if o := c.out.withdraw; o != nil {
+		c.out.withdraw = nil
+		if c.out.mode == transferRead {
+			return transferHeader{Kind: transferWithdraw, ID: o.id}, w
+		}
+		c.finish(o, o.moved)
+		return transferHeader{Kind: transferWritten, Flags: transferEnd, ID: o.id}, w
+	}
+	g := c.out.grants.Pop()
+	g.o.writing++
+	w = transferData{o: g.o, wr: ibv.SendWR{Op: ibv.OpWrite, RemoteAddr: g.addr, RKey: g.key,
+		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.mr.LKey()}}}}
+	return transferHeader{Kind: transferWritten, ID: g.o.id, Length: uint32(g.n)}, w
+}
+
+// transferData is an RDMA Write for a transfer.
+type transferData struct {
+	o  *outbound
+	wr ibv.SendWR
+}
+
+// wrote handles the completion of an RDMA Write of n bytes.
+func (c *Conn) wrote(o *outbound, n int) {
+	o.writing--
+	o.moved += n
+	if !o.ended && o.moved == len(o.p) {
+		c.finish(o, o.moved)
+	} else if o.done && o.writing == 0 {
+		o.over = true
+		c.writable.Broadcast()
+	}
+}
+
+// releaseTransfers gives back the memory of transfers that nobody waits for. The
+// queue pair is closed.
+func (c *Conn) releaseTransfers() {
+	for c.out.live.Len() > 0 {
+		if o := c.out.live.Pop(); o.scratch != nil {
+			o.mr.Close()
+			o.scratch.release()
+			o.scratch = nil
+		}
+	}
+}
