@@ -112,7 +112,7 @@ func setDomainIdle(t testing.TB, d time.Duration) {
 func countDomains() int {
 	domains.mu.Lock()
 	defer domains.mu.Unlock()
-	return len(domains.m)
+	return domains.live
 }
 
 // goroutines returns the stacks of all goroutines but the caller's by their
