@@ -27,14 +27,16 @@ type domain struct {
 	dev ibv.Device
 	pd  ibv.PD
 
-	private bool // of one connection
-	lasting bool // stays for domainIdle
+	private   bool // of one connection
+	lasting   bool // stays for domainIdle
+	unchecked bool // peers may read all that is registered: ibv.DeviceAttr.ReadsUnchecked
 
 	users int    // below domains.mu
 	epoch uint64 // and this: how often it was acquired or freed
 
-	mu    sync.Mutex
-	pools map[int]*pool // by buffer size
+	mu     sync.Mutex
+	pools  map[int]*pool        // by buffer size
+	cached map[*Buffer]struct{} // that have a registration here: see alloc.go
 }
 
 // pool holds buffers of one size.
@@ -119,7 +121,7 @@ func newDomain(dev ibv.Device) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &domain{dev: dev, pd: pd, pools: make(map[int]*pool)}, nil
+	return &domain{dev: dev, pd: pd, unchecked: dev.Attr().ReadsUnchecked, pools: make(map[int]*pool)}, nil
 }
 
 // retain takes another reference; the caller knows of one that stays meanwhile.
@@ -175,7 +177,7 @@ func (d *domain) retire() error {
 
 // free gives back all that the domain has, which nobody uses any more.
 func (d *domain) free() error {
-	var errs []error
+	errs := []error{d.forgetBuffers()}
 	for _, p := range d.pools {
 		for _, s := range p.slabs {
 			errs = append(errs, s.close())
