@@ -65,6 +65,13 @@ type Config struct {
 	// 255, 0 means 255.
 	SendCreditTarget int
 
+	// TransferMemory bounds the memory outside the Go heap, in bytes, that the
+	// connections of a device together hold at a time to bring large writes from
+	// and to ordinary memory on their way: 256 KiB to 1 GiB, 0 means 64 MiB. A
+	// connection that finds it used up sends and receives in segments. About a
+	// second after its last use the memory is given back.
+	TransferMemory int
+
 	// KeepAlive is the time without a word from the peer after which it is
 	// asked for one; without an answer in the same time again, or 20 s if that
 	// is less, the connection is broken. So when the link is cut Read and Write
@@ -104,6 +111,7 @@ const (
 	pinnedTransfer    = 128 << 10
 	inlineTransfer    = 1 << 20
 	defaultFragmented = 1 << 20
+	defaultTransfer   = 64 << 20
 )
 
 var discardLogger = slog.New(slog.DiscardHandler)
@@ -124,6 +132,7 @@ func (c *Config) check() error {
 	}
 	inRange("InitialReceiveCredits", c.InitialReceiveCredits, minCredits, creditCeiling)
 	inRange("MaxReceiveCredits", c.MaxReceiveCredits, minCredits, creditCeiling)
+	inRange("TransferMemory", c.TransferMemory, scratchBytes, sizeCeiling)
 	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
 	return errors.Join(errs...)
 }
@@ -134,6 +143,7 @@ type settings struct {
 	initial, maximum, target           int // credits
 	transfer                           int // bytes from which a write is a transfer; 0 for never
 	noRead                             bool
+	transferMemory                     int
 	keepAlive, probe, linger, busyPoll time.Duration
 	negotiate                          time.Duration
 	log                                *slog.Logger
@@ -151,17 +161,18 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		return v
 	}
 	s := settings{
-		maxSend:       or(c.MaxSendSize, segment),
-		maxReceive:    or(c.MaxReceiveSize, segment),
-		maxFragmented: or(c.MaxFragmentedSize, defaultFragmented),
-		target:        or(c.SendCreditTarget, creditCeiling),
-		keepAlive:     c.KeepAlive,
-		linger:        c.LingerTimeout,
-		busyPoll:      c.BusyPoll,
-		negotiate:     c.NegotiateTimeout,
-		log:           c.Logger,
-		transfer:      max(0, or(c.TransferSize, transfer)),
-		noRead:        c.NoRDMARead,
+		maxSend:        or(c.MaxSendSize, segment),
+		maxReceive:     or(c.MaxReceiveSize, segment),
+		maxFragmented:  or(c.MaxFragmentedSize, defaultFragmented),
+		target:         or(c.SendCreditTarget, creditCeiling),
+		keepAlive:      c.KeepAlive,
+		linger:         c.LingerTimeout,
+		busyPoll:       c.BusyPoll,
+		negotiate:      c.NegotiateTimeout,
+		log:            c.Logger,
+		transfer:       max(0, or(c.TransferSize, transfer)),
+		noRead:         c.NoRDMARead,
+		transferMemory: or(c.TransferMemory, defaultTransfer),
 	}
 	s.maximum = or(c.MaxReceiveCredits, min(creditCeiling, max(16, 4<<20/s.maxReceive)))
 	s.initial = min(or(c.InitialReceiveCredits, 4), s.maximum)

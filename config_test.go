@@ -22,6 +22,7 @@ func TestConfigRange(t *testing.T) {
 		{"MaxFragmentedSize", func(c *Config) *int { return &c.MaxFragmentedSize }, 131080, 1 << 30},
 		{"InitialReceiveCredits", func(c *Config) *int { return &c.InitialReceiveCredits }, minCredits, 255},
 		{"MaxReceiveCredits", func(c *Config) *int { return &c.MaxReceiveCredits }, minCredits, 255},
+		{"TransferMemory", func(c *Config) *int { return &c.TransferMemory }, 256 << 10, 1 << 30},
 		{"SendCreditTarget", func(c *Config) *int { return &c.SendCreditTarget }, minCredits, 255},
 	} {
 		for _, v := range []int{0, f.lo, f.hi} {
@@ -63,6 +64,7 @@ func TestConfigDefaults(t *testing.T) {
 		require.Equal(t, 4, s.initial)
 		require.Equal(t, min(255, 4<<20/segment), s.maximum)
 		require.Equal(t, 255, s.target)
+		require.Equal(t, 64<<20, s.transferMemory)
 		require.Equal(t, 120*time.Second, s.keepAlive)
 		require.Equal(t, 20*time.Second, s.probe)
 		require.Equal(t, 5*time.Second, s.linger)

@@ -379,8 +379,9 @@ func (l *landing) release() {
 		l.buf.release()
 		return
 	}
-	l.sink.close()
-	l.scratch.release()
+	if l.sink.close() == nil { // else the device may still use it
+		l.scratch.release()
+	}
 }
 
 // donePiece gives back the memory of a piece that has been read.

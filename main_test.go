@@ -52,11 +52,13 @@ func within(t testing.TB, what string, f func()) {
 	}
 }
 
-// checkLeaks fails the test if goroutines or domains are left when it is over
-// that were not there before. It goes first, so that it looks last.
+// checkLeaks fails the test if goroutines, domains, chunks of scratch memory or
+// Buffers are left when it is over that were not there before. It goes first, so
+// that it looks last.
 func checkLeaks(t testing.TB) {
 	t.Helper()
 	before, domainsBefore := goroutines(), countDomains()
+	chunksBefore, spansBefore := countScratch(), len(memory.list())
 	t.Cleanup(func() {
 		var left []string
 		gone := eventually(func() bool {
@@ -66,21 +68,25 @@ func checkLeaks(t testing.TB) {
 					left = append(left, stack)
 				}
 			}
-			return len(left) == 0 && countDomains() <= domainsBefore
+			return len(left) == 0 && countDomains() <= domainsBefore && countScratch() <= chunksBefore &&
+				len(memory.list()) <= spansBefore
 		})
 		if !gone {
-			t.Errorf("%d domains where there were %d, %d goroutines more:\n\n%s",
-				countDomains(), domainsBefore, len(left), strings.Join(left, "\n\n"))
+			t.Errorf("%d domains where there were %d, %d chunks of scratch memory (%d), %d stretches of Buffers (%d), %d goroutines more:\n\n%s",
+				countDomains(), domainsBefore, countScratch(), chunksBefore, len(memory.list()), spansBefore,
+				len(left), strings.Join(left, "\n\n"))
 		}
 	})
 }
 
 // newSwitch puts a switch in front of a provider, nil for the software device,
 // and checks at the end that nothing is left of what it handed out. For as long
-// as the test runs domains go with their last user, not a while later.
+// as the test runs domains and scratch memory go with their last user, not a while
+// later.
 func newSwitch(t testing.TB, p ibv.Provider) *verbstest.Switch {
 	t.Helper()
 	setDomainIdle(t, 0)
+	setScratchIdle(t, 0)
 	if p == nil {
 		p = newProvider(t)
 	}
@@ -109,10 +115,30 @@ func setDomainIdle(t testing.TB, d time.Duration) {
 	t.Cleanup(func() { set(old) })
 }
 
+func setScratchIdle(t testing.TB, d time.Duration) {
+	set := func(d time.Duration) (old time.Duration) {
+		scratches.mu.Lock()
+		defer scratches.mu.Unlock()
+		old, scratchIdle = scratchIdle, d
+		return old
+	}
+	old := set(d)
+	t.Cleanup(func() { set(old) })
+}
+
+func countScratch() (n int) {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	for _, p := range scratches.pools {
+		n += p.chunks
+	}
+	return n
+}
+
 func countDomains() int {
 	domains.mu.Lock()
 	defer domains.mu.Unlock()
-	return len(domains.m)
+	return domains.live
 }
 
 // goroutines returns the stacks of all goroutines but the caller's by their

@@ -21,6 +21,7 @@ type modest struct {
 	pins   bool
 	shy    bool // its passive side may not send first
 	buffer bool // sends complete before the peer has them
+	apart  bool // no regions of one queue pair, so no shared domain
 	reads  atomic.Int64
 
 	mu   sync.Mutex
@@ -89,6 +90,9 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 	a := d.Device.Attr()
 	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = min(a.MaxInline, d.m.inline), min(a.MaxQPWR, d.m.wrs), 2, d.m.pins
 	a.SendsBuffered = a.SendsBuffered || d.m.buffer
+	if d.m.apart {
+		a.Caps &^= ibv.CapQPRegion
+	}
 	return a
 }
 
@@ -117,6 +121,13 @@ type modestQP struct {
 	ibv.QP
 	cap ibv.QPCap
 	m   *modest
+}
+
+func (q *modestQP) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
+	if q.m.apart {
+		return nil, ibv.Unsupported("modest", "memory regions of one queue pair")
+	}
+	return q.QP.RegMR(buf, access)
 }
 
 func (q *modestQP) Cap() ibv.QPCap { return q.cap }

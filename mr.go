@@ -10,25 +10,33 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// Registered memory. All connections of a device share one protection domain
-// and the slabs in it: stretches of memory outside the Go heap (whose freed
-// pages the runtime would give back to the kernel behind the device's back),
-// each registered once and cut into buffers of one size. What a slab's buffers
-// hold is not cleared between uses, so a buffer is never longer for its user
-// than the bytes that the device has put there.
+// Registered memory: slabs, which are stretches of memory outside the Go heap
+// (whose freed pages the runtime would give back to the kernel behind the
+// device's back), each registered once with a protection domain and cut into
+// buffers of one size. What a slab's buffers hold is not cleared between uses,
+// so a buffer is never longer for its user than the bytes that the device has
+// put there.
+//
+// Where a key can belong to one queue pair (ibv.CapQPRegion) all connections of
+// a device share one domain. Elsewhere every key of a domain is open to the peers
+// of all queue pairs in it, and a guess is enough for a neighbour; so there each
+// connection has a domain to itself.
 
-// domain is the shared memory of one device.
+// domain is a protection domain and the memory registered with it.
 type domain struct {
 	dev ibv.Device
 	pd  ibv.PD
 
-	lasting bool // stays for domainIdle
+	private   bool // of one connection
+	lasting   bool // stays for domainIdle
+	unchecked bool // peers may read all that is registered: ibv.DeviceAttr.ReadsUnchecked
 
 	users int    // below domains.mu
 	epoch uint64 // and this: how often it was acquired or freed
 
-	mu    sync.Mutex
-	pools map[int]*pool // by buffer size
+	mu     sync.Mutex
+	pools  map[int]*pool        // by buffer size
+	cached map[*Buffer]struct{} // that have a registration here: see alloc.go
 }
 
 // pool holds buffers of one size.
@@ -62,33 +70,58 @@ const (
 	slabBytes   = 1 << 20 // about; pinned memory comes in smaller steps
 	pinnedSlab  = 256 << 10
 	slabBuffers = 128 // at most
+
+	// A private domain begins with what an idle connection takes: its receives,
+	// one more to grant, and something to send from.
+	firstBuffers = 8
 )
 
 var domains struct {
-	mu sync.Mutex
-	m  map[ibv.Device]*domain
+	mu     sync.Mutex
+	shared map[ibv.Device]*domain
+	live   int // the private ones, too
 }
 
-// acquireDomain returns the device's domain, to be released once. lasting says
-// that a new one stays for domainIdle.
+// acquireDomain returns a domain for a connection of the device, to be released
+// once. lasting says that a new one, if it is shared, stays for domainIdle.
 func acquireDomain(dev ibv.Device, lasting bool) (*domain, error) {
-	domains.mu.Lock()
-	defer domains.mu.Unlock()
-	d := domains.m[dev]
-	if d == nil {
-		pd, err := dev.AllocPD()
+	if !dev.Attr().Caps.Has(ibv.CapQPRegion) {
+		d, err := newDomain(dev)
 		if err != nil {
 			return nil, err
 		}
-		d = &domain{dev: dev, pd: pd, lasting: lasting, pools: make(map[int]*pool)}
-		if domains.m == nil {
-			domains.m = make(map[ibv.Device]*domain)
+		d.private, d.users = true, 1
+		domains.mu.Lock()
+		domains.live++
+		domains.mu.Unlock()
+		return d, nil
+	}
+	domains.mu.Lock()
+	defer domains.mu.Unlock()
+	d := domains.shared[dev]
+	if d == nil {
+		var err error
+		if d, err = newDomain(dev); err != nil {
+			return nil, err
 		}
-		domains.m[dev] = d
+		d.lasting = lasting
+		if domains.shared == nil {
+			domains.shared = make(map[ibv.Device]*domain)
+		}
+		domains.shared[dev] = d
+		domains.live++
 	}
 	d.users++
 	d.epoch++
 	return d, nil
+}
+
+func newDomain(dev ibv.Device) (*domain, error) {
+	pd, err := dev.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	return &domain{dev: dev, pd: pd, unchecked: dev.Attr().ReadsUnchecked, pools: make(map[int]*pool)}, nil
 }
 
 // retain takes another reference; the caller knows of one that stays meanwhile.
@@ -98,10 +131,10 @@ func (d *domain) retain() {
 	domains.mu.Unlock()
 }
 
-// domainIdle is how long a domain outlives its last user, so that a program
-// that connects again and again does not map and register memory each time. A
-// provider that the program has brought (Config.Provider) is the program's to
-// dispose of, and gets everything back at once.
+// domainIdle is how long a shared domain outlives its last user, so that a
+// program that connects again and again does not map and register memory each
+// time. A provider that the program has brought (Config.Provider) is the
+// program's to dispose of, and gets everything back at once.
 var domainIdle = time.Second
 
 // release gives the domain up. When nobody has wanted it again for domainIdle
@@ -110,28 +143,41 @@ func (d *domain) release() error {
 	domains.mu.Lock()
 	defer domains.mu.Unlock()
 	d.users--
-	if d.users > 0 {
+	switch {
+	case d.users > 0:
 		return nil
-	}
-	if !d.lasting {
-		return d.free()
+	case d.private:
+		// Nobody else knows it, so nobody need wait for its end.
+		domains.mu.Unlock()
+		err := d.free()
+		domains.mu.Lock()
+		domains.live--
+		return err
+	case !d.lasting:
+		return d.retire()
 	}
 	epoch := d.epoch
 	time.AfterFunc(domainIdle, func() {
 		domains.mu.Lock()
 		defer domains.mu.Unlock()
 		if d.users == 0 && d.epoch == epoch {
-			d.free()
+			d.retire()
 		}
 	})
 	return nil
 }
 
-// free gives back all that the domain has. The caller holds domains.mu.
-func (d *domain) free() error {
+// retire ends a shared domain. The caller holds domains.mu.
+func (d *domain) retire() error {
 	d.epoch++ // for a timer that is still to come
-	delete(domains.m, d.dev)
-	var errs []error
+	delete(domains.shared, d.dev)
+	domains.live--
+	return d.free()
+}
+
+// free gives back all that the domain has, which nobody uses any more.
+func (d *domain) free() error {
+	errs := []error{d.forgetBuffers()}
 	for _, p := range d.pools {
 		for _, s := range p.slabs {
 			errs = append(errs, s.close())
@@ -170,8 +216,7 @@ func (p *pool) get() (*buffer, error) {
 	defer p.mu.Unlock()
 	if len(p.free) == 0 {
 		if err := p.grow(); err != nil {
-			return nil, fmt.Errorf("%w: %d bytes of registered memory on %s: %w (raise the limit on locked memory, ulimit -l, or lower Config.MaxReceiveCredits)",
-				syscall.ENOBUFS, p.size, p.dom.dev.Name(), err)
+			return nil, noMemory(p.dom.dev, p.size, "MaxReceiveCredits", err)
 		}
 	}
 	b := p.free[len(p.free)-1]
@@ -187,12 +232,31 @@ func (b *buffer) release() {
 	p.mu.Unlock()
 }
 
-func (p *pool) grow() error {
+// noMemory is the error for bytes that the device does not register. limit is the
+// field of Config that would make do with less.
+func noMemory(dev ibv.Device, bytes int, limit string, err error) error {
+	return fmt.Errorf("%w: %d bytes of registered memory on %s: %w (raise the limit on locked memory, ulimit -l, or lower Config.%s)",
+		syscall.ENOBUFS, bytes, dev.Name(), err, limit)
+}
+
+// slabSize is how many bytes the next slab takes, a number of whole buffers.
+func (p *pool) slabSize() int {
 	total := slabBytes
 	if p.dom.dev.Attr().PinsMemory {
 		total = pinnedSlab
 	}
-	total = min(max(total/p.size, 1), slabBuffers) * p.size
+	if p.dom.private {
+		has := 0
+		for _, s := range p.slabs {
+			has += len(s.mem)
+		}
+		total = min(total, max(has, firstBuffers*p.size, pageSize))
+	}
+	return min(max(total/p.size, 1), slabBuffers) * p.size
+}
+
+func (p *pool) grow() error {
+	total := p.slabSize()
 	mem, err := allocPages(total)
 	if err != nil {
 		return err

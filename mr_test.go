@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/nettest"
 
+	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
@@ -33,22 +34,33 @@ func (d *domain) allFree() error {
 	return nil
 }
 
-var limitedDevices = []struct {
+type limitedDevice struct {
 	inline, wrs int
-	pins        bool
-}{
-	{1 << 20, 1 << 14, false}, // the software device as it is
-	{0, 1 << 14, false},
-	{64, 1 << 14, true},
-	{0, 16, true},
+	pins, apart bool
 }
 
-// Connections of one device share its memory; the last one to go frees it.
+var limitedDevices = []limitedDevice{
+	{1 << 20, 1 << 14, false, false}, // the software device as it is
+	{0, 1 << 14, false, false},
+	{64, 1 << 14, true, false},
+	{0, 16, true, false},
+	{64, 1 << 14, true, true},
+	{0, 16, true, true},
+}
+
+func (l limitedDevice) provider(t testing.TB) *modest {
+	m := newModest(t, l.inline, l.wrs, l.pins)
+	m.apart = l.apart
+	return m
+}
+
+// Connections of one device share its memory, the last one to go frees it; but
+// where keys belong to a domain as a whole each has memory of its own.
 func TestMemoryIsShared(t *testing.T) {
 	checkLeaks(t)
 	for _, l := range limitedDevices {
 		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
-			sw := newSwitch(t, newModest(t, l.inline, l.wrs, l.pins))
+			sw := newSwitch(t, l.provider(t))
 			cfg := Config{Provider: sw}
 			devs, err := sw.Devices()
 			require.NoError(t, err)
@@ -57,19 +69,59 @@ func TestMemoryIsShared(t *testing.T) {
 
 			a, b := pipeOn(t, cfg)
 			exchange(t, a, b, 200<<10)
-			require.Same(t, a.dom, b.dom)
-			require.Same(t, dom, a.dom)
 			c, d := pipeOn(t, cfg)
 			exchange(t, c, d, 1<<10)
-			require.Same(t, a.pool, d.pool)
-			require.Same(t, a.sends, d.sends)
-			for _, x := range []*Conn{a, b, c, d} {
+			conns := []*Conn{a, b, c, d}
+			if devs[0].Attr().Caps.Has(ibv.CapQPRegion) {
+				for _, x := range conns {
+					require.Same(t, dom, x.dom)
+				}
+				require.Same(t, a.pool, d.pool)
+				require.Same(t, a.sends, d.sends)
+			} else {
+				require.Equal(t, len(conns)+1, sw.Live()["PD"])
+				for i, x := range conns {
+					require.NotSame(t, dom, x.dom)
+					require.NotSame(t, conns[(i+1)%len(conns)].dom, x.dom)
+				}
+			}
+			for _, x := range conns {
 				require.NoError(t, x.Close())
 			}
-			require.NoError(t, dom.allFree())
-			require.Equal(t, map[string]int{"PD": 1, "MR": sw.Live()["MR"]}, sw.Live())
-			require.NotZero(t, sw.RegisteredBytes())
+			for _, x := range conns {
+				require.NoError(t, x.dom.allFree())
+			}
+			if dom.private {
+				require.Equal(t, map[string]int{"PD": 1}, sw.Live(), "what a connection had to itself goes with it")
+			} else {
+				require.Equal(t, map[string]int{"PD": 1, "MR": sw.Live()["MR"]}, sw.Live())
+				require.NotZero(t, sw.RegisteredBytes())
+			}
 			require.NoError(t, dom.release())
+			requireReleased(t, sw)
+		})
+	}
+}
+
+// The memory that an idle connection has to itself is about what it needs, and it
+// takes more in steps when it is at work.
+func TestPrivateMemoryIsSmall(t *testing.T) {
+	for _, size := range []int{256, 1 << 10, pinnedSegment, inlineSegment, maxSegment} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			checkLeaks(t)
+			sw := newSwitch(t, limitedDevice{64, 1 << 14, true, true}.provider(t))
+			a, b := pipeOn(t, Config{Provider: sw, MaxSendSize: size, MaxReceiveSize: size})
+			idle := sw.RegisteredBytes() / 2
+			need := int64(minCredits+2) * int64(size+pageSize)
+			require.Less(t, idle, 2*need+2*pageSize, "one connection's")
+			exchange(t, a, b, 4<<20)
+			require.Greater(t, sw.RegisteredBytes()/2, idle)
+			for _, c := range []*Conn{a, b} {
+				for i, s := range c.pool.slabs {
+					require.LessOrEqual(t, len(s.mem), max(pinnedSlab, c.pool.size), "slab %d", i)
+				}
+				require.NoError(t, c.Close())
+			}
 			requireReleased(t, sw)
 		})
 	}
@@ -80,7 +132,7 @@ func TestLimitedDevice(t *testing.T) {
 	for _, l := range limitedDevices[1:] {
 		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
 			checkLeaks(t)
-			cfg := Config{Provider: newModest(t, l.inline, l.wrs, l.pins)}
+			cfg := Config{Provider: l.provider(t)}
 			a, b := pipeOn(t, cfg)
 			defer b.Close()
 			defer a.Close()
@@ -192,7 +244,7 @@ func TestNoMemoryToSend(t *testing.T) {
 	for _, l := range limitedDevices[1:] {
 		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
 			checkLeaks(t)
-			sw := newSwitch(t, newModest(t, l.inline, l.wrs, l.pins))
+			sw := newSwitch(t, l.provider(t))
 			var conns [3][2]*Conn
 			for i := range conns {
 				conns[i][0], conns[i][1] = pipeOn(t, Config{Provider: sw})

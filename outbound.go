@@ -29,7 +29,8 @@ type outgoing struct {
 type outbound struct {
 	id      uint32
 	p       []byte
-	mr      ibv.MR
+	open    ibv.MR   // p, for the peer to read
+	source  sink     // p, for this side's device
 	scratch *scratch // where p lies, if it is ours
 	granted int      // bytes that the peer has asked for, written or not
 	writing int      // RDMA Writes under way
@@ -63,7 +64,7 @@ func (c *Conn) large(n int, message bool) bool {
 // writeLarge sends p by transfers. The caller holds writeMu, and not mu.
 func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
 	initial := 0
-	if !isRegistered(p) {
+	if findRegion(p) == nil {
 		// What is copied anyway goes along, and can be read at once.
 		initial = min(int(c.agreed.maxSend)-transferOffset, len(p)-1)
 	}
@@ -73,19 +74,18 @@ func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
 		if message {
 			rest = len(p) - size
 		}
-		mr, err := c.openMemory(p[initial:size])
-		if err != nil {
+		o := &outbound{p: p[initial:size:size]}
+		if err := c.openMemory(o); err != nil {
 			k, err := c.writeCopying(p, n > 0, message)
 			return n + k, err
 		}
-		o := &outbound{p: p[initial:size:size], mr: mr}
 		sent, err := c.offer(o, p[:initial], rest)
 		if sent {
 			n += initial
 			err = c.settle(o)
 			n += o.moved
 		}
-		o.mr.Close()
+		o.closeMemory()
 		if err != nil {
 			c.cutMessage(message && n > 0)
 			return n, err
@@ -96,18 +96,32 @@ func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
 }
 
 // openMemory registers what is to be sent.
-func (c *Conn) openMemory(b []byte) (mr ibv.MR, err error) {
-	access := ibv.AccessRemoteRead
-	if c.out.mode == transferWrite {
-		access = 0
+func (c *Conn) openMemory(o *outbound) (err error) {
+	if c.out.mode == transferRead {
+		o.open, err = c.expose(o.p, ibv.AccessRemoteRead)
+	} else {
+		o.source, err = c.source(o.p)
 	}
-	mr, err = c.expose(b, access)
 	if err != nil {
 		c.mu.Lock()
 		c.stats.TransfersRefused++
 		c.mu.Unlock()
 	}
-	return mr, err
+	return err
+}
+
+// closeMemory takes the memory back. Scratch that the device may still use is
+// lost.
+func (o *outbound) closeMemory() {
+	var err error
+	if o.open != nil {
+		err = o.open.Close()
+	} else {
+		err = o.source.close()
+	}
+	if o.scratch != nil && err == nil {
+		o.scratch.release()
+	}
 }
 
 // writeCopying sends p where its memory cannot be registered. begun says that it
@@ -167,7 +181,7 @@ func (c *Conn) offer(o *outbound, initial []byte, rest int) (bool, error) {
 		o.id = c.out.last
 		t.ID, t.Length = o.id, uint32(len(o.p))
 		if t.Kind == transferOffer {
-			t.Addr, t.Key = o.mr.Addr(), o.mr.RKey()
+			t.Addr, t.Key = o.open.Addr(), o.open.RKey()
 		}
 		c.out.live.Push(o)
 		c.stats.TransfersSent++
@@ -263,10 +277,8 @@ func (c *Conn) finish(o *outbound, moved int) {
 	if c.out.withdraw == o {
 		c.out.withdraw = nil
 	}
-	if o.scratch != nil {
-		o.mr.Close()
-		o.scratch.release()
-		o.scratch = nil
+	if o.scratch != nil && o.over {
+		o.closeMemory()
 	}
 	c.writable.Broadcast()
 }
@@ -314,7 +326,7 @@ func (c *Conn) nextOutbound() (t transferHeader, w transferData) {
 	g := c.out.grants.Pop()
 	g.o.writing++
 	w = transferData{o: g.o, wr: ibv.SendWR{Op: ibv.OpWrite, RemoteAddr: g.addr, RKey: g.key,
-		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.mr.LKey()}}}}
+		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.lkey}}}}
 	return transferHeader{Kind: transferWritten, ID: g.o.id, Length: uint32(g.n)}, w
 }
 
@@ -332,6 +344,9 @@ func (c *Conn) wrote(o *outbound, n int) {
 		c.finish(o, o.moved)
 	} else if o.done && o.writing == 0 {
 		o.over = true
+		if o.scratch != nil {
+			o.closeMemory()
+		}
 		c.writable.Broadcast()
 	}
 }
@@ -341,9 +356,7 @@ func (c *Conn) wrote(o *outbound, n int) {
 func (c *Conn) releaseTransfers() {
 	for c.out.live.Len() > 0 {
 		if o := c.out.live.Pop(); o.scratch != nil {
-			o.mr.Close()
-			o.scratch.release()
-			o.scratch = nil
+			o.closeMemory()
 		}
 	}
 }

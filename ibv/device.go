@@ -94,6 +94,7 @@ const (
 	CapLocalInvalidate                  // [OpLocalInv]
 	CapUD                               // datagram queue pairs
 	CapSolicited                        // [CQ.Arm] for solicited completions only
+	CapQPRegion                         // [QP.RegMR]
 )
 
 // Has reports whether every operation in want is there.

@@ -38,6 +38,8 @@
 //     returns.
 //   - A queue pair in the error state completes all that is posted with
 //     [WCFlushErr].
+//   - A region's keys work in its domain only, with every queue pair there; the
+//     remote key of a region made by [QP.RegMR] with that one.
 //   - Objects are released children first: QP, then CQ, MR and AH, then PD. The
 //     other order is refused with an error that matches [ErrBusy].
 //

@@ -7,7 +7,8 @@ type PD interface {
 	// region is closed. An empty buf is refused. What access the peer and the
 	// device get is said by access; a region with [AccessRemoteWrite] needs
 	// [AccessLocalWrite] too, as ibv_reg_mr(3) has it. Memory that cannot be
-	// registered matches syscall.ENOMEM.
+	// registered matches syscall.ENOMEM. The peers of all queue pairs in the domain
+	// may use the remote key; [QP.RegMR] makes one for a single peer.
 	RegMR(buf []byte, access Access) (MR, error)
 
 	// CreateAH creates the handle for a way that [ID.UDParam] has told. It may

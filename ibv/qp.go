@@ -29,6 +29,15 @@ type QP interface {
 	// PostRecv posts receives in order, from [QPSInit] on; otherwise as PostSend.
 	PostRecv(wrs []RecvWR) (int, error)
 
+	// RegMR is [PD.RegMR] in the queue pair's domain for a region whose remote key
+	// belongs to this queue pair: its peer may use it, and take it back with
+	// [OpSendInv], and the peer of no other queue pair in the domain. The local key
+	// is as any. When the queue pair is closed the remote key opens nothing any
+	// more, but the region stays until its own Close, and keeps the domain busy.
+	// Devices without [CapQPRegion] return an error that matches
+	// errors.ErrUnsupported.
+	RegMR(buf []byte, access Access) (MR, error)
+
 	// SetError moves the queue pair to [QPSError]: the connection ends without
 	// grace and all posted work is flushed.
 	SetError() error

@@ -72,7 +72,7 @@ func (l *tcp) nextMessage() bool {
 	}
 	switch r.op {
 	case ibv.OpLocalInv:
-		if !l.qp.pd.invalidate(r.invKey, false) {
+		if l.qp.invalidate(r.invKey, false) != nil {
 			r.status = ibv.WCMWBindErr
 			return true
 		}

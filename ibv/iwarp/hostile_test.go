@@ -79,6 +79,25 @@ func answer(make func(stag uint32, to uint64) [][]byte) func(*victim, *rawPeer) 
 	}
 }
 
+// neighboursRegion belongs to another queue pair in the victim's domain, open to
+// that one's peer in every way.
+func (v *victim) neighboursRegion() ibv.MR {
+	id := &id{dev: v.mem.pd.(*pd).dev}
+	q, err := id.CreateQP(v.mem.pd, ibv.QPInit{SendCQ: v.cq, RecvCQ: v.cq})
+	require.NoError(v.t, err)
+	buf := make([]byte, regionLen)
+	region, err := q.RegMR(buf, ibv.AccessLocalWrite|ibv.AccessRemoteRead|ibv.AccessRemoteWrite)
+	require.NoError(v.t, err)
+	v.beside = append(v.beside, func() {
+		require.Equal(v.t, make([]byte, regionLen), buf)
+		require.False(v.t, region.(*mr).dead, "the neighbour's key was taken back")
+		require.NoError(v.t, q.Close())
+		require.NoError(v.t, region.Close())
+		require.NoError(v.t, id.Close())
+	})
+	return region
+}
+
 func local(m *memory) ibv.MR   { return m.local }
 func both(m *memory) ibv.MR    { return m.both }
 func forRead(m *memory) ibv.MR { return m.read }
@@ -207,6 +226,10 @@ func attacks() []attack {
 				inv := segmentOf(iwarpwire.Header{Op: iwarpwire.SendInv, MSN: 1, Last: true, InvSTag: v.mem.both.RKey()}, bytesOf(8))
 				return append(seal(false, inv), seal(false, writeOf(v.mem.both.RKey(), v.mem.both.Addr(), bytesOf(8)))...)
 			}},
+		{name: "Write with the STag of another stream", want: iwarpwire.ErrTaggedNotAssociated, make: func(v *victim, _ *rawPeer) []byte {
+			mr := v.neighboursRegion()
+			return seal(false, writeOf(mr.RKey(), mr.Addr(), bytesOf(8)))
+		}},
 		{name: "second segment of a Write out of bounds", want: iwarpwire.ErrBaseBounds, placed: 8, make: func(v *victim, _ *rawPeer) []byte {
 			h := iwarpwire.Header{Tagged: true, Op: iwarpwire.Write, STag: v.mem.write.RKey(), TO: v.mem.write.Addr()}
 			first := segmentOf(h, bytesOf(8))
@@ -222,6 +245,11 @@ func attacks() []attack {
 			return seal(false, segmentOf(iwarpwire.Header{Op: iwarpwire.SendSEInv, MSN: 1, Last: true, InvSTag: v.mem.local.RKey()}, bytesOf(8)))
 		}},
 
+		{name: "STag of another stream to invalidate", want: iwarpwire.ErrSTagNotAssociated, placed: 8, make: func(v *victim, _ *rawPeer) []byte {
+			mr := v.neighboursRegion()
+			return seal(false, segmentOf(iwarpwire.Header{Op: iwarpwire.SendInv, MSN: 1, Last: true, InvSTag: mr.RKey()}, bytesOf(8)))
+		}},
+
 		// Read Request.
 		{name: "Read of an unknown STag", want: iwarpwire.ErrRemoteInvalidSTag, request: true, make: func(v *victim, _ *rawPeer) []byte {
 			return seal(false, readOf(1, iwarpwire.ReadReq{Size: 8, SrcSTag: v.mem.both.RKey() ^ 1, SrcTO: v.mem.both.Addr()}))
@@ -232,6 +260,10 @@ func attacks() []attack {
 		{name: "Read of 2^32-1 bytes", want: iwarpwire.ErrRemoteBounds, request: true, make: from(forRead, 0, math.MaxUint32)},
 		{name: "Read without permission", want: iwarpwire.ErrRemoteAccess, request: true, make: from(forWrit, 0, 8)},
 		{name: "Read of local memory", want: iwarpwire.ErrRemoteAccess, request: true, make: from(local, 0, 8)},
+		{name: "Read with the STag of another stream", want: iwarpwire.ErrSTagNotAssociated, request: true, make: func(v *victim, _ *rawPeer) []byte {
+			mr := v.neighboursRegion()
+			return seal(false, readOf(1, iwarpwire.ReadReq{Size: 8, SrcSTag: mr.RKey(), SrcTO: mr.Addr()}))
+		}},
 		{name: "Read that wraps", want: iwarpwire.ErrTOWrap, request: true, make: func(v *victim, _ *rawPeer) []byte {
 			return seal(false, readOf(1, iwarpwire.ReadReq{Size: 8, SrcSTag: v.mem.both.RKey(), SrcTO: math.MaxUint64 - 3}))
 		}},

@@ -33,6 +33,7 @@ type pd struct {
 // out of bounds instead of right by accident.
 type mr struct {
 	pd     *pd
+	qp     *qp // whose peer alone may name the key; nil for all of the domain
 	buf    []byte
 	base   uint64
 	stag   uint32
@@ -48,6 +49,19 @@ func (d *device) AllocPD() (ibv.PD, error) {
 }
 
 func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
+	return p.register(nil, buf, access)
+}
+
+// RegMR makes a region whose STag is associated with the stream of the queue
+// pair, which RFC 5040, section 4.8, has errors for.
+func (q *qp) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
+	if q.closed.Load() {
+		return nil, fmt.Errorf("%s: register memory: queue pair closed: %w", Name, ibv.ErrState)
+	}
+	return q.pd.register(q, buf, access)
+}
+
+func (p *pd) register(q *qp, buf []byte, access ibv.Access) (ibv.MR, error) {
 	if len(buf) == 0 {
 		return nil, fmt.Errorf("%s: register memory: no bytes: %w", Name, syscall.EINVAL)
 	}
@@ -72,7 +86,7 @@ func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 		}
 		// 47 random bits, page aligned like a mapping's address; base+len cannot wrap.
 		base := binary.BigEndian.Uint64(r[4:]) >> 17 &^ 4095
-		m := &mr{pd: p, buf: buf, base: base + 4096, stag: stag, access: access}
+		m := &mr{pd: p, qp: q, buf: buf, base: base + 4096, stag: stag, access: access}
 		p.mrs[stag] = m
 		return m, nil
 	}
@@ -155,25 +169,30 @@ func (m *mr) offset(b []byte) uint64 {
 	return m.base + uint64(addr(b)-addr(m.buf))
 }
 
+// open reports whether the peer of q may name the key at all.
+func (m *mr) open(q *qp) bool { return m.qp == nil || m.qp == q }
+
 // window returns the n bytes at the tagged offset to, if the peer may have
 // them. The caller holds the gate for reading. write tells an RDMA Write from
 // a Read Request, whose errors belong to different layers.
-func (p *pd) window(stag uint32, to uint64, n int, write bool) (*mr, []byte, *iwarpwire.TermError) {
-	eSTag, eBounds, eAccess, eWrap := iwarpwire.ErrInvalidSTag, iwarpwire.ErrBaseBounds,
-		iwarpwire.ErrInvalidSTag, iwarpwire.ErrTaggedWrap
+func (q *qp) window(stag uint32, to uint64, n int, write bool) (*mr, []byte, *iwarpwire.TermError) {
+	eSTag, eStream, eBounds, eAccess, eWrap := iwarpwire.ErrInvalidSTag, iwarpwire.ErrTaggedNotAssociated,
+		iwarpwire.ErrBaseBounds, iwarpwire.ErrInvalidSTag, iwarpwire.ErrTaggedWrap
 	right := ibv.AccessRemoteWrite
 	if !write {
-		eSTag, eBounds, eAccess, eWrap = iwarpwire.ErrRemoteInvalidSTag, iwarpwire.ErrRemoteBounds,
-			iwarpwire.ErrRemoteAccess, iwarpwire.ErrTOWrap
+		eSTag, eStream, eBounds, eAccess, eWrap = iwarpwire.ErrRemoteInvalidSTag, iwarpwire.ErrSTagNotAssociated,
+			iwarpwire.ErrRemoteBounds, iwarpwire.ErrRemoteAccess, iwarpwire.ErrTOWrap
 		right = ibv.AccessRemoteRead
 	}
 	if to+uint64(n) < to {
 		return nil, nil, eWrap
 	}
-	m := p.mrs[stag]
+	m := q.pd.mrs[stag]
 	switch {
 	case m == nil || m.dead:
 		return nil, nil, eSTag
+	case !m.open(q):
+		return nil, nil, eStream
 	case m.access&right == 0:
 		return nil, nil, eAccess // DDP has no code of its own for a missing right
 	case to < m.base || to-m.base > uint64(len(m.buf)) || uint64(n) > uint64(len(m.buf))-(to-m.base):
@@ -184,17 +203,20 @@ func (p *pd) window(stag uint32, to uint64, n int, write bool) (*mr, []byte, *iw
 }
 
 // invalidate takes the key away; the region stays registered until its Close.
-// A region that never was open to the peer is not for the peer to close.
-func (p *pd) invalidate(stag uint32, remote bool) bool {
-	p.gate.Lock()
-	defer p.gate.Unlock()
-	m := p.mrs[stag]
-	if m == nil || m.dead {
-		return false
-	}
-	if remote && m.access&(ibv.AccessRemoteRead|ibv.AccessRemoteWrite) == 0 {
-		return false
+// A region that never was open to the peer is not for the peer to close, and
+// what belongs to another queue pair neither for the peer nor for this side.
+func (q *qp) invalidate(stag uint32, remote bool) *iwarpwire.TermError {
+	q.pd.gate.Lock()
+	defer q.pd.gate.Unlock()
+	m := q.pd.mrs[stag]
+	switch {
+	case m == nil || m.dead:
+		return iwarpwire.ErrCannotInvalidate
+	case !m.open(q):
+		return iwarpwire.ErrSTagNotAssociated
+	case remote && m.access&(ibv.AccessRemoteRead|ibv.AccessRemoteWrite) == 0:
+		return iwarpwire.ErrCannotInvalidate
 	}
 	m.dead = true
-	return true
+	return nil
 }

@@ -20,7 +20,7 @@ func (l *tcp) aim() *iwarpwire.TermError {
 		if rx.left == 0 {
 			return nil // needs no valid STag
 		}
-		return l.aimTagged(l.qp.pd.windowFor(h.STag, h.TO, rx.left))
+		return l.aimTagged(l.qp.windowFor(h.STag, h.TO, rx.left))
 	case iwarpwire.ReadResponse:
 		return l.aimReadResponse()
 	case iwarpwire.ReadRequest:
@@ -61,10 +61,10 @@ func (l *tcp) aimControl() *iwarpwire.TermError {
 }
 
 // windowFor is window for an RDMA Write.
-func (p *pd) windowFor(stag uint32, to uint64, n int) (*mr, []byte, *iwarpwire.TermError) {
-	p.gate.RLock()
-	defer p.gate.RUnlock()
-	return p.window(stag, to, n, true)
+func (q *qp) windowFor(stag uint32, to uint64, n int) (*mr, []byte, *iwarpwire.TermError) {
+	q.pd.gate.RLock()
+	defer q.pd.gate.RUnlock()
+	return q.window(stag, to, n, true)
 }
 
 // aimSend checks a segment of a Send against the message in progress and takes
@@ -184,8 +184,8 @@ func (l *tcp) deliver() bool {
 	wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: l.qp.num, ByteLen: uint32(rx.filled)}
 	if h.Op.Invalidates() {
 		// RFC 5040, section 5.3: the key is gone before the message is delivered.
-		if !l.qp.pd.invalidate(h.InvSTag, true) {
-			l.refuse(iwarpwire.ErrCannotInvalidate)
+		if term := l.qp.invalidate(h.InvSTag, true); term != nil {
+			l.refuse(term)
 			return false
 		}
 		wc.Flags, wc.InvKey = ibv.WCWithInv, h.InvSTag
@@ -237,7 +237,7 @@ func (l *tcp) serveRead() bool {
 	resp := response{stag: req.SinkSTag, to: req.SinkTO}
 	if req.Size > 0 {
 		l.qp.pd.gate.RLock()
-		m, b, term := l.qp.pd.window(req.SrcSTag, req.SrcTO, int(req.Size), false)
+		m, b, term := l.qp.window(req.SrcSTag, req.SrcTO, int(req.Size), false)
 		l.qp.pd.gate.RUnlock()
 		if term != nil {
 			l.violation(term, true)

@@ -102,7 +102,7 @@ func (d *device) Name() string { return Name }
 func (d *device) Attr() ibv.DeviceAttr {
 	return ibv.DeviceAttr{
 		Transport:       ibv.TransportIWARP,
-		Caps:            ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited,
+		Caps:            ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited | ibv.CapQPRegion,
 		Ports:           1,
 		MaxQP:           1 << 20,
 		MaxQPWR:         maxQPWR,

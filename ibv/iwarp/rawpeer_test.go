@@ -267,6 +267,7 @@ type victim struct {
 	cq     ibv.CQ
 	qp     ibv.QP
 	events chan ibv.Event
+	beside []func() // closes what neighboursRegion has made
 }
 
 func newVictim(t testing.TB, id ibv.ID, mem *memory, recvs int) *victim {
@@ -348,6 +349,9 @@ func (v *victim) event() ibv.Event {
 // connection must have ended once only.
 func (v *victim) close() {
 	v.t.Helper()
+	for _, f := range v.beside {
+		f()
+	}
 	require.NoError(v.t, v.qp.Close())
 	require.NoError(v.t, v.cq.Close())
 	require.NoError(v.t, v.id.Close())

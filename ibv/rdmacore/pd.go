@@ -102,6 +102,12 @@ func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 	return m, nil
 }
 
+// RegMR is for devices whose keys can be tied to a queue pair. Regions of
+// libibverbs open to their whole domain.
+func (q *qp) RegMR([]byte, ibv.Access) (ibv.MR, error) {
+	return nil, ibv.Unsupported(q.dev.name, "memory regions of one queue pair")
+}
+
 // memoryError adds what to do when the kernel refuses to pin memory.
 func memoryError(err error) error {
 	if !errors.Is(err, syscall.ENOMEM) && !errors.Is(err, syscall.EPERM) {

@@ -151,6 +151,7 @@ func (q *fakeQP) PostRecv(wrs []ibv.RecvWR) (int, error) {
 	}
 	return len(wrs), nil
 }
+func (q *fakeQP) RegMR(buf []byte, _ ibv.Access) (ibv.MR, error) { return &fakeMR{buf}, nil }
 func (q *fakeQP) SetError() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -41,6 +41,7 @@ var groups = []struct {
 	{"CQ", cqTests},
 	{"Events", eventTests},
 	{"Access", accessTests},
+	{"QPRegion", qpRegionTests},
 	{"Local", localTests},
 	{"Receive", receiveTests},
 	{"Flush", flushTests},

@@ -25,7 +25,7 @@ const (
 	QueryPort // Device.Port
 	AllocPD
 	CreateCQ
-	RegMR
+	RegMR    // PD.RegMR and QP.RegMR
 	CreateAH // PD.CreateAHFromWC too
 	CreateQP
 	Connect

@@ -86,6 +86,22 @@ func TestSwitchCountsObjects(t *testing.T) {
 	require.EqualValues(t, 3, r.s.Calls(ClosePD))
 }
 
+// TestSwitchCountsRegionsOfQPs: they are regions like those of a domain.
+func TestSwitchCountsRegionsOfQPs(t *testing.T) {
+	r := newRig(t)
+	f := r.s.FailNth(2, nil, RegMR)
+	mr, err := r.qp.RegMR(make([]byte, 50), 0)
+	require.NoError(t, err)
+	require.Equal(t, 2, r.s.Live()["MR"])
+	require.EqualValues(t, 150, r.s.RegisteredBytes())
+	_, err = r.qp.RegMR(make([]byte, 50), 0)
+	require.ErrorIs(t, err, ErrInjected)
+	require.True(t, f.Fired())
+	require.NoError(t, mr.Close())
+	require.Equal(t, 1, r.s.Live()["MR"])
+	require.EqualValues(t, 100, r.s.RegisteredBytes())
+}
+
 // TestSwitchFailsEveryKind walks all calls: each is counted, and fails without
 // reaching the device when it is told to.
 func TestSwitchFailsEveryKind(t *testing.T) {

@@ -266,6 +266,17 @@ func cutShort[WR any](f *Fault, wrs []WR, post func([]WR) (int, error)) (int, er
 	return taken, f.err
 }
 
+func (q *switchQP) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
+	if f := q.s.enter(RegMR); f != nil {
+		return nil, f.err
+	}
+	mr, err := q.QP.RegMR(buf, access)
+	if err != nil {
+		return nil, err
+	}
+	return &switchMR{MR: mr, object: q.s.opened(objMR, len(buf))}, nil
+}
+
 func (q *switchQP) SetError() error {
 	if f := q.s.enter(SetError); f != nil {
 		return f.err

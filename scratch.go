@@ -1,0 +1,115 @@
+package rdmanet
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Scratch memory is where large writes from and to ordinary memory pass through.
+// It belongs to no domain: a connection registers the part that it has written,
+// or wants filled, for the time of the transfer, by expose and land. So what an
+// earlier user has left in a chunk reaches nobody, and nothing need be cleared
+// in between.
+
+const scratchBytes = 256 << 10
+
+// scratch is a chunk of scratchBytes bytes.
+type scratch struct {
+	b     []byte
+	pool  *scratchPool
+	since time.Time // idle
+}
+
+// scratchPool is the scratch memory of one device.
+type scratchPool struct {
+	dev     ibv.Device
+	chunks  int        // that there are
+	idle    []*scratch // of these, the longest idle first
+	trimmed bool       // a timer will see to it
+}
+
+var scratches struct {
+	mu    sync.Mutex
+	pools map[ibv.Device]*scratchPool // of those that have chunks
+}
+
+// scratchIdle is how long a chunk stays unused until it goes back to the system.
+var scratchIdle = time.Second
+
+// getScratch returns a chunk for one user, to be released, or nil when
+// connections of the device have as much as this one's Config.TransferMemory or
+// the system gives none.
+func (c *Conn) getScratch() *scratch {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	p := scratches.pools[c.dom.dev]
+	if p == nil {
+		p = &scratchPool{dev: c.dom.dev}
+	}
+	if (p.chunks-len(p.idle)+1)*scratchBytes > c.set.transferMemory {
+		return nil
+	}
+	if k := len(p.idle); k > 0 {
+		s := p.idle[k-1] // the warmest
+		p.idle = slices.Delete(p.idle, k-1, k)
+		return s
+	}
+	mem, err := allocPages(scratchBytes)
+	if err != nil {
+		return nil
+	}
+	if p.chunks++; p.chunks == 1 {
+		if scratches.pools == nil {
+			scratches.pools = make(map[ibv.Device]*scratchPool)
+		}
+		scratches.pools[p.dev] = p
+	}
+	return &scratch{b: mem, pool: p}
+}
+
+// release gives the chunk back. It must not be registered any more: if a region
+// of it could not be closed it must be kept.
+func (s *scratch) release() {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	p := s.pool
+	s.since = time.Now()
+	p.idle = append(p.idle, s)
+	switch {
+	case scratchIdle == 0:
+		p.free(len(p.idle))
+	case !p.trimmed:
+		p.trimmed = true
+		time.AfterFunc(scratchIdle, p.trim)
+	}
+}
+
+// trim frees what has been idle for scratchIdle and comes back for the rest.
+func (p *scratchPool) trim() {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	now := time.Now()
+	n := 0
+	for n < len(p.idle) && now.Sub(p.idle[n].since) >= scratchIdle {
+		n++
+	}
+	p.free(n)
+	p.trimmed = len(p.idle) > 0
+	if p.trimmed {
+		time.AfterFunc(scratchIdle-now.Sub(p.idle[0].since), p.trim)
+	}
+}
+
+// free unmaps the n chunks that have been idle for longest.
+func (p *scratchPool) free(n int) {
+	for _, s := range p.idle[:n] {
+		freePages(s.b)
+	}
+	p.idle = slices.Delete(p.idle, 0, n)
+	if p.chunks -= n; p.chunks == 0 {
+		delete(scratches.pools, p.dev)
+	}
+}
