@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -44,9 +45,10 @@ type Config struct {
 
 	// TransferSize is the length in bytes from which Write and WriteMsg do not cut
 	// data into segments but leave it to the devices to move by RDMA, between
-	// rdmanet peers: at least 4096. 0 means what serves the device best (see
-	// docs/performance.md); negative never, for either direction. A Write that
-	// does so returns when the peer has taken the data.
+	// rdmanet peers: at least 4096. Such a Write returns when the peer has taken
+	// the data. 0 means 64 KiB for what lies in a Buffer, and for other memory
+	// 128 KiB on RDMA devices and never on the software device, which sends
+	// straight from there in any case; negative never, for either direction.
 	TransferSize int
 
 	// NoRDMARead has large transfers go by RDMA Write, as they do where a device
@@ -109,7 +111,7 @@ const (
 	creditCeiling     = 255
 	minTransfer       = 4096
 	pinnedTransfer    = 128 << 10
-	inlineTransfer    = 1 << 20
+	bufferTransfer    = 64 << 10
 	defaultFragmented = 1 << 20
 	defaultTransfer   = 64 << 20
 )
@@ -141,7 +143,8 @@ func (c *Config) check() error {
 type settings struct {
 	maxSend, maxReceive, maxFragmented int
 	initial, maximum, target           int // credits
-	transfer                           int // bytes from which a write is a transfer; 0 for never
+	transfers                          bool
+	transfer, transferBuffer           int // bytes from which a write is a transfer, if it comes from a Buffer
 	noRead                             bool
 	transferMemory                     int
 	keepAlive, probe, linger, busyPoll time.Duration
@@ -150,7 +153,7 @@ type settings struct {
 }
 
 func (c *Config) settings(dev ibv.Device, passive bool) settings {
-	segment, transfer := inlineSegment, inlineTransfer
+	segment, transfer := inlineSegment, math.MaxInt
 	if dev.Attr().PinsMemory {
 		segment, transfer = pinnedSegment, pinnedTransfer
 	}
@@ -170,7 +173,9 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		busyPoll:       c.BusyPoll,
 		negotiate:      c.NegotiateTimeout,
 		log:            c.Logger,
-		transfer:       max(0, or(c.TransferSize, transfer)),
+		transfers:      c.TransferSize >= 0,
+		transfer:       or(c.TransferSize, transfer),
+		transferBuffer: or(c.TransferSize, bufferTransfer),
 		noRead:         c.NoRDMARead,
 		transferMemory: or(c.TransferMemory, defaultTransfer),
 	}
@@ -198,7 +203,7 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 // features is what the private data offers.
 func (s *settings) features() uint16 {
 	f := featureFIN
-	if s.transfer > 0 {
+	if s.transfers {
 		f |= featureTransfer
 	}
 	if s.noRead {

@@ -90,7 +90,7 @@ type straight struct {
 }
 
 const (
-	fetchSize    = 1 << 20 // bytes of an RDMA Read at most: what a deadline may have to wait for
+	fetchSize    = 4 << 20 // bytes of an RDMA Read at most: what a deadline may have to wait for
 	aheadPieces  = 4       // of scratch, one connection
 	readSlots    = 8       // of the send queue, for RDMA Reads
 	neglectAfter = 10 * time.Millisecond
@@ -387,8 +387,8 @@ func (l *landing) release() {
 // donePiece gives back the memory of a piece that has been read.
 func (c *Conn) donePiece(f *fetch) {
 	c.in.ahead--
-	if f.in.buf != nil {
-		f.in.release() // there may be scratch next time
+	if f.in.buf != nil || c.closed {
+		f.in.release() // of receive buffers: there may be scratch next time
 	} else {
 		c.in.spare = append(c.in.spare, f.in)
 		c.warmUp()
@@ -439,9 +439,10 @@ func (c *Conn) releaseFetches() {
 	c.releaseSpare()
 }
 
-// fetchMin is the room that a Read must have for the device to put a transfer
-// straight there; below it scratch is better.
-func (c *Conn) fetchMin() int { return min(c.set.transfer, fetchSize) }
+// straightFrom is the room that a Read must have for the device to put a transfer
+// straight there. Below it scratch is better, from which the rest can be read
+// later.
+const straightFrom = 64 << 10
 
 // takeTransfer takes bytes of the transfer at the head of the unread queue. With
 // wait it waits until something has changed if there are none; message bounds it
@@ -457,7 +458,7 @@ func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 	case !wait:
 		return 0, false, nil
 	}
-	if c.in.eager = len(p) < c.fetchMin(); !c.in.eager {
+	if c.in.eager = len(p) < min(straightFrom, c.set.transferBuffer); !c.in.eager {
 		if n, last, err := c.fetchInto(p, message); n > 0 || err != nil {
 			return n, last, err
 		}

@@ -22,6 +22,7 @@ type outgoing struct {
 	last     uint32               // ID of the latest
 	live     ring.Ring[*outbound] // those that are not over, oldest first
 	grants   ring.Ring[grant]     // to be answered by RDMA Write, oldest first
+	writing  int                  // RDMA Writes under way
 	withdraw *outbound            // the peer is to be told that it ends
 }
 
@@ -56,9 +57,12 @@ const withdrawWithin = 5 * time.Second
 
 var errHoldsOn = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not let go of a transfer")}
 
-// large reports whether a Write or WriteMsg of n bytes is to be a transfer.
-func (c *Conn) large(n int, message bool) bool {
-	return c.out.mode != transferNone && (n >= c.set.transfer || message && n > int(c.agreed.maxFragmentedSend))
+// large reports whether a Write or WriteMsg of p is to be a transfer.
+func (c *Conn) large(p []byte, message bool) bool {
+	if c.out.mode == transferNone || len(p) < c.set.transferBuffer {
+		return false
+	}
+	return len(p) >= c.set.transfer || message && len(p) > int(c.agreed.maxFragmentedSend) || findRegion(p) != nil
 }
 
 // writeLarge sends p by transfers. The caller holds writeMu, and not mu.
@@ -325,6 +329,7 @@ func (c *Conn) nextOutbound() (t transferHeader, w transferData) {
 	}
 	g := c.out.grants.Pop()
 	g.o.writing++
+	c.out.writing++
 	w = transferData{o: g.o, wr: ibv.SendWR{Op: ibv.OpWrite, RemoteAddr: g.addr, RKey: g.key,
 		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.lkey}}}}
 	return transferHeader{Kind: transferWritten, ID: g.o.id, Length: uint32(g.n)}, w
@@ -339,6 +344,7 @@ type transferData struct {
 // wrote handles the completion of an RDMA Write of n bytes.
 func (c *Conn) wrote(o *outbound, n int) {
 	o.writing--
+	c.out.writing--
 	o.moved += n
 	if !o.ended && o.moved == len(o.p) {
 		c.finish(o, o.moved)

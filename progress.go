@@ -28,7 +28,7 @@ var keepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 // on return; cond and waiting are its own side's.
 func (c *Conn) await(cond *sync.Cond, waiting *int) {
 	if c.leading {
-		if c.wantSend || c.reads() {
+		if c.wantSend || c.moving() {
 			// The leader may sleep for receives only.
 			if err := c.cq.Arm(false); err != nil {
 				c.fail(err)
@@ -70,14 +70,16 @@ func (c *Conn) lead() {
 	}
 }
 
-// reads reports whether RDMA Reads are under way.
-func (c *Conn) reads() bool { return c.in.mode == transferRead && c.in.flying.Len() > 0 }
+// moving reports whether RDMA Reads or Writes of transfers are under way.
+func (c *Conn) moving() bool {
+	return c.out.writing > 0 || c.in.mode == transferRead && c.in.flying.Len() > 0
+}
 
 // sleep waits for the next event: arm, look once more, then wait.
 func (c *Conn) sleep() {
 	// A peer that is rdmanet marks its messages as solicited; the completions
-	// of our own sends then wake nobody, those of RDMA Reads must.
-	if err := c.cq.Arm(c.peer.rdmanet && !c.wantSend && !c.reads()); err != nil {
+	// of our own sends then wake nobody, those of transfers must.
+	if err := c.cq.Arm(c.peer.rdmanet && !c.wantSend && !c.moving()); err != nil {
 		c.fail(err)
 		return
 	}

@@ -114,8 +114,13 @@ func (c *Conn) putSendBuffer(b *buffer) {
 func (c *Conn) releaseSends() {
 	s := &c.send
 	for s.marks.Len() > 0 {
-		for _, b := range s.marks.Pop().bufs {
+		m := s.marks.Pop()
+		for _, b := range m.bufs {
 			c.putSendBuffer(b)
+		}
+		if o := m.data.o; o != nil && o.done && !o.over && o.scratch != nil {
+			o.over = true
+			o.closeMemory()
 		}
 	}
 	if s.own != nil {
@@ -208,7 +213,7 @@ func (c *Conn) waitPosted() {
 func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	if token == 0 && c.large(len(p), message) {
+	if token == 0 && c.large(p, message) {
 		return c.writeLarge(p, message)
 	}
 	return c.writeSegments(p, message, token)
@@ -458,6 +463,9 @@ func (c *Conn) postData(wr *ibv.SendWR, d *transferData) {
 	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, data: *d})
 	s.unmarked, s.since = 0, 0
 	c.stats.Signaled++
+	if c.sleeping {
+		c.cq.Interrupt() // the leader may sleep for receives only
+	}
 }
 
 func (s *Stats) countSent(n int) {
