@@ -167,7 +167,11 @@ func TestDevicesAreApart(t *testing.T) {
 	}
 	require.NotSame(t, conns[0][0].dom, conns[1][0].dom)
 	for i := range switches {
-		require.Equal(t, 1, switches[i].Live()["PD"])
+		pds := 1
+		if conns[i][0].dom.private {
+			pds = 2
+		}
+		require.Equal(t, pds, switches[i].Live()["PD"])
 		require.NoError(t, conns[i][0].Close())
 		require.NoError(t, conns[i][1].Close())
 		requireReleased(t, switches[i])

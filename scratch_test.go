@@ -15,6 +15,12 @@ func scratchConn(dev ibv.Device, chunks int) *Conn {
 	return &Conn{dom: &domain{dev: dev}, set: settings{transferMemory: chunks*scratchBytes + 1}}
 }
 
+func poolOf(dev ibv.Device) *scratchPool {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	return scratches.pools[dev]
+}
+
 func scratchDevices(t *testing.T, n int) (devs []ibv.Device) {
 	for range n {
 		all, err := newSwitch(t, nil).Devices()
@@ -68,10 +74,10 @@ func TestScratchBudget(t *testing.T) {
 	last.release()
 	held[5].release()
 	for _, c := range []*Conn{a, other} {
-		p := scratches.pools[c.dom.dev]
+		p := poolOf(c.dom.dev)
 		setScratchIdle(t, 0)
 		p.trim()
-		require.NotContains(t, scratches.pools, c.dom.dev, "nothing of a device stays")
+		require.Nil(t, poolOf(c.dom.dev), "nothing of a device stays")
 	}
 }
 
