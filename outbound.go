@@ -345,8 +345,8 @@ type transferData struct {
 func (c *Conn) wrote(o *outbound, n int) {
 	o.writing--
 	c.out.writing--
-	o.moved += n
-	if !o.ended && o.moved == len(o.p) {
+	o.moved = min(o.moved+n, len(o.p)) // what the peer said may have been heard first
+	if !o.done && !o.ended && o.moved == len(o.p) {
 		c.finish(o, o.moved)
 	} else if o.done && o.writing == 0 {
 		o.over = true
