@@ -206,12 +206,12 @@ func (c *Conn) written(t *transferHeader) error {
 		c.arrived(in.flying.Pop(), n)
 		return nil
 	}
-	if in.live.Len() == 0 || n != 0 {
-		return errTransferLength
+	x, err := c.givenUp(t)
+	if x == nil {
+		return err
 	}
-	x := *in.live.At(in.live.Len() - 1)
-	if x.id != t.ID {
-		return errTransferID
+	if n != 0 {
+		return errTransferLength
 	}
 	for in.flying.Len() > 0 && (*in.flying.At(0)).x == x {
 		c.landed(in.flying.Pop())
@@ -280,16 +280,10 @@ func (c *Conn) withdrawn(t *transferHeader) error {
 	if in.mode != transferRead {
 		return errTransferKind
 	}
-	if in.live.Len() == 0 || t.ID-(*in.live.At(0)).id >= uint32(in.live.Len()) {
-		if t.ID-1 < in.last {
-			return nil // it was over here before
-		}
-		return errTransferID
+	x, err := c.givenUp(t)
+	if x == nil {
+		return err
 	}
-	if in.live.Len() > 1 {
-		return errTransferID // only a transfer that is alone can be given up
-	}
-	x := *in.live.At(0)
 	x.length = x.asked
 	c.retire()
 	c.readable.Broadcast()
@@ -309,6 +303,19 @@ func (c *Conn) nextInbound() transferHeader {
 	}
 	f := in.untold.Pop()
 	return transferHeader{Kind: transferGrant, ID: f.x.id, Addr: f.addr, Key: f.key, Length: uint32(len(f.b))}
+}
+
+// givenUp returns the transfer that the peer gives up: the latest, and only one
+// that is alone. nil and no error means that it was over here before the peer knew.
+func (c *Conn) givenUp(t *transferHeader) (*inbound, error) {
+	live := &c.in.live
+	switch {
+	case t.ID != c.in.last || live.Len() > 1:
+		return nil, errTransferID
+	case live.Len() == 0:
+		return nil, nil
+	}
+	return *live.At(0), nil
 }
 
 // readAhead asks for what is offered, into scratch.
