@@ -197,8 +197,8 @@ func (c *Conn) written(t *transferHeader) error {
 	}
 	n := int(t.Length)
 	if t.Flags&transferEnd == 0 {
-		if in.flying.Len() == 0 {
-			return errTransferCount
+		if in.flying.Len() == in.untold.Len() {
+			return errTransferCount // nothing that it has been told of
 		}
 		if f := *in.flying.At(0); t.ID != f.x.id || n != len(f.b) {
 			return errTransferLength
