@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"fmt"
 	"syscall"
 	"time"
 
@@ -160,8 +161,8 @@ const fetchID = sendID | 1<<61
 // fetch has the device bring the next bytes of x to f.b.
 func (c *Conn) fetch(f *fetch, lkey uint32) {
 	x := f.x
-	c.in.flying.Push(f)
 	if c.in.mode == transferWrite {
+		c.in.flying.Push(f)
 		c.in.untold.Push(f)
 		x.asked += len(f.b)
 		return
@@ -170,8 +171,11 @@ func (c *Conn) fetch(f *fetch, lkey uint32) {
 		RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
 	x.asked += len(f.b)
 	if _, err := c.qp.PostSend([]ibv.SendWR{wr}); err != nil {
-		c.fail(err)
+		c.landed(f)
+		c.fail(fmt.Errorf("post read: %w", err))
+		return
 	}
+	c.in.flying.Push(f)
 	if c.sleeping {
 		c.cq.Interrupt() // the leader may sleep for receives only
 	}
