@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"fmt"
+	"io"
 	"syscall"
 	"time"
 
@@ -485,7 +486,7 @@ func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 // awaitRead waits for something to happen and returns why a Read cannot go on.
 func (c *Conn) awaitRead() error {
 	switch {
-	case c.closed, c.readDue.expired, c.dead != nil:
+	case c.closed, c.deaf, c.readDue.expired, c.dead != nil:
 		return c.whyNotRead()
 	}
 	if c.control(true) {
@@ -500,6 +501,8 @@ func (c *Conn) whyNotRead() error {
 	switch {
 	case c.closed, c.readDue.expired:
 		return c.readErr()
+	case c.deaf:
+		return io.EOF
 	case c.dead == errPeerClosed:
 		return errTruncated
 	}
@@ -636,7 +639,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	}
 	var late *time.Timer
 	for {
-		stop := c.closed || c.readDue.expired || c.dead != nil
+		stop := c.closed || c.deaf || c.readDue.expired || c.dead != nil
 		if !stop {
 			c.fill(into)
 		}
@@ -665,7 +668,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		n += k
 		last = c.passed()
 	}
-	if n == 0 && (c.closed || c.readDue.expired || c.dead != nil) {
+	if n == 0 && (c.closed || c.deaf || c.readDue.expired || c.dead != nil) {
 		err = c.whyNotRead()
 	}
 	return n, last, err
