@@ -47,11 +47,12 @@ type inbound struct {
 	id      uint32
 	addr    uint64
 	key     uint32
-	offered int // bytes
-	length  int // of these, what there is to have: less when it is withdrawn
+	length  int // bytes; fewer when it is withdrawn
 	asked   int // for
 	landed  int
 	taken   int               // by the reader
+	first   bool              // its message begins with it
+	cut     bool              // and does not end
 	dropped bool              // nobody will read it
 	pieces  ring.Ring[*fetch] // in scratch, oldest first
 }
@@ -88,6 +89,7 @@ type straight struct {
 	asked   int
 	pending int // fetches
 	got     int
+	message bool // no more than one
 	lost    bool // the device does not say when it is done
 }
 
@@ -111,7 +113,7 @@ func (c *Conn) offered(t *transferHeader, size int, last bool) error {
 		return errTransferCount
 	}
 	in.last++
-	x := &inbound{id: t.ID, addr: t.Addr, key: t.Key, offered: int(t.Length), length: int(t.Length)}
+	x := &inbound{id: t.ID, addr: t.Addr, key: t.Key, length: int(t.Length), first: size > 0}
 	in.live.Push(x)
 	c.stats.TransfersReceived++
 	if c.deaf {
@@ -224,9 +226,8 @@ func (c *Conn) written(t *transferHeader) error {
 	for in.untold.Len() > 0 && (*in.untold.At(0)).x == x {
 		in.untold.Pop()
 	}
-	x.length, x.asked = x.landed, x.landed
-	c.retire()
-	c.readable.Broadcast()
+	x.asked = x.landed
+	c.shorten(x, t)
 	return nil
 }
 
@@ -289,10 +290,16 @@ func (c *Conn) withdrawn(t *transferHeader) error {
 	if x == nil {
 		return err
 	}
+	c.shorten(x, t)
+	return nil
+}
+
+// shorten ends a transfer with what has been asked for.
+func (c *Conn) shorten(x *inbound, t *transferHeader) {
 	x.length = x.asked
+	x.cut = t.Flags&transferCut != 0 && (x.length > 0 || !x.first)
 	c.retire()
 	c.readable.Broadcast()
-	return nil
 }
 
 // receivesNews reports whether nextInbound has something.
@@ -595,7 +602,7 @@ func (c *Conn) passed() (last bool) {
 			}
 			return false
 		}
-		last = s.last
+		last = s.last && !s.x.cut
 		c.consumed()
 		if last {
 			return true
@@ -625,7 +632,7 @@ func (c *Conn) offeredBytes(n int, message bool) int {
 // waits for that: the memory is in use until it returns. It returns 0 and no error
 // if p cannot be registered.
 func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
-	into := &straight{p: p[:c.offeredBytes(len(p), message)]}
+	into := &straight{p: p[:c.offeredBytes(len(p), message)], message: message}
 	c.mu.Unlock()
 	if c.in.mode == transferRead {
 		into.sink, err = c.land(into.p)
@@ -677,7 +684,8 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 // fill asks for what has room in a reader's memory, as far as may be now.
 func (c *Conn) fill(into *straight) {
 	for i := 0; i < c.unread.Len(); i++ {
-		x := c.unread.At(i).x
+		s := c.unread.At(i)
+		x := s.x
 		if x == nil {
 			return
 		}
@@ -693,6 +701,9 @@ func (c *Conn) fill(into *straight) {
 			into.asked += len(f.b)
 			into.pending++
 			c.fetch(f, into.sink.lkey)
+		}
+		if into.message && s.last {
+			return // what comes is the next one's, if this was withdrawn
 		}
 	}
 }

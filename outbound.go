@@ -36,6 +36,7 @@ type outbound struct {
 	granted int      // bytes that the peer has asked for, written or not
 	writing int      // RDMA Writes under way
 	moved   int      // bytes that the peer has, as far as this side knows
+	message bool     // it is WriteMsg's
 	ended   bool     // withdrawn
 	done    bool     // the peer wants no more of it
 	over    bool     // and its memory is in use no more
@@ -78,7 +79,7 @@ func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
 		if message {
 			rest = len(p) - size
 		}
-		o := &outbound{p: p[initial:size:size]}
+		o := &outbound{p: p[initial:size:size], message: message}
 		if err := c.openMemory(o); err != nil {
 			k, err := c.writeCopying(p, n > 0, message)
 			return n + k, err
@@ -321,11 +322,16 @@ func (o *outgoing) sendsNews() bool { return o.grants.Len() > 0 || o.withdraw !=
 func (c *Conn) nextOutbound() (t transferHeader, w transferData) {
 	if o := c.out.withdraw; o != nil {
 		c.out.withdraw = nil
-		if c.out.mode == transferRead {
-			return transferHeader{Kind: transferWithdraw, ID: o.id}, w
+		t = transferHeader{Kind: transferWithdraw, ID: o.id}
+		if o.message {
+			t.Flags |= transferCut
 		}
-		c.finish(o, o.moved)
-		return transferHeader{Kind: transferWritten, Flags: transferEnd, ID: o.id}, w
+		if c.out.mode == transferWrite {
+			t.Kind = transferWritten
+			t.Flags |= transferEnd
+			c.finish(o, o.moved)
+		}
+		return t, w
 	}
 	g := c.out.grants.Pop()
 	g.o.writing++

@@ -359,7 +359,7 @@ func (c *Conn) readMsg(p []byte) (n int, err error) {
 		if err != nil {
 			return n, err
 		}
-		if last {
+		if last && n > 0 { // else it was withdrawn as a whole
 			return n, nil
 		}
 	}
