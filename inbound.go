@@ -3,7 +3,6 @@ package rdmanet
 import (
 	"fmt"
 	"io"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -34,10 +33,11 @@ type incoming struct {
 	length int                 // are over, it after so many bytes
 	came   uint64              // fetches that are over
 
-	depth   int  // RDMA Reads at a time
-	reading int  // calls that read
-	eager   bool // the reader takes little at a time: read ahead
-	ahead   int  // pieces in scratch, or on their way there
+	depth   int   // RDMA Reads at a time
+	reading int   // calls that read
+	eager   bool  // the reader takes little at a time: read ahead
+	ahead   int   // pieces in scratch, or on their way there
+	refused error // why there was no memory for one more
 	spare   []*landing
 	neglect *time.Timer
 }
@@ -353,6 +353,7 @@ func (c *Conn) askPiece(x *inbound) bool {
 		mr, err := c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
 		if err != nil {
 			c.in.spare = append(c.in.spare, l)
+			c.in.refused = err
 			return false
 		}
 		f.mr, f.addr, f.key = mr, mr.Addr(), mr.RKey()
@@ -388,6 +389,7 @@ func (c *Conn) landing() *landing {
 	}
 	buf, err := c.pool.get()
 	if err != nil {
+		c.in.refused = err
 		return nil
 	}
 	return &landing{b: buf.b, lkey: buf.lkey, buf: buf}
@@ -548,12 +550,7 @@ func (c *Conn) awaitPiece() error {
 	if c.in.ahead > 0 || !c.canAsk() {
 		return c.awaitRead()
 	}
-	buf, err := c.pool.get()
-	if err == nil {
-		buf.release()
-		err = syscall.ENOBUFS
-	}
-	return err
+	return c.in.refused
 }
 
 // noPiece handles a piece at the head that did not come.
