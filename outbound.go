@@ -42,6 +42,19 @@ type outbound struct {
 	over    bool     // and its memory is in use no more
 }
 
+// wanted reports whether there is something left to be granted memory for.
+func (o *outbound) wanted() bool { return o.granted < len(o.p) }
+
+// place is where a transfer stands among those that live, -1 if it does not.
+func (o *outgoing) place(id uint32) int {
+	if o.live.Len() > 0 {
+		if i := id - (*o.live.At(0)).id; i < uint32(o.live.Len()) {
+			return int(i)
+		}
+	}
+	return -1
+}
+
 // grant is memory of the peer's for n bytes of a transfer.
 type grant struct {
 	o    *outbound
@@ -249,7 +262,7 @@ func (c *Conn) giveUp(o *outbound) {
 // settled handles the peer's word that it has what it wants of a transfer.
 func (c *Conn) settled(t *transferHeader) error {
 	live := &c.out.live
-	if live.Len() == 0 || t.ID-(*live.At(0)).id >= uint32(live.Len()) {
+	if c.out.place(t.ID) < 0 {
 		if c.out.mode == transferWrite && t.ID-1 < c.out.last {
 			return nil // it was over here before
 		}
@@ -290,20 +303,20 @@ func (c *Conn) finish(o *outbound, moved int) {
 
 // granted handles the peer's offer of memory to write to.
 func (c *Conn) granted(t *transferHeader) error {
-	var o *outbound
-	for i := range c.out.live.Len() {
-		if l := *c.out.live.At(i); l.id == t.ID {
-			o = l
-		}
-	}
-	if o == nil || o.ended {
+	i := c.out.place(t.ID)
+	if i < 0 {
 		if t.ID-1 < c.out.last {
 			return nil // it was withdrawn meanwhile
 		}
 		return errTransferID
 	}
+	o := *c.out.live.At(i)
 	n := int(t.Length)
 	switch {
+	case o.ended:
+		return nil
+	case i > 0 && (*c.out.live.At(i - 1)).wanted():
+		return errTransferID // one after the other
 	case n == 0 || n > len(o.p)-o.granted:
 		return errTransferLength
 	case c.out.grants.Len() >= maxTransfers:
