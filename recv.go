@@ -131,6 +131,9 @@ func (c *Conn) transferred(t *transferHeader, last bool) error {
 		if t.Length == 0 {
 			return nil // payload only
 		}
+		if last {
+			c.stats.MessagesReceived++
+		}
 		size := c.opened
 		c.opened = 0
 		return c.offered(t, size, last)
