@@ -28,10 +28,13 @@ type scene struct {
 	errs   chan error // logged
 }
 
-func newScene(t testing.TB) *scene {
+func newScene(t testing.TB) *scene { return newSceneOn(t, nil) }
+
+// newSceneOn is newScene on a device of choice.
+func newSceneOn(t testing.TB, p ibv.Provider) *scene {
 	t.Helper()
 	leaktest.Check(t)
-	s := &scene{t: t, device: newSwitch(t, nil), errs: make(chan error, 1000)}
+	s := &scene{t: t, device: newSwitch(t, p), errs: make(chan error, 1000)}
 	s.cfg = Config{
 		Provider:              s.device,
 		Logger:                slog.New(errorLog{slog.DiscardHandler, s.errs}),
@@ -193,6 +196,41 @@ func (p *badPeer) hear() []byte {
 	return nil
 }
 
+// rdmaID is the request of rdma.
+const rdmaID = 1 << 40
+
+// rdma has b go to the other side's memory by an RDMA Write, or come from there by
+// an RDMA Read, and returns how that ended.
+func (p *badPeer) rdma(op ibv.Opcode, b []byte, addr uint64, key uint32) ibv.WCStatus {
+	p.t.Helper()
+	mr, err := p.pd.RegMR(b, ibv.AccessLocalWrite)
+	require.NoError(p.t, err)
+	p.said = append(p.said, mr)
+	_, err = p.qp.PostSend([]ibv.SendWR{{ID: rdmaID, Op: op, Flags: ibv.SendSignaled,
+		SGL: []ibv.SGE{{Buf: b, LKey: mr.LKey()}}, RemoteAddr: addr, RKey: key}})
+	require.NoError(p.t, err)
+	deadline := time.Now().Add(patience)
+	var wc [1]ibv.WC
+	for {
+		require.NoError(p.t, p.cq.Arm(false))
+		n, err := p.cq.Poll(wc[:])
+		require.NoError(p.t, err)
+		switch {
+		case n == 0:
+			if err := p.cq.Wait(deadline); !errors.Is(err, ibv.ErrInterrupted) {
+				require.NoError(p.t, err, "no completion of the %v", op)
+			}
+		case wc[0].ID == rdmaID:
+			p.flushed = p.flushed || wc[0].Status != ibv.WCSuccess
+			return wc[0].Status
+		case wc[0].Status != ibv.WCSuccess:
+			p.flushed = true
+		case wc[0].Op == ibv.WCRecv:
+			p.receive(int(wc[0].ID))
+		}
+	}
+}
+
 // segment waits for the next Data Transfer message and takes note of the
 // credits in it; ok is false at the end of the connection.
 func (p *badPeer) segment() (h segmentHeader, payload []byte, ok bool) {
@@ -267,7 +305,7 @@ func dialBad(t testing.TB, addr net.Addr, private []byte) *badPeer {
 		id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
 		require.NoError(t, err)
 		p := newBadPeer(t, id)
-		err = id.Connect(tctx, ibv.ConnParam{Private: private, ResponderResources: 1})
+		err = id.Connect(tctx, ibv.ConnParam{Private: private, ResponderResources: 1, InitiatorDepth: 1})
 		if err != nil && portTaken(err) && attempt < portTries {
 			p.close()
 			continue

@@ -76,6 +76,11 @@
 // and more while its peer sends, up to [Config].MaxReceiveCredits buffers of
 // [Config].MaxReceiveSize bytes.
 //
+// Large amounts are moved best from and to memory that a device can be told of as
+// it is: [Alloc] has it, and [RegisterMemory] is for memory that the program has
+// mapped itself. What passes between ordinary memory takes its way through memory
+// that [Config].TransferMemory bounds.
+//
 // # When the peer is gone
 //
 // A peer's process that ends closes its connections, or its system does. When

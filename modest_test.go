@@ -22,6 +22,7 @@ type modest struct {
 	shy    bool // its passive side may not send first
 	buffer bool // sends complete before the peer has them
 	apart  bool // no regions of one queue pair, so no shared domain
+	lax    bool // says that peers may read all that is registered
 	reads  atomic.Int64
 
 	mu   sync.Mutex
@@ -90,6 +91,7 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 	a := d.Device.Attr()
 	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = min(a.MaxInline, d.m.inline), min(a.MaxQPWR, d.m.wrs), 2, d.m.pins
 	a.SendsBuffered = a.SendsBuffered || d.m.buffer
+	a.ReadsUnchecked = a.ReadsUnchecked || d.m.lax
 	if d.m.apart {
 		a.Caps &^= ibv.CapQPRegion
 	}

@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -46,7 +47,9 @@ type pool struct {
 
 	mu    sync.Mutex
 	free  []*buffer // last in, first out: the warmest memory is used first
+	least int       // of them there were since trim has looked
 	slabs []*slab
+	timer *time.Timer // for trim, of a private domain that has grown
 }
 
 // slab is a registered stretch of memory.
@@ -54,6 +57,7 @@ type slab struct {
 	mem     []byte
 	mr      ibv.MR
 	buffers []buffer
+	used    int // of them; below pool.mu
 }
 
 // buffer is a piece of a slab.
@@ -61,6 +65,7 @@ type buffer struct {
 	b    []byte
 	lkey uint32
 	pool *pool
+	slab *slab
 }
 
 func (b *buffer) sge(n int) ibv.SGE { return ibv.SGE{Buf: b.b[:n], LKey: b.lkey} }
@@ -72,8 +77,10 @@ const (
 	slabBuffers = 128 // at most
 
 	// A private domain begins with what an idle connection takes: its receives,
-	// one more to grant, and something to send from.
-	firstBuffers = 8
+	// one more to grant, and something to send from. It grows in small steps, so
+	// that what it does not need any more can be given back.
+	firstBuffers = 6
+	privateSlab  = 64 << 10
 )
 
 var domains struct {
@@ -179,11 +186,23 @@ func (d *domain) retire() error {
 func (d *domain) free() error {
 	errs := []error{d.forgetBuffers()}
 	for _, p := range d.pools {
-		for _, s := range p.slabs {
-			errs = append(errs, s.close())
-		}
+		errs = append(errs, p.close())
 	}
 	return errors.Join(append(errs, d.pd.Close())...)
+}
+
+func (p *pool) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.timer != nil {
+		p.timer.Stop()
+		p.timer = nil
+	}
+	var errs []error
+	for _, s := range p.slabs {
+		errs = append(errs, s.close())
+	}
+	return errors.Join(errs...)
 }
 
 func (s *slab) close() error {
@@ -221,6 +240,8 @@ func (p *pool) get() (*buffer, error) {
 	}
 	b := p.free[len(p.free)-1]
 	p.free = p.free[:len(p.free)-1]
+	p.least = min(p.least, len(p.free))
+	b.slab.used++
 	return b, nil
 }
 
@@ -229,6 +250,7 @@ func (b *buffer) release() {
 	p := b.pool
 	p.mu.Lock()
 	p.free = append(p.free, b)
+	b.slab.used--
 	p.mu.Unlock()
 }
 
@@ -242,15 +264,13 @@ func noMemory(dev ibv.Device, bytes int, limit string, err error) error {
 // slabSize is how many bytes the next slab takes, a number of whole buffers.
 func (p *pool) slabSize() int {
 	total := slabBytes
-	if p.dom.dev.Attr().PinsMemory {
+	switch {
+	case p.dom.private && len(p.slabs) == 0:
+		total = min(privateSlab, max(firstBuffers*p.size, pageSize))
+	case p.dom.private:
+		total = privateSlab
+	case p.dom.dev.Attr().PinsMemory:
 		total = pinnedSlab
-	}
-	if p.dom.private {
-		has := 0
-		for _, s := range p.slabs {
-			has += len(s.mem)
-		}
-		total = min(total, max(has, firstBuffers*p.size, pageSize))
 	}
 	return min(max(total/p.size, 1), slabBuffers) * p.size
 }
@@ -268,9 +288,41 @@ func (p *pool) grow() error {
 	s := &slab{mem: mem, mr: mr, buffers: make([]buffer, total/p.size)}
 	for i := range s.buffers {
 		b := &s.buffers[i]
-		b.b, b.lkey, b.pool = mem[i*p.size:(i+1)*p.size:(i+1)*p.size], mr.LKey(), p
+		*b = buffer{b: mem[i*p.size : (i+1)*p.size : (i+1)*p.size], lkey: mr.LKey(), pool: p, slab: s}
 		p.free = append(p.free, b)
 	}
 	p.slabs = append(p.slabs, s)
+	if p.dom.private && len(p.slabs) > 1 && p.timer == nil {
+		p.timer = time.AfterFunc(idleAfter, p.trim)
+	}
 	return nil
+}
+
+// trim gives back slabs of a private domain that were not needed for idleAfter:
+// in a shared one another connection may use them.
+func (p *pool) trim() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.timer == nil {
+		return // closed
+	}
+	kept := p.slabs[:0]
+	gone := make(map[*slab]bool)
+	for _, s := range p.slabs {
+		if s.used > 0 || len(s.buffers) > p.least || s.close() != nil {
+			kept = append(kept, s)
+			continue
+		}
+		gone[s] = true
+		p.least -= len(s.buffers)
+	}
+	clear(p.slabs[len(kept):])
+	p.slabs = kept
+	p.free = slices.DeleteFunc(p.free, func(b *buffer) bool { return gone[b.slab] })
+	p.least = len(p.free)
+	if len(p.slabs) > 1 {
+		p.timer.Reset(idleAfter)
+	} else {
+		p.timer = nil
+	}
 }

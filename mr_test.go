@@ -118,13 +118,94 @@ func TestPrivateMemoryIsSmall(t *testing.T) {
 			require.Greater(t, sw.RegisteredBytes()/2, idle)
 			for _, c := range []*Conn{a, b} {
 				for i, s := range c.pool.slabs {
-					require.LessOrEqual(t, len(s.mem), max(pinnedSlab, c.pool.size), "slab %d", i)
+					require.LessOrEqual(t, len(s.mem), max(privateSlab, c.pool.size), "slab %d", i)
 				}
 				require.NoError(t, c.Close())
 			}
 			requireReleased(t, sw)
 		})
 	}
+}
+
+// A connection with memory to itself gives back what it has not needed for a
+// while, and never what is in use.
+func TestPrivateMemoryShrinks(t *testing.T) {
+	checkLeaks(t)
+	sw := newSwitch(t, limitedDevice{64, 1 << 14, true, true}.provider(t))
+	devs, err := sw.Devices()
+	require.NoError(t, err)
+	dom, err := acquireDomain(devs[0], false)
+	require.NoError(t, err)
+	p := dom.pool(pinnedSegment)
+	var held []*buffer
+	take := func(n int) {
+		for range n {
+			b, err := p.get()
+			require.NoError(t, err)
+			b.b[0] = byte(len(held)) // it is there
+			held = append(held, b)
+		}
+	}
+	take(4)
+	first := sw.RegisteredBytes()
+	require.Nil(t, p.timer, "nothing will have to be given back")
+	take(96)
+	grown := sw.RegisteredBytes()
+	for _, b := range held[4:] {
+		b.release()
+	}
+	held = held[:4]
+	p.trim()
+	require.Equal(t, grown, sw.RegisteredBytes(), "it was needed")
+	require.NoError(t, checkHeld(held))
+
+	take(60) // and so is this
+	for _, b := range held[4:] {
+		b.release()
+	}
+	held = held[:4]
+	p.trim()
+	shrunk := sw.RegisteredBytes()
+	require.Less(t, shrunk, grown)
+	require.GreaterOrEqual(t, shrunk, int64(64*pinnedSegment))
+	require.NotNil(t, p.timer)
+	p.trim()
+	require.Equal(t, first, sw.RegisteredBytes())
+	require.Nil(t, p.timer)
+	require.NoError(t, checkHeld(held))
+	take(96)
+	require.NoError(t, checkHeld(held))
+
+	f := sw.FailNth(1, nil, verbstest.CloseMR)
+	for _, b := range held {
+		b.release()
+	}
+	p.trim()
+	p.trim()
+	require.True(t, f.Fired())
+	require.NoError(t, dom.allFree(), "a slab that stays is still of use")
+	held = nil
+	take(100)
+	require.NoError(t, checkHeld(held))
+	for _, b := range held {
+		b.release()
+	}
+	timer := p.timer
+	require.NotNil(t, timer)
+	require.NoError(t, dom.release())
+	p.trim() // if the timer was faster
+	require.False(t, timer.Stop(), "the timer outlives the domain")
+	requireReleased(t, sw)
+}
+
+// checkHeld looks whether the buffers have what was put there.
+func checkHeld(held []*buffer) error {
+	for i, b := range held {
+		if b.b[0] != byte(i) {
+			return fmt.Errorf("buffer %d has the mark of %d", i, b.b[0])
+		}
+	}
+	return nil
 }
 
 // What is too long to go inline goes through registered buffers.
@@ -167,7 +248,11 @@ func TestDevicesAreApart(t *testing.T) {
 	}
 	require.NotSame(t, conns[0][0].dom, conns[1][0].dom)
 	for i := range switches {
-		require.Equal(t, 1, switches[i].Live()["PD"])
+		pds := 1
+		if conns[i][0].dom.private {
+			pds = 2
+		}
+		require.Equal(t, pds, switches[i].Live()["PD"])
 		require.NoError(t, conns[i][0].Close())
 		require.NoError(t, conns[i][1].Close())
 		requireReleased(t, switches[i])
@@ -293,6 +378,9 @@ func (p *pool) drain() (bufs []*buffer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	bufs, p.free = p.free, nil
+	for _, b := range bufs {
+		b.slab.used++
+	}
 	return bufs
 }
 

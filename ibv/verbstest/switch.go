@@ -77,6 +77,7 @@ type Switch struct {
 	calls      [numKinds]atomic.Int64
 	live       [numObjects]atomic.Int64
 	registered atomic.Int64
+	limit      atomic.Int64 // of registered, 0 for none
 
 	armed atomic.Int32 // faults on calls that did not fire yet
 	spoil atomic.Bool  // some completion is, or was, to be failed
@@ -123,6 +124,11 @@ func (s *Switch) Live() map[string]int {
 // RegisteredBytes returns the bytes in the regions that live.
 func (s *Switch) RegisteredBytes() int64 { return s.registered.Load() }
 
+// LimitMemory makes registrations fail with ENOMEM that would bring
+// RegisteredBytes above n, as a limit on locked memory does (ulimit -l). 0 takes
+// the limit away. Regions that are there already stay.
+func (s *Switch) LimitMemory(n int64) { s.limit.Store(n) }
+
 // Name returns the inner provider's name.
 func (s *Switch) Name() string { return s.inner.Name() }
 
@@ -163,7 +169,7 @@ func (s *Switch) Listen(ctx context.Context, local netip.AddrPort, backlog int) 
 	if err != nil {
 		return nil, err
 	}
-	return &switchListener{Listener: l, object: s.opened(objListener, 0)}, nil
+	return &switchListener{Listener: l, object: s.opened(objListener)}, nil
 }
 
 // enter counts a call and returns the fault that it meets, if any.

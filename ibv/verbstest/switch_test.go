@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/netip"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -100,6 +102,39 @@ func TestSwitchCountsRegionsOfQPs(t *testing.T) {
 	require.NoError(t, mr.Close())
 	require.Equal(t, 1, r.s.Live()["MR"])
 	require.EqualValues(t, 100, r.s.RegisteredBytes())
+}
+
+func TestSwitchLimitsMemory(t *testing.T) {
+	r := newRig(t) // with 100 bytes
+	r.s.LimitMemory(150)
+	regs := []func([]byte, ibv.Access) (ibv.MR, error){r.pd.RegMR, r.qp.RegMR}
+	for _, reg := range regs {
+		_, err := reg(make([]byte, 51), 0)
+		require.ErrorIs(t, err, syscall.ENOMEM)
+		require.EqualValues(t, 100, r.s.RegisteredBytes())
+		mr, err := reg(make([]byte, 50), 0)
+		require.NoError(t, err)
+		_, err = reg(make([]byte, 1), 0)
+		require.ErrorIs(t, err, syscall.ENOMEM)
+		require.NoError(t, mr.Close())
+	}
+	r.s.LimitMemory(0)
+	_, err := r.pd.RegMR(make([]byte, 1000), 0)
+	require.NoError(t, err)
+
+	r.s.LimitMemory(1200)
+	var wg sync.WaitGroup
+	var fit atomic.Int32
+	for range 20 {
+		wg.Go(func() {
+			if _, err := r.pd.RegMR(make([]byte, 50), 0); err == nil {
+				fit.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	require.LessOrEqual(t, fit.Load(), int32(2))
+	require.LessOrEqual(t, r.s.RegisteredBytes(), int64(1200))
 }
 
 // TestSwitchFailsEveryKind walks all calls: each is counted, and fails without

@@ -2,9 +2,11 @@ package verbstest
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -28,14 +30,13 @@ var objectNames = [numObjects]string{"Listener", "ID", "QP", "CQ", "MR", "AH", "
 type object struct {
 	s      *Switch
 	what   int
-	bytes  int64 // registered with it
+	bytes  int64 // registered, of a region
 	closed atomic.Bool
 }
 
-func (s *Switch) opened(what int, bytes int) *object {
+func (s *Switch) opened(what int) *object {
 	s.live[what].Add(1)
-	s.registered.Add(int64(bytes))
-	return &object{s: s, what: what, bytes: int64(bytes)}
+	return &object{s: s, what: what}
 }
 
 func (o *object) close(k Kind, inner io.Closer) error {
@@ -73,7 +74,7 @@ func (d *switchDevice) AllocPD() (ibv.PD, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &switchPD{PD: pd, object: d.s.opened(objPD, 0)}, nil
+	return &switchPD{PD: pd, object: d.s.opened(objPD)}, nil
 }
 
 func (d *switchDevice) CreateCQ(depth int) (ibv.CQ, error) {
@@ -84,7 +85,7 @@ func (d *switchDevice) CreateCQ(depth int) (ibv.CQ, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &switchCQ{CQ: cq, dev: d, object: d.s.opened(objCQ, 0)}, nil
+	return &switchCQ{CQ: cq, dev: d, object: d.s.opened(objCQ)}, nil
 }
 
 type switchPD struct {
@@ -93,14 +94,28 @@ type switchPD struct {
 }
 
 func (p *switchPD) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
-	if f := p.s.enter(RegMR); f != nil {
+	return p.s.register(p.PD.RegMR, buf, access)
+}
+
+// register is RegMR of a domain or of a queue pair.
+func (s *Switch) register(inner func([]byte, ibv.Access) (ibv.MR, error), buf []byte, access ibv.Access) (ibv.MR, error) {
+	if f := s.enter(RegMR); f != nil {
 		return nil, f.err
 	}
-	mr, err := p.PD.RegMR(buf, access)
+	n := int64(len(buf))
+	now := s.registered.Add(n) // first, so that two at once do not both fit
+	if limit := s.limit.Load(); limit > 0 && now > limit {
+		s.registered.Add(-n)
+		return nil, fmt.Errorf("register %d bytes beyond a limit of %d: %w", n, limit, syscall.ENOMEM)
+	}
+	mr, err := inner(buf, access)
 	if err != nil {
+		s.registered.Add(-n)
 		return nil, err
 	}
-	return &switchMR{MR: mr, object: p.s.opened(objMR, len(buf))}, nil
+	o := s.opened(objMR)
+	o.bytes = n
+	return &switchMR{MR: mr, object: o}, nil
 }
 
 func (p *switchPD) Close() error { return p.close(ClosePD, p.PD) }
@@ -170,7 +185,7 @@ type switchID struct {
 }
 
 func (s *Switch) id(id ibv.ID) *switchID {
-	return &switchID{ID: id, object: s.opened(objID, 0), dev: s.device(id.Device())}
+	return &switchID{ID: id, object: s.opened(objID), dev: s.device(id.Device())}
 }
 
 func (i *switchID) Device() ibv.Device { return i.dev }
@@ -193,7 +208,7 @@ func (i *switchID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 	if err != nil {
 		return nil, err
 	}
-	qp := &switchQP{QP: inner, object: i.s.opened(objQP, 0), key: qpKey{i.dev, inner.QPN()}}
+	qp := &switchQP{QP: inner, object: i.s.opened(objQP), key: qpKey{i.dev, inner.QPN()}}
 	i.s.mu.Lock()
 	i.s.qps[qp.key] = qp
 	i.s.mu.Unlock()
@@ -267,14 +282,7 @@ func cutShort[WR any](f *Fault, wrs []WR, post func([]WR) (int, error)) (int, er
 }
 
 func (q *switchQP) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
-	if f := q.s.enter(RegMR); f != nil {
-		return nil, f.err
-	}
-	mr, err := q.QP.RegMR(buf, access)
-	if err != nil {
-		return nil, err
-	}
-	return &switchMR{MR: mr, object: q.s.opened(objMR, len(buf))}, nil
+	return q.s.register(q.QP.RegMR, buf, access)
 }
 
 func (q *switchQP) SetError() error {

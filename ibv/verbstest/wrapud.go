@@ -41,7 +41,7 @@ func (s *Switch) ListenUD(ctx context.Context, local netip.AddrPort, backlog int
 	if err != nil {
 		return nil, err
 	}
-	return &switchListener{Listener: l, object: s.opened(objListener, 0)}, nil
+	return &switchListener{Listener: l, object: s.opened(objListener)}, nil
 }
 
 type switchAH struct {
@@ -65,7 +65,7 @@ func (p *switchPD) ah(create func() (ibv.AH, error)) (ibv.AH, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &switchAH{AH: inner, object: p.s.opened(objAH, 0)}, nil
+	return &switchAH{AH: inner, object: p.s.opened(objAH)}, nil
 }
 
 func (a *switchAH) Close() error { return a.close(CloseAH, a.AH) }
