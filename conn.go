@@ -260,8 +260,17 @@ func (c *Conn) ReadMsg(p []byte) (n int, err error) {
 	return n, c.opError("read", err)
 }
 
-// ReadFrom writes what r yields until its end; see io.ReaderFrom.
+// ReadFrom writes what r yields until its end; see io.ReaderFrom. Where large
+// transfers serve, r reads straight into memory that the peer fetches from.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
+	if c.out.mode != transferNone && c.set.transfer <= scratchBytes {
+		return c.transferFrom(r)
+	}
+	return c.copyFrom(r)
+}
+
+// copyFrom is ReadFrom by Write.
+func (c *Conn) copyFrom(r io.Reader) (int64, error) {
 	b := copyPool.Get().(*[copyBytes]byte)
 	defer copyPool.Put(b)
 	var total int64

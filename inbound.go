@@ -95,7 +95,7 @@ type straight struct {
 
 const (
 	fetchSize    = 4 << 20 // bytes of an RDMA Read at most: what a deadline may have to wait for
-	aheadPieces  = 4       // of scratch, one connection
+	aheadPieces  = 4       // of scratch, one connection and direction
 	readSlots    = 8       // of the send queue, for RDMA Reads
 	neglectAfter = 10 * time.Millisecond
 )

@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"errors"
+	"io"
 	"syscall"
 	"time"
 
@@ -113,6 +114,46 @@ func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
 	return n, nil
 }
 
+// transferFrom is ReadFrom by transfers from scratch: while the peer fetches some,
+// r fills the next.
+func (c *Conn) transferFrom(r io.Reader) (total int64, err error) {
+	for {
+		s := c.getScratch()
+		if s == nil {
+			n, err := c.copyFrom(r)
+			return total + n, err
+		}
+		n, err := r.Read(s.b)
+		w, werr := c.writeScratch(s, n)
+		total += int64(w)
+		switch {
+		case werr != nil:
+			return total, c.opError("write", werr)
+		case err == io.EOF:
+			return total, nil
+		case err != nil:
+			return total, err
+		}
+	}
+}
+
+// writeScratch sends the first n bytes of s, which is given back in the end.
+func (c *Conn) writeScratch(s *scratch, n int) (int, error) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	o := &outbound{p: s.b[:n:n], scratch: s}
+	if n < c.set.transfer || c.openMemory(o) != nil {
+		defer s.release()
+		return c.writeSegments(o.p, false, 0)
+	}
+	sent, err := c.offer(o, nil, 0)
+	if !sent {
+		o.closeMemory()
+		return 0, err
+	}
+	return n, err
+}
+
 // openMemory registers what is to be sent.
 func (c *Conn) openMemory(o *outbound) (err error) {
 	if c.out.mode == transferRead {
@@ -178,7 +219,7 @@ func (c *Conn) offer(o *outbound, initial []byte, rest int) (bool, error) {
 		if err := c.writeErr(); err != nil {
 			return false, err
 		}
-		if busy := c.out.live.Len(); o != nil && (busy >= maxTransfers || busy > 0 && o.scratch == nil) {
+		if busy := c.out.live.Len(); o != nil && (busy >= aheadPieces || busy > 0 && o.scratch == nil) {
 			c.await(&c.writable, &c.writers)
 			continue
 		}
