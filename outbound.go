@@ -344,6 +344,9 @@ func (c *Conn) finish(o *outbound, moved int) {
 
 // granted handles the peer's offer of memory to write to.
 func (c *Conn) granted(t *transferHeader) error {
+	if c.out.mode != transferWrite {
+		return errTransferKind
+	}
 	i := c.out.place(t.ID)
 	if i < 0 {
 		if t.ID-1 < c.out.last {
