@@ -23,7 +23,8 @@ func requireDenied(t *testing.T, culprit *badPeer, victim *Conn, op ibv.Opcode, 
 		}
 		culprit.ended() // on this side a Write is over before the other one sees it
 	} else {
-		require.Equal(t, ibv.WCRemAccessErr, status)
+		// The other side's disconnect may be faster than its device's refusal.
+		require.Contains(t, []ibv.WCStatus{ibv.WCRemAccessErr, ibv.WCFlushErr}, status)
 		victim.id.Disconnect() // nobody else does, with a peer that only waits
 	}
 	require.Equal(t, pattern(9, 100), b, "something was read")

@@ -756,6 +756,11 @@ func TestTransferMessageCut(t *testing.T) {
 		p.credits--
 		p.say(wireTransfer(h, make([]byte, 20)))
 		withdrawn(2)
+		require.True(t, eventually(func() bool { // else the disconnect may overtake it
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.in.last == 2 && c.in.live.Len() == 0
+		}))
 		p.id.Disconnect()
 		k, err = c.ReadMsg(b)
 		require.Equal(t, 20, k)
