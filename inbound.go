@@ -242,9 +242,6 @@ func (c *Conn) arrived(f *fetch, n int) {
 	c.stats.TransferBytesReceived += uint64(n)
 	c.landed(f)
 	c.retire()
-	if f.x.dropped {
-		c.dropPieces(f.x)
-	}
 	if c.in.eager {
 		c.readAhead()
 	}
@@ -260,6 +257,9 @@ func (c *Conn) landed(f *fetch) {
 	}
 	if f.into != nil {
 		f.into.pending--
+	}
+	if f.x.dropped {
+		c.dropPieces(f.x)
 	}
 	c.readable.Broadcast()
 }

@@ -122,7 +122,11 @@ func TestTransferKeys(t *testing.T) {
 							if m.reads {
 								require.ErrorIs(t, s.await(call).err, os.ErrDeadlineExceeded)
 							} else {
-								require.True(t, eventually(func() bool { return c.Stats().BytesReceived == 10 }))
+								require.True(t, eventually(func() bool {
+									c.mu.Lock()
+									defer c.mu.Unlock()
+									return c.stats.BytesReceived == 10 && c.unread.Len() == 0
+								}))
 								c.SetReadDeadline(time.Unix(1, 0))
 								require.Equal(t, 10, s.await(call).n)
 							}

@@ -877,6 +877,32 @@ func TestTransferCut(t *testing.T) {
 	}
 }
 
+// What fails, or is withdrawn, after nobody wants it any more is given back, too.
+func TestTransferDroppedUnderway(t *testing.T) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		c.in.reading++ // somebody is about to read, so nothing is fetched ahead
+		p.begin(reads, 1, 1<<20, 4096, bogus)
+		require.True(t, eventually(func() bool { return c.Stats().TransfersReceived == 1 }))
+		c.mu.Lock()
+		c.readAhead()
+		require.NotZero(t, c.in.flying.Len())
+		c.deaf = true
+		c.dropUnread()
+		c.mu.Unlock()
+		if reads {
+			p.ended()
+		} else {
+			p.withdraw(false, 1, 0)
+			require.True(t, eventually(func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				return c.in.live.Len() == 0 && c.in.ahead == 0
+			}))
+		}
+		require.NoError(t, c.Close())
+	})
+}
+
 // start begins transfer 1 with n bytes of memory.
 func (p *badPeer) start(reads bool, n int) {
 	p.t.Helper()
