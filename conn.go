@@ -487,7 +487,7 @@ func (c *Conn) readErr() error {
 		return io.EOF
 	case c.unread.Len() > 0:
 		return nil
-	case c.dead == errPeerClosed && (c.fin || c.reasm.remaining > 0):
+	case c.dead == errPeerClosed && (c.fin || c.reasm.remaining > 0 || c.reasm.rest > 0):
 		return errTruncated // rdmanet peers say FIN before they go
 	case c.dead == errPeerClosed:
 		return io.EOF

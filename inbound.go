@@ -1,7 +1,8 @@
 package rdmanet
 
 import (
-	"syscall"
+	"fmt"
+	"io"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -32,10 +33,11 @@ type incoming struct {
 	length int                 // are over, it after so many bytes
 	came   uint64              // fetches that are over
 
-	depth   int  // RDMA Reads at a time
-	reading int  // calls that read
-	eager   bool // the reader takes little at a time: read ahead
-	ahead   int  // pieces in scratch, or on their way there
+	depth   int   // RDMA Reads at a time
+	reading int   // calls that read
+	eager   bool  // the reader takes little at a time: read ahead
+	ahead   int   // pieces in scratch, or on their way there
+	refused error // why there was no memory for one more
 	spare   []*landing
 	neglect *time.Timer
 }
@@ -45,11 +47,12 @@ type inbound struct {
 	id      uint32
 	addr    uint64
 	key     uint32
-	offered int // bytes
-	length  int // of these, what there is to have: less when it is withdrawn
+	length  int // bytes; fewer when it is withdrawn
 	asked   int // for
 	landed  int
 	taken   int               // by the reader
+	first   bool              // its message begins with it
+	cut     bool              // and does not end
 	dropped bool              // nobody will read it
 	pieces  ring.Ring[*fetch] // in scratch, oldest first
 }
@@ -86,6 +89,7 @@ type straight struct {
 	asked   int
 	pending int // fetches
 	got     int
+	message bool // no more than one
 	lost    bool // the device does not say when it is done
 }
 
@@ -109,7 +113,7 @@ func (c *Conn) offered(t *transferHeader, size int, last bool) error {
 		return errTransferCount
 	}
 	in.last++
-	x := &inbound{id: t.ID, addr: t.Addr, key: t.Key, offered: int(t.Length), length: int(t.Length)}
+	x := &inbound{id: t.ID, addr: t.Addr, key: t.Key, length: int(t.Length), first: size > 0}
 	in.live.Push(x)
 	c.stats.TransfersReceived++
 	if c.deaf {
@@ -160,8 +164,8 @@ const fetchID = sendID | 1<<61
 // fetch has the device bring the next bytes of x to f.b.
 func (c *Conn) fetch(f *fetch, lkey uint32) {
 	x := f.x
-	c.in.flying.Push(f)
 	if c.in.mode == transferWrite {
+		c.in.flying.Push(f)
 		c.in.untold.Push(f)
 		x.asked += len(f.b)
 		return
@@ -170,8 +174,11 @@ func (c *Conn) fetch(f *fetch, lkey uint32) {
 		RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
 	x.asked += len(f.b)
 	if _, err := c.qp.PostSend([]ibv.SendWR{wr}); err != nil {
-		c.fail(err)
+		c.landed(f)
+		c.fail(fmt.Errorf("post read: %w", err))
+		return
 	}
+	c.in.flying.Push(f)
 	if c.sleeping {
 		c.cq.Interrupt() // the leader may sleep for receives only
 	}
@@ -197,8 +204,8 @@ func (c *Conn) written(t *transferHeader) error {
 	}
 	n := int(t.Length)
 	if t.Flags&transferEnd == 0 {
-		if in.flying.Len() == 0 {
-			return errTransferCount
+		if in.flying.Len() == in.untold.Len() {
+			return errTransferCount // nothing that it has been told of
 		}
 		if f := *in.flying.At(0); t.ID != f.x.id || n != len(f.b) {
 			return errTransferLength
@@ -206,25 +213,21 @@ func (c *Conn) written(t *transferHeader) error {
 		c.arrived(in.flying.Pop(), n)
 		return nil
 	}
+	x, err := c.givenUp(t)
+	if x == nil {
+		return err
+	}
 	if n != 0 {
 		return errTransferLength
 	}
-	if in.live.Len() == 0 || (*in.live.At(in.live.Len() - 1)).id != t.ID {
-		if t.ID-1 < in.last {
-			return nil // all of it had been written
-		}
-		return errTransferID
-	}
-	x := *in.live.At(in.live.Len() - 1)
 	for in.flying.Len() > 0 && (*in.flying.At(0)).x == x {
 		c.landed(in.flying.Pop())
 	}
 	for in.untold.Len() > 0 && (*in.untold.At(0)).x == x {
 		in.untold.Pop()
 	}
-	x.length, x.asked = x.landed, x.landed
-	c.retire()
-	c.readable.Broadcast()
+	x.asked = x.landed
+	c.shorten(x, t)
 	return nil
 }
 
@@ -283,20 +286,20 @@ func (c *Conn) withdrawn(t *transferHeader) error {
 	if in.mode != transferRead {
 		return errTransferKind
 	}
-	if in.live.Len() == 0 || t.ID-(*in.live.At(0)).id >= uint32(in.live.Len()) {
-		if t.ID-1 < in.last {
-			return nil // it was over here before
-		}
-		return errTransferID
+	x, err := c.givenUp(t)
+	if x == nil {
+		return err
 	}
-	if in.live.Len() > 1 {
-		return errTransferID // only a transfer that is alone can be given up
-	}
-	x := *in.live.At(0)
+	c.shorten(x, t)
+	return nil
+}
+
+// shorten ends a transfer with what has been asked for.
+func (c *Conn) shorten(x *inbound, t *transferHeader) {
 	x.length = x.asked
+	x.cut = t.Flags&transferCut != 0 && (x.length > 0 || !x.first)
 	c.retire()
 	c.readable.Broadcast()
-	return nil
 }
 
 // receivesNews reports whether nextInbound has something.
@@ -312,6 +315,19 @@ func (c *Conn) nextInbound() transferHeader {
 	}
 	f := in.untold.Pop()
 	return transferHeader{Kind: transferGrant, ID: f.x.id, Addr: f.addr, Key: f.key, Length: uint32(len(f.b))}
+}
+
+// givenUp returns the transfer that the peer gives up: the latest, and only one
+// that is alone. nil and no error means that it was over here before the peer knew.
+func (c *Conn) givenUp(t *transferHeader) (*inbound, error) {
+	live := &c.in.live
+	switch {
+	case t.ID != c.in.last || live.Len() > 1:
+		return nil, errTransferID
+	case live.Len() == 0:
+		return nil, nil
+	}
+	return *live.At(0), nil
 }
 
 // readAhead asks for what is offered, into scratch.
@@ -337,6 +353,7 @@ func (c *Conn) askPiece(x *inbound) bool {
 		mr, err := c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
 		if err != nil {
 			c.in.spare = append(c.in.spare, l)
+			c.in.refused = err
 			return false
 		}
 		f.mr, f.addr, f.key = mr, mr.Addr(), mr.RKey()
@@ -372,6 +389,7 @@ func (c *Conn) landing() *landing {
 	}
 	buf, err := c.pool.get()
 	if err != nil {
+		c.in.refused = err
 		return nil
 	}
 	return &landing{b: buf.b, lkey: buf.lkey, buf: buf}
@@ -477,7 +495,7 @@ func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 // awaitRead waits for something to happen and returns why a Read cannot go on.
 func (c *Conn) awaitRead() error {
 	switch {
-	case c.closed, c.readDue.expired, c.dead != nil:
+	case c.closed, c.deaf, c.readDue.expired, c.dead != nil:
 		return c.whyNotRead()
 	}
 	if c.control(true) {
@@ -492,6 +510,8 @@ func (c *Conn) whyNotRead() error {
 	switch {
 	case c.closed, c.readDue.expired:
 		return c.readErr()
+	case c.deaf:
+		return io.EOF
 	case c.dead == errPeerClosed:
 		return errTruncated
 	}
@@ -530,12 +550,7 @@ func (c *Conn) awaitPiece() error {
 	if c.in.ahead > 0 || !c.canAsk() {
 		return c.awaitRead()
 	}
-	buf, err := c.pool.get()
-	if err == nil {
-		buf.release()
-		err = syscall.ENOBUFS
-	}
-	return err
+	return c.in.refused
 }
 
 // noPiece handles a piece at the head that did not come.
@@ -584,7 +599,7 @@ func (c *Conn) passed() (last bool) {
 			}
 			return false
 		}
-		last = s.last
+		last = s.last && !s.x.cut
 		c.consumed()
 		if last {
 			return true
@@ -614,7 +629,7 @@ func (c *Conn) offeredBytes(n int, message bool) int {
 // waits for that: the memory is in use until it returns. It returns 0 and no error
 // if p cannot be registered.
 func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
-	into := &straight{p: p[:c.offeredBytes(len(p), message)]}
+	into := &straight{p: p[:c.offeredBytes(len(p), message)], message: message}
 	c.mu.Unlock()
 	if c.in.mode == transferRead {
 		into.sink, err = c.land(into.p)
@@ -628,7 +643,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	}
 	var late *time.Timer
 	for {
-		stop := c.closed || c.readDue.expired || c.dead != nil
+		stop := c.closed || c.deaf || c.readDue.expired || c.dead != nil
 		if !stop {
 			c.fill(into)
 		}
@@ -657,7 +672,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		n += k
 		last = c.passed()
 	}
-	if n == 0 && (c.closed || c.readDue.expired || c.dead != nil) {
+	if n == 0 && (c.closed || c.deaf || c.readDue.expired || c.dead != nil) {
 		err = c.whyNotRead()
 	}
 	return n, last, err
@@ -666,7 +681,8 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 // fill asks for what has room in a reader's memory, as far as may be now.
 func (c *Conn) fill(into *straight) {
 	for i := 0; i < c.unread.Len(); i++ {
-		x := c.unread.At(i).x
+		s := c.unread.At(i)
+		x := s.x
 		if x == nil {
 			return
 		}
@@ -682,6 +698,9 @@ func (c *Conn) fill(into *straight) {
 			into.asked += len(f.b)
 			into.pending++
 			c.fetch(f, into.sink.lkey)
+		}
+		if into.message && s.last {
+			return // what comes is the next one's, if this was withdrawn
 		}
 	}
 }

@@ -37,9 +37,23 @@ type outbound struct {
 	granted int      // bytes that the peer has asked for, written or not
 	writing int      // RDMA Writes under way
 	moved   int      // bytes that the peer has, as far as this side knows
+	message bool     // it is WriteMsg's
 	ended   bool     // withdrawn
 	done    bool     // the peer wants no more of it
 	over    bool     // and its memory is in use no more
+}
+
+// wanted reports whether there is something left to be granted memory for.
+func (o *outbound) wanted() bool { return o.granted < len(o.p) }
+
+// place is where a transfer stands among those that live, -1 if it does not.
+func (o *outgoing) place(id uint32) int {
+	if o.live.Len() > 0 {
+		if i := id - (*o.live.At(0)).id; i < uint32(o.live.Len()) {
+			return int(i)
+		}
+	}
+	return -1
 }
 
 // grant is memory of the peer's for n bytes of a transfer.
@@ -79,7 +93,7 @@ func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
 		if message {
 			rest = len(p) - size
 		}
-		o := &outbound{p: p[initial:size:size]}
+		o := &outbound{p: p[initial:size:size], message: message}
 		if err := c.openMemory(o); err != nil {
 			k, err := c.writeCopying(p, n > 0, message)
 			return n + k, err
@@ -289,7 +303,7 @@ func (c *Conn) giveUp(o *outbound) {
 // settled handles the peer's word that it has what it wants of a transfer.
 func (c *Conn) settled(t *transferHeader) error {
 	live := &c.out.live
-	if live.Len() == 0 || t.ID-(*live.At(0)).id >= uint32(live.Len()) {
+	if c.out.place(t.ID) < 0 {
 		if c.out.mode == transferWrite && t.ID-1 < c.out.last {
 			return nil // it was over here before
 		}
@@ -330,20 +344,20 @@ func (c *Conn) finish(o *outbound, moved int) {
 
 // granted handles the peer's offer of memory to write to.
 func (c *Conn) granted(t *transferHeader) error {
-	var o *outbound
-	for i := range c.out.live.Len() {
-		if l := *c.out.live.At(i); l.id == t.ID {
-			o = l
-		}
-	}
-	if o == nil || o.ended {
+	i := c.out.place(t.ID)
+	if i < 0 {
 		if t.ID-1 < c.out.last {
 			return nil // it was withdrawn meanwhile
 		}
 		return errTransferID
 	}
+	o := *c.out.live.At(i)
 	n := int(t.Length)
 	switch {
+	case o.ended:
+		return nil
+	case i > 0 && (*c.out.live.At(i - 1)).wanted():
+		return errTransferID // one after the other
 	case n == 0 || n > len(o.p)-o.granted:
 		return errTransferLength
 	case c.out.grants.Len() >= maxTransfers:
@@ -362,11 +376,16 @@ func (o *outgoing) sendsNews() bool { return o.grants.Len() > 0 || o.withdraw !=
 func (c *Conn) nextOutbound() (t transferHeader, w transferData) {
 	if o := c.out.withdraw; o != nil {
 		c.out.withdraw = nil
-		if c.out.mode == transferRead {
-			return transferHeader{Kind: transferWithdraw, ID: o.id}, w
+		t = transferHeader{Kind: transferWithdraw, ID: o.id}
+		if o.message {
+			t.Flags |= transferCut
 		}
-		c.finish(o, o.moved)
-		return transferHeader{Kind: transferWritten, Flags: transferEnd, ID: o.id}, w
+		if c.out.mode == transferWrite {
+			t.Kind = transferWritten
+			t.Flags |= transferEnd
+			c.finish(o, o.moved)
+		}
+		return t, w
 	}
 	g := c.out.grants.Pop()
 	g.o.writing++
@@ -386,8 +405,8 @@ type transferData struct {
 func (c *Conn) wrote(o *outbound, n int) {
 	o.writing--
 	c.out.writing--
-	o.moved += n
-	if !o.ended && o.moved == len(o.p) {
+	o.moved = min(o.moved+n, len(o.p)) // what the peer said may have been heard first
+	if !o.done && !o.ended && o.moved == len(o.p) {
 		c.finish(o, o.moved)
 	} else if o.done && o.writing == 0 {
 		o.over = true

@@ -83,7 +83,7 @@ func (c *Conn) sleep() {
 		c.fail(err)
 		return
 	}
-	if c.poll() > 0 || c.dead != nil {
+	if c.poll() > 0 || c.dead != nil && c.in.flying.Len() == 0 { // else a reader wants its memory back
 		return
 	}
 	c.sleeping = true

@@ -131,6 +131,9 @@ func (c *Conn) transferred(t *transferHeader, last bool) error {
 		if t.Length == 0 {
 			return nil // payload only
 		}
+		if last {
+			c.stats.MessagesReceived++
+		}
 		size := c.opened
 		c.opened = 0
 		return c.offered(t, size, last)
@@ -359,7 +362,7 @@ func (c *Conn) readMsg(p []byte) (n int, err error) {
 		if err != nil {
 			return n, err
 		}
-		if last {
+		if last && n > 0 { // else it was withdrawn as a whole
 			return n, nil
 		}
 	}

@@ -43,9 +43,16 @@ const (
 	transferWithdraw transferKind = 6 // transfer ID is to end where it is
 )
 
-// transferEnd is set in Flags of transferWritten when the transfer was withdrawn:
-// nothing comes behind these bytes.
-const transferEnd = 1
+// Bits of Flags. A receiver ignores those it does not know.
+const (
+	// transferEnd is set with transferWritten when the transfer was withdrawn:
+	// nothing comes behind these bytes.
+	transferEnd = 1 << 0
+
+	// transferCut is set when a transfer of WriteMsg's is withdrawn: its message,
+	// of which anything has come, is not whole and has no end.
+	transferCut = 1 << 1
+)
 
 // transferHeader follows the header of a Data Transfer message at dataOffset
 // where flagTransfer is set. All fields are little-endian.
