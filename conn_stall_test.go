@@ -128,7 +128,7 @@ func TestOneSidedReader(t *testing.T) {
 // before it is read: the answer arrives.
 func TestAnswerBeforeReading(t *testing.T) {
 	checkLeaks(t)
-	a, b := pipeOn(t, Config{MaxReceiveSize: 1024, MaxSendSize: 1024, MaxReceiveCredits: 32})
+	a, b := pipeOn(t, Config{MaxReceiveSize: 1024, MaxSendSize: 1024, MaxReceiveCredits: 32, TransferSize: -1})
 	require.True(t, eventually(func() bool {
 		exchange(t, a, b, 1<<20)
 		return b.Stats().ReceiveWindow == 32
