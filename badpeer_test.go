@@ -260,6 +260,14 @@ func (p *badPeer) ended() {
 // rdmanetPrivate is the private data of a peer that knows half-close.
 var rdmanetPrivate = privateData{rdmanet: true, features: featureFIN, maxReceive: 8136}.append(nil)
 
+// badParam is what a bad peer connects with: as many RDMA Reads at a time as its
+// private data says.
+func badParam(id ibv.ID, private []byte) ibv.ConnParam {
+	attr, said := id.Device().Attr(), parsePrivate(private)
+	return ibv.ConnParam{Private: private, ResponderResources: min(int(said.ird), attr.MaxQPRdAtom),
+		InitiatorDepth: min(int(said.ord), attr.MaxQPInitRdAtom)}
+}
+
 // earlyPrivate is that of a peer that negotiates early: msg, a request with a
 // grant or a response, goes with it.
 func earlyPrivate(msg []byte) []byte {
@@ -305,7 +313,11 @@ func dialBad(t testing.TB, addr net.Addr, private []byte) *badPeer {
 		id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
 		require.NoError(t, err)
 		p := newBadPeer(t, id)
-		err = id.Connect(tctx, ibv.ConnParam{Private: private, ResponderResources: 1, InitiatorDepth: 1})
+		param := badParam(id, private)
+		if parsePrivate(private).features&featureTransfer == 0 {
+			param.ResponderResources, param.InitiatorDepth = 1, 1
+		}
+		err = id.Connect(tctx, param)
 		if err != nil && portTaken(err) && attempt < portTries {
 			p.close()
 			continue
@@ -396,7 +408,7 @@ func (s *scene) conns(active bool, private []byte) (*Conn, *badPeer) {
 		ln := listenBad(t)
 		result := s.dial(ln)
 		p := acceptBad(t, ln)
-		require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{Private: private}))
+		require.NoError(t, p.id.Accept(tctx, badParam(p.id, private)))
 		require.Len(t, p.hear(), negotiateRequestLen)
 		p.say(goodResponse.wire())
 		r := <-result

@@ -14,15 +14,18 @@ import (
 // The operations that an input of FuzzConn is made of. Each is an octet and its
 // arguments; what is missing at the end is zero.
 const (
-	fuzzData    = iota // n: a message of n*8 bytes
-	fuzzMutated        // i, v: such a message with octet i of its header replaced
-	fuzzPart           // n, rest: a segment that announces rest*8 more
-	fuzzGrant          // n: grant n*n credits
-	fuzzProbe          // ask for an answer
-	fuzzFIN            // end the stream
-	fuzzRaw            // n, then n octets as they are
-	fuzzHear           // take what has come, so that more can
-	fuzzLeave          // disconnect
+	fuzzData     = iota // n: a message of n*8 bytes
+	fuzzMutated         // i, v: such a message with octet i of its header replaced
+	fuzzPart            // n, rest: a segment that announces rest*8 more
+	fuzzGrant           // n: grant n*n credits
+	fuzzProbe           // ask for an answer
+	fuzzFIN             // end the stream
+	fuzzRaw             // n, then n octets as they are
+	fuzzHear            // take what has come, so that more can
+	fuzzLeave           // disconnect
+	fuzzTransfer        // kind, flags, id, n, rest: a transfer header for n*n*8 bytes of memory that is there, or is not
+	fuzzOffer           // n, rest: the next transfer begins
+	fuzzAnswer          // n: what a good peer would say to the transfer header heard last, but with n*8 bytes less
 	fuzzOps
 )
 
@@ -35,6 +38,7 @@ const (
 	fuzzHandshake              // the input starts with the negotiation
 	fuzzCloseWrite             // CloseWrite after the first Write
 	fuzzEarly                  // the input starts with an early negotiation: n, then n octets
+	fuzzTransfers              // the peer knows half-close and large transfers, and without fuzzRdmanet no RDMA Reads
 )
 
 // A script is what is left of an input.
@@ -56,8 +60,10 @@ func (s *script) take(n int) []byte {
 	return b
 }
 
-// play does what the script says until it or the connection ends.
-func (p *badPeer) play(s script) {
+// play does what the script says until it or the connection ends. reads says how
+// its transfers move.
+func (p *badPeer) play(s script, reads bool) {
+	var talk transferTalk
 	for steps := 0; len(s) > 0 && steps < 200; steps++ {
 		select {
 		case <-p.over:
@@ -85,8 +91,27 @@ func (p *badPeer) play(s script) {
 		case fuzzRaw:
 			b = s.take(int(s.next()))
 		case fuzzHear:
-			p.overhear()
+			p.overhear(&talk)
 			continue
+		case fuzzTransfer:
+			h := transferHeader{Kind: transferKind(s.next()), Flags: s.next(), ID: uint32(s.next())}
+			n := uint32(s.next())
+			h.Length, h.Rest = n*n*8, uint64(s.next())*8
+			if h.Flags&0x80 == 0 {
+				h.Addr, h.Key = talk.memory(p)
+			}
+			b = wireTransfer(h, nil)
+		case fuzzOffer:
+			talk.begun++
+			h := transferHeader{Kind: transferRequest, ID: talk.begun, Length: 8 + uint32(s.next())*8, Rest: uint64(s.next()) * 8}
+			if reads {
+				h.Kind = transferOffer
+				h.Addr, h.Key = talk.memory(p)
+			}
+			b = wireTransfer(h, make([]byte, 10))
+		case fuzzAnswer:
+			h := talk.answer(p, uint32(s.next())*8)
+			b = wireTransfer(h, nil)
 		case fuzzLeave:
 			p.id.Disconnect()
 			return
@@ -95,8 +120,39 @@ func (p *badPeer) play(s script) {
 	}
 }
 
+// transferTalk is what a peer remembers of transfers.
+type transferTalk struct {
+	addr  uint64
+	key   uint32
+	begun uint32         // ID of its latest
+	heard transferHeader // the last one
+}
+
+// memory returns where the peer has memory for the other side.
+func (k *transferTalk) memory(p *badPeer) (addr uint64, key uint32) {
+	if k.key == 0 {
+		k.addr, k.key = p.open(make([]byte, 64<<10))
+	}
+	return k.addr, k.key
+}
+
+// answer is what a good peer says next.
+func (k *transferTalk) answer(p *badPeer, less uint32) transferHeader {
+	h := transferHeader{ID: k.heard.ID, Length: k.heard.Length - less}
+	switch k.heard.Kind {
+	case transferRequest:
+		h.Kind = transferGrant
+		h.Addr, h.Key = k.memory(p)
+	case transferGrant:
+		h.Kind = transferWritten
+	default:
+		h.Kind = transferDone
+	}
+	return h
+}
+
 // overhear takes messages that have come, without waiting for any.
-func (p *badPeer) overhear() {
+func (p *badPeer) overhear(talk *transferTalk) {
 	var wcs [8]ibv.WC
 	n, _ := p.cq.Poll(wcs[:])
 	for _, wc := range wcs[:n] {
@@ -104,6 +160,11 @@ func (p *badPeer) overhear() {
 		case wc.Status != ibv.WCSuccess:
 			p.flushed = true
 		case wc.Op == ibv.WCRecv:
+			b := p.buf[int(wc.ID)*badRecvSize:][:wc.ByteLen]
+			var h segmentHeader
+			if _, err := h.parse(b); err == nil && h.Flags&flagTransfer != 0 {
+				require.NoError(p.t, talk.heard.parse(&h, b))
+			}
 			p.receive(int(wc.ID))
 		}
 	}
@@ -122,6 +183,19 @@ func FuzzConn(f *testing.F) {
 		f.Add([]byte{mode, fuzzRaw, 3, 1, 2, 3})
 		f.Add([]byte{mode, fuzzLeave})
 	}
+	for _, mode := range []byte{0, fuzzActive, fuzzMsg, fuzzClose, fuzzCloseWrite} {
+		for _, how := range []byte{fuzzTransfers, fuzzTransfers | fuzzRdmanet} {
+			mode |= how
+			f.Add([]byte{mode, fuzzOffer, 255, 0, fuzzHear, fuzzAnswer, 0, fuzzHear, fuzzOffer, 1, 0, fuzzHear, fuzzAnswer, 0, fuzzFIN})
+			f.Add([]byte{mode, fuzzGrant, 3, fuzzHear, fuzzAnswer, 0, fuzzHear, fuzzHear, fuzzAnswer, 0, fuzzGrant, 3, fuzzHear, fuzzAnswer, 0, fuzzHear})
+			f.Add([]byte{mode, fuzzOffer, 255, 4, fuzzOffer, 0, 0, fuzzData, 1, fuzzHear, fuzzGrant, 2, fuzzAnswer, 1})
+			f.Add([]byte{mode, fuzzOffer, 200, 0, fuzzTransfer, 6, 2, 1, 0, 0, fuzzHear, fuzzTransfer, 4, 1, 1, 0, 0, fuzzData, 1})
+			f.Add([]byte{mode, fuzzTransfer, 1, 0x80, 1, 90, 0, fuzzHear, fuzzHear})
+			f.Add([]byte{mode, fuzzTransfer, 2, 0, 1, 90, 0, fuzzHear, fuzzAnswer, 0})
+			f.Add([]byte{mode, fuzzGrant, 3, fuzzHear, fuzzTransfer, 3, 0x80, 1, 9, 0, fuzzHear, fuzzTransfer, 5, 0, 1, 9, 0})
+			f.Add([]byte{mode, fuzzOffer, 1, 0, fuzzLeave})
+		}
+	}
 	for _, rest := range [][]byte{{fuzzData, 3, fuzzHear, fuzzGrant, 3, fuzzData, 1, fuzzFIN}, {fuzzLeave}} {
 		f.Add(append(append(append([]byte{fuzzEarly, negotiateRequestLen + 2}, goodRequest.wire()...), wireGrant(8)...), rest...))
 		f.Add(append(append([]byte{fuzzEarly | fuzzActive, negotiateResponseLen}, goodResponse.wire()...), rest...))
@@ -136,7 +210,12 @@ func FuzzConn(f *testing.F) {
 		s := newScene(t)
 		s.cfg.LingerTimeout = 10 * time.Millisecond
 		var private []byte
-		if mode&fuzzRdmanet != 0 {
+		switch {
+		case mode&fuzzTransfers != 0:
+			setWithdrawWithin(t, 20*time.Millisecond)
+			s.cfg.TransferSize = minTransfer
+			private = transferPrivate(mode&fuzzRdmanet != 0)
+		case mode&fuzzRdmanet != 0:
 			private = rdmanetPrivate
 		}
 		if mode&fuzzEarly != 0 {
@@ -153,7 +232,7 @@ func FuzzConn(f *testing.F) {
 			result := s.dial(ln)
 			p := acceptBad(t, ln)
 			require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{Private: private}))
-			p.play(in)
+			p.play(in, mode&fuzzRdmanet != 0)
 			p.id.Disconnect()
 			if r := <-result; r.err == nil {
 				s.fuzzConn(r.c.(*Conn), p, mode, nil)
@@ -162,7 +241,7 @@ func FuzzConn(f *testing.F) {
 		}
 		ln := s.listen()
 		p := dialBad(t, ln.Addr(), private)
-		p.play(in)
+		p.play(in, mode&fuzzRdmanet != 0)
 		p.id.Disconnect()
 		p.ended()
 		require.NoError(t, ln.Close()) // ends what has been set up, too
@@ -176,6 +255,9 @@ func (s *scene) fuzzConn(c *Conn, p *badPeer, mode byte, in script) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		b := make([]byte, 700)
+		if mode&fuzzTransfers != 0 && len(in)%2 == 0 {
+			b = make([]byte, straightFrom)
+		}
 		for {
 			var err error
 			if mode&fuzzMsg != 0 {
@@ -193,6 +275,9 @@ func (s *scene) fuzzConn(c *Conn, p *badPeer, mode byte, in script) {
 	})
 	wg.Go(func() {
 		b := make([]byte, 3000)
+		if mode&fuzzTransfers != 0 {
+			b = make([]byte, 20000)
+		}
 		for {
 			var err error
 			if mode&fuzzMsg != 0 {
@@ -212,7 +297,7 @@ func (s *scene) fuzzConn(c *Conn, p *badPeer, mode byte, in script) {
 			}
 		}
 	})
-	p.play(in)
+	p.play(in, mode&fuzzRdmanet != 0)
 	if mode&fuzzClose == 0 {
 		p.id.Disconnect()
 		p.ended()

@@ -68,7 +68,7 @@ type grant struct {
 // withdrawWithin is how long a call that has to give up a transfer waits for the
 // peer to let go of the memory. After that the connection is broken: the memory
 // is the caller's again, and the peer may be in the middle of reading it.
-const withdrawWithin = 5 * time.Second
+var withdrawWithin = 5 * time.Second
 
 var errHoldsOn = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not let go of a transfer")}
 
@@ -344,6 +344,9 @@ func (c *Conn) finish(o *outbound, moved int) {
 
 // granted handles the peer's offer of memory to write to.
 func (c *Conn) granted(t *transferHeader) error {
+	if c.out.mode != transferWrite {
+		return errTransferKind
+	}
 	i := c.out.place(t.ID)
 	if i < 0 {
 		if t.ID-1 < c.out.last {

@@ -68,6 +68,12 @@ func TestProtocolDocVectors(t *testing.T) {
 	_, no, _, _ := docLimits.acceptRequest(b[:newer.put(b)])
 	no.put(refused)
 
+	transfer := func(h transferHeader, payload int) []byte {
+		b := make([]byte, transferOffset)
+		(&segmentHeader{CreditsRequested: 255, CreditsGranted: 1, DataLength: uint32(payload)}).putWith(&h, b)
+		return b
+	}
+
 	want := map[string][]byte{
 		"private-rdmanet": privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN, maxReceive: 8192}.append(nil),
 		"private-early-request": append(append(privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN | featureEarly, maxReceive: 8192}.append(nil),
@@ -83,7 +89,15 @@ func TestProtocolDocVectors(t *testing.T) {
 		}, ""),
 		"empty-grant":     segment(segmentHeader{CreditsRequested: 255, CreditsGranted: 16}, ""),
 		"keepalive-probe": segment(segmentHeader{CreditsRequested: 255, Flags: flagResponseRequested}, ""),
-		"fin":             segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
+		"transfer-offer": transfer(transferHeader{Kind: transferOffer, ID: 7, Addr: 0x7fc13c5e1000, Key: 0x2ba401, Length: 100000},
+			segmentData(4000, 1364-transferHeaderLen)),
+		"transfer-done":     transfer(transferHeader{Kind: transferDone, ID: 7, Length: 100000}, 0),
+		"transfer-request":  transfer(transferHeader{Kind: transferRequest, ID: 7, Length: 100000}, 0),
+		"transfer-grant":    transfer(transferHeader{Kind: transferGrant, ID: 7, Addr: 0x7f5518200000, Key: 0x11c302, Length: 65536}, 0),
+		"transfer-written":  transfer(transferHeader{Kind: transferWritten, ID: 7, Length: 65536}, 0),
+		"transfer-withdraw": transfer(transferHeader{Kind: transferWithdraw, Flags: transferCut, ID: 7}, 0),
+		"transfer-end":      transfer(transferHeader{Kind: transferWritten, Flags: transferEnd, ID: 7}, 0),
+		"fin":               segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
 	}
 	got := docVectors(t)
 	for name, bytesWanted := range want {
@@ -134,5 +148,22 @@ func TestProtocolDocVectorsDecode(t *testing.T) {
 	}
 	if !r.ended {
 		t.Error("fin did not end the stream")
+	}
+	for name, b := range v {
+		kind, ok := strings.CutPrefix(name, "transfer-")
+		if !ok {
+			continue
+		}
+		if kind == "offer" {
+			b = append(b, make([]byte, 1308)...)
+		}
+		var h segmentHeader
+		var th transferHeader
+		if _, err := h.parse(b); err != nil || h.Flags != flagTransfer {
+			t.Errorf("%s: %+v, %v", name, h, err)
+		}
+		if err := th.parse(&h, b); err != nil || th.ID != 7 {
+			t.Errorf("%s: %+v, %v", name, th, err)
+		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 // Large transfers between two rdmanet peers, after the session protocol of
 // Winsock Direct: what is large stays where it is, a message tells of it, and
-// the device moves it by RDMA. docs/protocol.md, section 7, has the formats.
+// the device moves it by RDMA. docs/protocol.md, section 6, has the formats.
 //
 // By RDMA Read, the rule:
 //

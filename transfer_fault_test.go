@@ -1,0 +1,268 @@
+package rdmanet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+)
+
+// A movement is large data both ways at once on one connection, by all calls
+// that send and receive it, on a device that may fail.
+type movement struct {
+	cfg  Config
+	data [2][]byte
+
+	mu   sync.Mutex
+	errs []error // what went wrong
+	bad  []error // what must never be
+}
+
+func newMovement(noRead bool) *movement {
+	return &movement{
+		cfg:  Config{TransferSize: minTransfer, NoRDMARead: noRead, MaxReceiveSize: 16 << 10, LingerTimeout: patience},
+		data: [2][]byte{pattern(1, heavy(1<<20)), pattern(2, heavy(1<<20))},
+	}
+}
+
+func (m *movement) note(list *[]error, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	*list = append(*list, err)
+}
+
+func (m *movement) failed(what string, err error) {
+	if err == nil {
+		return
+	}
+	m.note(&m.errs, fmt.Errorf("%s: %w", what, err))
+	var op *net.OpError
+	if !errors.As(err, &op) && err != io.ErrUnexpectedEOF {
+		m.note(&m.bad, fmt.Errorf("%s: not an OpError: %w", what, err))
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		m.note(&m.bad, fmt.Errorf("%s hung: %w", what, err))
+	}
+}
+
+// send sends p in three parts, from ordinary memory, from a Buffer and by
+// ReadFrom, and ends the stream.
+func (m *movement) send(c *Conn, p []byte) {
+	buf, err := Alloc(len(p))
+	if err != nil {
+		m.note(&m.bad, err)
+		return
+	}
+	defer buf.Free()
+	copy(buf.Bytes(), p)
+	third := len(p) / 3
+	for _, part := range [][]byte{p[:third], buf.Bytes()[third : 2*third]} {
+		n, err := c.Write(part)
+		m.failed("write", err)
+		if n > len(part) || err == nil && n < len(part) {
+			m.note(&m.bad, fmt.Errorf("wrote %d of %d bytes: %w", n, len(part), err))
+		}
+		if err != nil {
+			return
+		}
+	}
+	n, err := c.ReadFrom(bytes.NewReader(p[2*third:]))
+	m.failed("read from", err)
+	if err == nil && int(n) != len(p)-2*third {
+		m.note(&m.bad, fmt.Errorf("read %d bytes from %d without an error", n, len(p)-2*third))
+	}
+	if err == nil {
+		m.failed("close write", c.CloseWrite())
+	}
+}
+
+// receive expects p: some of it into ordinary memory, into a Buffer, in small
+// pieces and by WriteTo.
+func (m *movement) receive(c *Conn, p []byte) {
+	buf, err := Alloc(len(p))
+	if err != nil {
+		m.note(&m.bad, err)
+		return
+	}
+	defer buf.Free()
+	fourth := len(p) / 4
+	check := func(b, want []byte, err error) bool {
+		m.failed("read", err)
+		if !bytes.Equal(b, want[:len(b)]) {
+			m.note(&m.bad, fmt.Errorf("%d bytes that are not those sent", len(b)))
+		}
+		return err == nil
+	}
+	for i, into := range [][]byte{make([]byte, fourth), buf.Bytes()[:fourth]} {
+		n, err := io.ReadFull(c, into)
+		if !check(into[:n], p[i*fourth:], err) {
+			return
+		}
+	}
+	var small bytes.Buffer
+	_, err = io.CopyBuffer(&small, struct{ io.Reader }{io.LimitReader(c, int64(fourth))}, make([]byte, 1000))
+	if !check(small.Bytes(), p[2*fourth:], err) || small.Len() < fourth {
+		return
+	}
+	var rest bytes.Buffer
+	_, err = c.WriteTo(&rest)
+	if check(rest.Bytes(), p[3*fourth:], err) && rest.Len() != len(p)-3*fourth {
+		m.note(&m.bad, fmt.Errorf("%d bytes and the end, not %d", rest.Len(), len(p)-3*fourth))
+	}
+}
+
+// run moves the data over a pair and closes it.
+func (m *movement) run(a, b *Conn) {
+	var wg sync.WaitGroup
+	for i, c := range []*Conn{a, b} {
+		c.SetDeadline(time.Now().Add(patience))
+		var end sync.WaitGroup
+		end.Go(func() { m.send(c, m.data[i]) })
+		end.Go(func() { m.receive(c, m.data[1-i]) })
+		wg.Go(func() {
+			end.Wait()
+			m.failed("close", c.Close())
+		})
+	}
+	wg.Wait()
+}
+
+// transferFaults moves data again and again, each time with one fault that set
+// sets, the n-th of its kind, until there is no n-th. It returns in how many runs
+// it was felt.
+func transferFaults(t *testing.T, noRead bool, set func(s *verbstest.Switch, n int) *verbstest.Fault) (felt int) {
+	m := newMovement(noRead)
+	for n := 1; ; n += faultStep(n) {
+		s := verbstest.NewSwitch(newProvider(t))
+		m.cfg.Provider = s
+		m.errs, m.bad = nil, nil
+		a, b := pipeOn(t, m.cfg)
+		fault := set(s, n)
+		within(t, fmt.Sprintf("fault %d", n), func() { m.run(a, b) })
+		require.Empty(t, m.bad, "fault %d", n)
+		requireReleased(t, s)
+		if len(m.errs) > 0 {
+			felt++
+		}
+		if !fault.Fired() {
+			require.Empty(t, m.errs, "without a fault")
+			return felt
+		}
+		require.Less(t, n, 10000, "there is no end of calls")
+	}
+}
+
+// Every call that moves data fails once in the middle of transfers. It is an error
+// of that connection, or passes unnoticed as with memory that is not
+// registered; nothing hangs, leaks, or gets its data wrong.
+func TestTransferFaults(t *testing.T) {
+	checkLeaks(t)
+	setDomainIdle(t, 0)
+	setScratchIdle(t, 0)
+	for _, m := range transferPeers {
+		for _, k := range []verbstest.Kind{verbstest.RegMR, verbstest.PostSend, verbstest.PostRecv, verbstest.Poll, verbstest.Arm, verbstest.Wait} {
+			t.Run(m.name+"/"+k.String(), func(t *testing.T) {
+				felt := transferFaults(t, !m.reads, func(s *verbstest.Switch, n int) *verbstest.Fault {
+					return s.FailNth(n, syscall.ENOMEM, k)
+				})
+				if k == verbstest.RegMR {
+					require.Zero(t, felt, "they go on without")
+				} else {
+					require.NotZero(t, felt, "no fault was felt")
+				}
+			})
+		}
+		t.Run(m.name+"/chain", func(t *testing.T) {
+			transferFaults(t, !m.reads, func(s *verbstest.Switch, n int) *verbstest.Fault {
+				return s.FailPost(n, verbstest.PostSend, 1, nil)
+			})
+		})
+		for _, op := range []ibv.WCOpcode{ibv.WCRead, ibv.WCWrite, ibv.WCSend, ibv.WCRecv} {
+			t.Run(m.name+"/completion of "+op.String(), func(t *testing.T) {
+				felt := transferFaults(t, !m.reads, func(s *verbstest.Switch, n int) *verbstest.Fault {
+					return s.FailCompletion(n, ibv.WCGeneralErr, op)
+				})
+				if op == ibv.WCRecv || (op == ibv.WCRead) == m.reads && op != ibv.WCSend {
+					require.NotZero(t, felt, "no fault was felt")
+				}
+			})
+		}
+	}
+}
+
+// Where less and less memory can be registered data goes in more and more pieces,
+// and in the end not at all, with an error that says what to do.
+func TestTransferMemoryLimit(t *testing.T) {
+	checkLeaks(t)
+	for _, m := range transferPeers {
+		for _, more := range []int64{0, 4 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20} {
+			t.Run(fmt.Sprintf("%s/%d KiB", m.name, more>>10), func(t *testing.T) {
+				sw := newSwitch(t, nil)
+				mv := newMovement(!m.reads)
+				mv.cfg.Provider = sw
+				a, b := pipeOn(t, mv.cfg)
+				sw.LimitMemory(sw.RegisteredBytes() + more)
+				within(t, "the movement", func() { mv.run(a, b) })
+				require.Empty(t, mv.bad)
+				told := false
+				for _, err := range mv.errs {
+					if errors.Is(err, syscall.ENOBUFS) {
+						told = true
+						require.ErrorContains(t, err, "ulimit -l")
+						require.ErrorContains(t, err, "Config.")
+						continue
+					}
+					// That end has closed then.
+					require.True(t, errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET), "%v", err)
+				}
+				require.True(t, told || len(mv.errs) == 0, "%v", mv.errs)
+			})
+		}
+	}
+}
+
+// A Read that finds no memory for a transfer is tried again when there is some,
+// and has lost nothing.
+func TestTransferWaitsForMemory(t *testing.T) {
+	const n = 100000
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		held := c.pool.drain()
+		s.device.LimitMemory(1)
+		want := pattern(1, n)
+		addr, key := p.open(want)
+		p.begin(reads, 1, n, addr, key)
+		b := make([]byte, n)
+		for _, size := range []int{n, 10} {
+			k, err := c.Read(b[:size])
+			require.Zero(t, k)
+			require.ErrorIs(t, err, syscall.ENOBUFS)
+			require.ErrorContains(t, err, "ulimit -l")
+			require.ErrorContains(t, err, "Config.")
+		}
+		s.device.LimitMemory(0)
+		for _, buf := range held {
+			buf.release()
+		}
+		read := reading(c, b)
+		if !reads {
+			g := p.told(transferGrant)
+			require.EqualValues(t, n, g.Length)
+			require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want, g.Addr, g.Key))
+			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: n})
+		}
+		require.Equal(t, result{n, nil}, s.await(read))
+		require.True(t, bytes.Equal(want, b))
+		require.NotZero(t, c.Stats().TransfersRefused)
+	})
+}

@@ -1,0 +1,164 @@
+package rdmanet
+
+import (
+	"bytes"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// requireDenied has a peer use a key that must not serve, on its connection with
+// victim, which that ends.
+func requireDenied(t *testing.T, culprit *badPeer, victim *Conn, op ibv.Opcode, addr uint64, key uint32) {
+	t.Helper()
+	b := pattern(9, 100)
+	status := culprit.rdma(op, b, addr, key)
+	if overIWARP(t) {
+		if op == ibv.OpRead {
+			require.NotEqual(t, ibv.WCSuccess, status)
+		}
+		culprit.ended() // on this side a Write is over before the other one sees it
+	} else {
+		// The other side's disconnect may be faster than its device's refusal.
+		require.Contains(t, []ibv.WCStatus{ibv.WCRemAccessErr, ibv.WCFlushErr}, status)
+		victim.id.Disconnect() // nobody else does, with a peer that only waits
+	}
+	require.Equal(t, pattern(9, 100), b, "something was read")
+}
+
+// A peer that keeps a key, widens it, uses it for what it is not meant for or
+// passes it to a neighbour gets an access error on the connection that it uses it
+// on, and nothing else.
+func TestTransferKeys(t *testing.T) {
+	const n = breachWrite
+	const (
+		live = iota
+		done
+		withdrawn
+		closed
+	)
+	type try struct {
+		name      string
+		when      int
+		neighbour bool                   // tries it
+		at        func(length int) int64 // of 100 bytes
+		other     bool                   // RDMA Write in place of Read, or the other way round
+	}
+	begin := func(int) int64 { return 0 }
+	tries := []try{
+		{"one byte before", live, false, func(int) int64 { return -1 }, false},
+		{"one byte behind", live, false, func(n int) int64 { return int64(n) - 99 }, false},
+		{"far behind", live, false, func(n int) int64 { return int64(n) + 1<<30 }, false},
+		{"the other operation", live, false, begin, true},
+		{"by a neighbour", live, true, begin, false},
+		{"by a neighbour, the other operation", live, true, begin, true},
+	}
+	for _, other := range []bool{false, true} {
+		op := ""
+		if other {
+			op = ", the other operation"
+		}
+		tries = append(tries,
+			try{"after done" + op, done, false, begin, other},
+			try{"after done, by a neighbour" + op, done, true, begin, other},
+			try{"after withdrawal" + op, withdrawn, false, begin, other},
+			try{"after Close, by a neighbour" + op, closed, true, begin, other})
+	}
+	for _, m := range transferPeers {
+		op := map[bool]ibv.Opcode{true: ibv.OpRead, false: ibv.OpWrite}
+		for _, tt := range tries {
+			if !m.reads && tt.other && tt.when == live && !tt.neighbour && testDevice(t).Attr().ReadsUnchecked {
+				continue // the device says so of itself
+			}
+			t.Run(m.name+"/"+tt.name, func(t *testing.T) {
+				eachKeyDevice(t, func(t *testing.T, dev *modest) {
+					for _, heap := range []bool{true, false} {
+						setWithdrawWithin(t, time.Second)
+						s := newSceneOn(t, dev)
+						c, p := s.transferConns(false, m.reads)
+						neighbour, q := s.transferConns(false, m.reads)
+						mem := bytes.Repeat([]byte{1}, n+200)[100:][:n]
+						if !heap {
+							mem = alloc(t, n+200).Bytes()[100:][:n] // as open as the transfer, not as the Buffer
+							copy(mem, bytes.Repeat([]byte{1}, n))
+						}
+						var call chan result
+						var h transferHeader
+						if m.reads {
+							call = writing(c, mem)
+							h = p.offered(true)
+						} else {
+							call = reading(c, mem)
+							p.begin(false, 1, n, 0, 0)
+							h = p.told(transferGrant)
+						}
+						finish := func() {
+							b := pattern(2, int(h.Length))
+							require.Equal(t, ibv.WCSuccess, p.rdma(op[m.reads], b, h.Addr, h.Key))
+							if m.reads {
+								require.True(t, bytes.Equal(mem[n-len(b):], b))
+								p.transfer(transferHeader{Kind: transferDone, ID: 1, Length: h.Length})
+							} else {
+								p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: h.Length})
+							}
+							require.Equal(t, result{n, nil}, s.await(call))
+						}
+						switch tt.when {
+						case done:
+							finish()
+						case withdrawn:
+							if m.reads {
+								c.SetWriteDeadline(time.Unix(1, 0))
+								p.told(transferWithdraw)
+								p.transfer(transferHeader{Kind: transferDone, ID: 1})
+							} else {
+								p.withdraw(false, 1, 0)
+								p.data(10) // is what the Read gets then
+							}
+							if m.reads {
+								require.ErrorIs(t, s.await(call).err, os.ErrDeadlineExceeded)
+							} else {
+								require.True(t, eventually(func() bool { return c.Stats().BytesReceived == 10 }))
+								c.SetReadDeadline(time.Unix(1, 0))
+								require.Equal(t, 10, s.await(call).n)
+							}
+						case closed:
+							go p.ended()
+							within(t, "Close", func() { c.Close() })
+							require.Error(t, s.await(call).err)
+						}
+						before := bytes.Clone(mem)
+						culprit, victim := p, c
+						if tt.neighbour {
+							culprit, victim = q, neighbour
+						}
+						requireDenied(t, culprit, victim, op[m.reads != tt.other], h.Addr+uint64(tt.at(int(h.Length))), h.Key)
+						switch {
+						case tt.when == live && tt.neighbour:
+							finish() // nothing has happened here
+						case tt.when == live:
+							if r := s.await(call); m.reads {
+								require.Error(t, r.err)
+							}
+						}
+						if tt.when != live || m.reads {
+							require.Equal(t, before, mem, "something was written")
+						}
+						if !tt.neighbour {
+							q.await()
+							q.data(10)
+							_, err := neighbour.Read(make([]byte, 10))
+							require.NoError(t, err)
+						}
+						require.NoError(t, neighbour.Close())
+						c.Close()
+					}
+				})
+			})
+		}
+	}
+}

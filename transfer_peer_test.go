@@ -1,0 +1,917 @@
+package rdmanet
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// transferPeers are the ways in which bad peers have data moved.
+var transferPeers = []struct {
+	name  string
+	reads bool
+}{{"read", true}, {"write", false}}
+
+// transferPrivate is the private data of a peer that knows large transfers.
+func transferPrivate(reads bool) []byte {
+	p := privateData{ird: 4, ord: 4, rdmanet: true, features: featureFIN | featureTransfer, maxReceive: 8136}
+	if !reads {
+		p.features |= featureNoRead
+	}
+	return p.append(nil)
+}
+
+// eachTransferPeer runs f with a connection to a bad peer that knows large
+// transfers, which are those of minTransfer bytes and more.
+func eachTransferPeer(t *testing.T, f func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool)) {
+	for _, m := range transferPeers {
+		for _, side := range sides {
+			t.Run(m.name+"/"+side.name, func(t *testing.T) {
+				s := newScene(t)
+				c, p := s.transferConns(side.active, m.reads)
+				f(t, s, c, p, m.reads)
+			})
+		}
+	}
+}
+
+func (s *scene) transferConns(active, reads bool) (*Conn, *badPeer) {
+	s.cfg.TransferSize = minTransfer
+	if s.cfg.LingerTimeout == 0 {
+		s.cfg.LingerTimeout = -1
+	}
+	return s.conns(active, transferPrivate(reads))
+}
+
+func setWithdrawWithin(t testing.TB, d time.Duration) {
+	old := withdrawWithin
+	withdrawWithin = d
+	t.Cleanup(func() { withdrawWithin = old })
+}
+
+// open registers memory of the peer's for the other side.
+func (p *badPeer) open(b []byte) (addr uint64, key uint32) {
+	p.t.Helper()
+	mr, err := p.pd.RegMR(b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite|ibv.AccessRemoteRead)
+	require.NoError(p.t, err)
+	p.said = append(p.said, mr)
+	return mr.Addr(), mr.RKey()
+}
+
+// wireTransfer is a message with a transfer header in front of payload.
+func wireTransfer(t transferHeader, payload []byte) []byte {
+	h := segmentHeader{CreditsRequested: 16, CreditsGranted: 1, DataLength: uint32(len(payload))}
+	b := make([]byte, transferOffset, transferOffset+len(payload))
+	h.putWith(&t, b)
+	return append(b, payload...)
+}
+
+// transfer sends one.
+func (p *badPeer) transfer(t transferHeader) {
+	p.t.Helper()
+	p.await()
+	p.credits--
+	p.say(wireTransfer(t, nil))
+}
+
+// begin begins a transfer to the other side, by whatever means it has to be: addr
+// and key are of the peer's memory, and of use for Reads only.
+func (p *badPeer) begin(reads bool, id uint32, n int, addr uint64, key uint32) {
+	p.t.Helper()
+	if reads {
+		p.transfer(transferHeader{Kind: transferOffer, ID: id, Addr: addr, Key: key, Length: uint32(n)})
+	} else {
+		p.transfer(transferHeader{Kind: transferRequest, ID: id, Length: uint32(n)})
+	}
+}
+
+// withdraw asks for the transfer back, or says so.
+func (p *badPeer) withdraw(reads bool, id uint32, flags uint8) {
+	p.t.Helper()
+	if reads {
+		p.transfer(transferHeader{Kind: transferWithdraw, Flags: flags, ID: id})
+	} else {
+		p.transfer(transferHeader{Kind: transferWritten, Flags: flags | transferEnd, ID: id})
+	}
+}
+
+// news waits for the next message with a transfer header; ok is false at the end of
+// the connection.
+func (p *badPeer) news() (t transferHeader, payload []byte, ok bool) {
+	p.t.Helper()
+	for {
+		b := p.hear()
+		if b == nil {
+			return t, nil, false
+		}
+		var h segmentHeader
+		payload, err := h.parse(b)
+		require.NoError(p.t, err)
+		p.credits += int(h.CreditsGranted)
+		if h.Flags&flagTransfer != 0 {
+			require.NoError(p.t, t.parse(&h, b))
+			return t, payload, true
+		}
+	}
+}
+
+// told waits for a message of one kind.
+func (p *badPeer) told(kind transferKind) transferHeader {
+	p.t.Helper()
+	h, _, ok := p.news()
+	require.True(p.t, ok, "the connection has ended")
+	require.Equal(p.t, kind, h.Kind, "%+v", h)
+	return h
+}
+
+// offered waits for the beginning of a transfer.
+func (p *badPeer) offered(reads bool) transferHeader {
+	p.t.Helper()
+	if reads {
+		return p.told(transferOffer)
+	}
+	return p.told(transferRequest)
+}
+
+// result is what a call on the connection came to.
+type result struct {
+	n   int
+	err error
+}
+
+// writing is a Write of b under way.
+func writing(c *Conn, b []byte) chan result {
+	done := make(chan result, 1)
+	go func() {
+		n, err := c.Write(b)
+		done <- result{n, err}
+	}()
+	return done
+}
+
+// reading is a Read of n bytes under way.
+func reading(c *Conn, b []byte) chan result {
+	done := make(chan result, 1)
+	go func() {
+		n, err := io.ReadFull(c, b)
+		done <- result{n, err}
+	}()
+	return done
+}
+
+func (s *scene) await(ch chan result) result {
+	s.t.Helper()
+	select {
+	case r := <-ch:
+		return r
+	case <-time.After(patience):
+		require.FailNow(s.t, "the call hangs", stacks())
+		return result{}
+	}
+}
+
+// A peer that keeps to the rules is served, in both directions.
+func TestTransferAtTheWire(t *testing.T) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		const n = 100000
+		for id := range uint32(3) {
+			id++
+			want := pattern(uint64(id), n)
+
+			wrote := writing(c, want)
+			h, first, ok := p.news()
+			require.True(t, ok)
+			require.Equal(t, id, h.ID)
+			require.Zero(t, h.Rest)
+			require.Equal(t, n, len(first)+int(h.Length))
+			got := make([]byte, h.Length)
+			if reads {
+				require.Equal(t, transferOffer, h.Kind)
+				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, h.Addr, h.Key))
+				p.transfer(transferHeader{Kind: transferDone, ID: id, Length: h.Length})
+			} else {
+				require.Equal(t, transferRequest, h.Kind)
+				addr, key := p.open(got)
+				half := h.Length / 2
+				p.transfer(transferHeader{Kind: transferGrant, ID: id, Addr: addr, Key: key, Length: half})
+				p.transfer(transferHeader{Kind: transferGrant, ID: id, Addr: addr + uint64(half), Key: key, Length: h.Length - half})
+				for _, l := range []uint32{half, h.Length - half} {
+					require.Equal(t, transferHeader{Kind: transferWritten, ID: id, Length: l}, p.told(transferWritten))
+				}
+			}
+			require.Equal(t, result{n, nil}, s.await(wrote))
+			require.True(t, bytes.Equal(want, append(first, got...)))
+
+			b := make([]byte, n)
+			read := reading(c, b)
+			addr, key := p.open(want)
+			p.begin(reads, id, n, addr, key)
+			if reads {
+				require.Equal(t, transferHeader{Kind: transferDone, ID: id, Length: n}, p.told(transferDone))
+			} else {
+				g := p.told(transferGrant)
+				require.Equal(t, id, g.ID)
+				require.EqualValues(t, n, g.Length)
+				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want, g.Addr, g.Key))
+				p.transfer(transferHeader{Kind: transferWritten, ID: id, Length: n})
+			}
+			require.Equal(t, result{n, nil}, s.await(read))
+			require.True(t, bytes.Equal(want, b))
+		}
+		require.NoError(t, c.Close())
+	})
+}
+
+// bogus is a key of nobody's, or hardly of anybody's.
+const bogus = 0x7f7f7f01
+
+// What a peer must not say of transfers ends the connection, with an error that
+// says what it was.
+func TestTransferBreaches(t *testing.T) {
+	const n = 2 << 20 // more than is read ahead, with the rest below
+	cut := func(b []byte, n int) []byte { return b[:n] }
+	say := func(p *badPeer, b []byte) {
+		p.await()
+		p.credits--
+		p.say(b)
+	}
+	with := func(h segmentHeader, t transferHeader, size int) []byte {
+		b := wireSegment(size, h)
+		t.put(b[dataOffset:])
+		b[5] |= byte(flagTransfer >> 8)
+		return b
+	}
+	type breach struct {
+		name   string
+		only   int // 1: where data is read, 2: where it is written
+		want   error
+		do     func(p *badPeer, reads bool)
+		writes bool // the connection under test has a Write under way, whose offer was heard
+		reads  bool // and a Read
+	}
+	h := segmentHeader{CreditsRequested: 16, CreditsGranted: 1}
+	told := func(kind transferKind, id, length uint32) func(p *badPeer, reads bool) {
+		return func(p *badPeer, reads bool) { p.transfer(transferHeader{Kind: kind, ID: id, Length: length}) }
+	}
+	starts := func(p *badPeer, reads bool, id uint32, n int) {
+		addr, key := uint64(0), uint32(0)
+		if reads {
+			addr, key = p.open(make([]byte, n))
+		}
+		p.begin(reads, id, n, addr, key)
+	}
+	breaches := []breach{
+		{name: "a header and no transfer header", want: errTransferHeader, do: func(p *badPeer, reads bool) {
+			b := wireSegment(dataHeaderLen, h)
+			b[5] |= byte(flagTransfer >> 8)
+			say(p, b)
+		}},
+		{name: "one byte short", want: errTransferHeader, do: func(p *badPeer, reads bool) {
+			say(p, cut(wireTransfer(transferHeader{Kind: transferDone}, nil), transferOffset-1))
+		}},
+		{name: "payload at the place of the header", want: errTransferHeader, do: func(p *badPeer, reads bool) {
+			say(p, with(segmentHeader{CreditsRequested: 1, DataOffset: dataOffset, DataLength: 40}, transferHeader{Kind: transferOffer, ID: 1, Length: 1}, 100))
+		}},
+		{name: "kind 0", want: errTransferKind, do: told(0, 1, 1)},
+		{name: "kind 7", want: errTransferKind, do: told(7, 1, 1)},
+		{name: "a request where data is read", only: 1, want: errTransferKind, do: told(transferRequest, 1, 1)},
+		{name: "a grant where data is read", only: 1, want: errTransferKind, do: told(transferGrant, 1, 1)},
+		{name: "a grant for an offer", only: 1, want: errTransferKind, writes: true, do: told(transferGrant, 1, 1)},
+		{name: "written where data is read", only: 1, want: errTransferKind, do: told(transferWritten, 1, 1)},
+		{name: "an offer where data is written", only: 2, want: errTransferKind, do: told(transferOffer, 1, 1)},
+		{name: "a withdrawal where data is written", only: 2, want: errTransferKind, do: told(transferWithdraw, 1, 0)},
+		{name: "done with payload", want: errTransferKind, do: func(p *badPeer, reads bool) {
+			say(p, wireTransfer(transferHeader{Kind: transferDone, ID: 1}, make([]byte, 10)))
+		}},
+
+		{name: "the first is number 0", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 0, 10) }},
+		{name: "the first is number 2", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 2, 10) }},
+		{name: "twice the same number", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); starts(p, reads, 1, n) }},
+		{name: "a number left out", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); starts(p, reads, 3, n) }},
+		{name: "nothing offered", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, 0, 0, bogus) }},
+		{name: "one byte too long", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, transferCeiling+1, 0, bogus) }},
+		{name: "4 GiB", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, math.MaxUint32, 0, bogus) }},
+		{name: "a message of 2^64 bytes", want: errTransferLength, do: func(p *badPeer, reads bool) {
+			p.transfer(transferHeader{Kind: transferOffer, ID: 1, Length: 1, Rest: math.MaxUint64})
+		}},
+		{name: "a remainder", want: errTransferLength, do: func(p *badPeer, reads bool) {
+			say(p, with(segmentHeader{CreditsRequested: 1, Remaining: 1}, transferHeader{Kind: transferOffer, ID: 1, Length: 1}, transferOffset))
+		}},
+		{name: "too many", want: errTransferCount, do: func(p *badPeer, reads bool) {
+			addr, key := p.open(make([]byte, n))
+			for id := range uint32(maxTransfers + 1) {
+				p.begin(reads, id+1, n, addr, key)
+			}
+		}},
+		{name: "inside a message of segments", want: errTransferRest, do: func(p *badPeer, reads bool) {
+			say(p, dataSegment(10, 100))
+			starts(p, reads, 1, 100)
+		}},
+		{name: "a segment inside a message of transfers", want: errTransferRest, do: func(p *badPeer, reads bool) {
+			p.transferWithRest(reads, n, 10)
+			say(p, dataSegment(10, 0))
+		}},
+		{name: "less than the rest", want: errTransferRest, do: func(p *badPeer, reads bool) {
+			p.transferWithRest(reads, n, 11)
+			starts(p, reads, 2, 10)
+		}},
+		{name: "more than the rest", want: errTransferRest, do: func(p *badPeer, reads bool) {
+			p.transferWithRest(reads, n, 9)
+			starts(p, reads, 2, 10)
+		}},
+		{name: "FIN inside a message of transfers", want: errFINInMessage, do: func(p *badPeer, reads bool) {
+			p.transferWithRest(reads, n, 10)
+			say(p, wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}))
+		}},
+		{name: "FIN with it", want: errFINInMessage, do: func(p *badPeer, reads bool) {
+			kind := transferRequest
+			if reads {
+				kind = transferOffer
+			}
+			say(p, with(segmentHeader{CreditsRequested: 16, Flags: flagFIN}, transferHeader{Kind: kind, ID: 1, Length: n}, transferOffset))
+		}},
+		{name: "after FIN", want: errDataAfterFIN, do: func(p *badPeer, reads bool) {
+			say(p, wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 1, Flags: flagFIN}))
+			starts(p, reads, 1, 10)
+		}},
+
+		{name: "withdrawn before it began", want: errTransferID, do: func(p *badPeer, reads bool) { p.withdraw(reads, 1, 0) }},
+		{name: "withdrawn with number 0", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); p.withdraw(reads, 0, 0) }},
+		{name: "the next one withdrawn", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); p.withdraw(reads, 2, 0) }},
+		{name: "the first of two withdrawn", want: errTransferID, do: func(p *badPeer, reads bool) {
+			starts(p, reads, 1, n)
+			starts(p, reads, 2, n)
+			p.withdraw(reads, 1, 0)
+		}},
+		{name: "the second of two withdrawn", want: errTransferID, do: func(p *badPeer, reads bool) {
+			starts(p, reads, 1, n)
+			starts(p, reads, 2, n)
+			p.withdraw(reads, 2, 0)
+		}},
+		{name: "withdrawn with a length", only: 2, want: errTransferLength, do: func(p *badPeer, reads bool) {
+			starts(p, reads, 1, n)
+			p.transfer(transferHeader{Kind: transferWritten, Flags: transferEnd, ID: 1, Length: 1})
+		}},
+		{name: "written and nothing requested", only: 2, want: errTransferCount, do: told(transferWritten, 1, 1)},
+		{name: "written to the wrong one", only: 2, want: errTransferLength, reads: true, do: func(p *badPeer, reads bool) {
+			p.begin(reads, 1, n, 0, 0)
+			g := p.told(transferGrant)
+			p.transfer(transferHeader{Kind: transferWritten, ID: 2, Length: g.Length})
+		}},
+		{name: "less written than granted", only: 2, want: errTransferLength, reads: true, do: func(p *badPeer, reads bool) {
+			p.begin(reads, 1, n, 0, 0)
+			g := p.told(transferGrant)
+			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length - 1})
+		}},
+		{name: "more written than granted", only: 2, want: errTransferLength, reads: true, do: func(p *badPeer, reads bool) {
+			p.begin(reads, 1, n, 0, 0)
+			g := p.told(transferGrant)
+			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length + 1})
+		}},
+		{name: "written oftener than granted", only: 2, want: errTransferCount, reads: true, do: func(p *badPeer, reads bool) {
+			p.begin(reads, 1, n, 0, 0)
+			g := p.told(transferGrant)
+			for range 2 {
+				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length})
+			}
+		}},
+
+		{name: "done and nothing offered", want: errTransferID, do: told(transferDone, 1, 0)},
+		{name: "done with number 0", want: errTransferID, writes: true, do: told(transferDone, 0, 0)},
+		{name: "the next one done", want: errTransferID, writes: true, do: told(transferDone, 2, 0)},
+		{name: "less done than offered", want: errTransferLength, writes: true, do: told(transferDone, 1, 1)},
+		{name: "nothing done", want: errTransferLength, writes: true, do: told(transferDone, 1, 0)},
+		{name: "more done than offered", want: errTransferLength, writes: true, do: told(transferDone, 1, 1<<30)},
+		{name: "4 GiB done", want: errTransferLength, writes: true, do: told(transferDone, 1, math.MaxUint32)},
+		{name: "done twice", only: 1, want: errTransferID, writes: true, do: func(p *badPeer, reads bool) {
+			for range 2 {
+				p.transfer(transferHeader{Kind: transferDone, ID: 1, Length: breachWrite})
+			}
+		}},
+		{name: "a grant and nothing requested", only: 2, want: errTransferID, do: told(transferGrant, 1, 1)},
+		{name: "a grant of number 0", only: 2, want: errTransferID, writes: true, do: told(transferGrant, 0, 1)},
+		{name: "a grant of the next one", only: 2, want: errTransferID, writes: true, do: told(transferGrant, 2, 1)},
+		{name: "a grant of nothing", only: 2, want: errTransferLength, writes: true, do: told(transferGrant, 1, 0)},
+		{name: "a grant beyond the length", only: 2, want: errTransferLength, writes: true, do: told(transferGrant, 1, breachWrite+1)},
+		{name: "a grant of 4 GiB", only: 2, want: errTransferLength, writes: true, do: told(transferGrant, 1, math.MaxUint32)},
+		{name: "grants that add up to more", only: 2, want: errTransferLength, writes: true, do: func(p *badPeer, reads bool) {
+			addr, key := p.open(make([]byte, breachWrite))
+			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: 10})
+			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: breachWrite - 9})
+		}},
+	}
+	for _, b := range breaches {
+		t.Run(b.name, func(t *testing.T) {
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+				if b.only == 1 && !reads || b.only == 2 && reads {
+					return
+				}
+				var wrote, read chan result
+				if b.writes {
+					buf := alloc(t, breachWrite) // nothing of it goes along
+					wrote = writing(c, buf.Bytes())
+					require.EqualValues(t, breachWrite, p.offered(reads).Length)
+				}
+				if b.reads {
+					read = reading(c, make([]byte, n))
+				}
+				b.do(p, reads)
+				p.ended()
+				requireCause(t, s.logged(), b.want)
+				for _, ch := range []chan result{wrote, read} {
+					if ch == nil {
+						continue
+					}
+					if r := s.await(ch); r.err != nil { // else it was done before the breach
+						requireCause(t, r.err, b.want)
+					}
+				}
+				_, err := io.Copy(io.Discard, c)
+				if b.want != errDataAfterFIN {
+					requireCause(t, err, b.want)
+					require.ErrorIs(t, err, syscall.ECONNRESET)
+				}
+				_, err = c.Write(make([]byte, breachWrite))
+				requireCause(t, err, b.want)
+				require.NoError(t, c.Close())
+				require.Empty(t, s.errs, "one error, once")
+				s.exchange(s.listen())
+			})
+		})
+	}
+}
+
+const breachWrite = 64 << 10
+
+// transferWithRest begins transfer 1, of n bytes, in a message that has rest more.
+func (p *badPeer) transferWithRest(reads bool, n, rest int) {
+	p.t.Helper()
+	h := transferHeader{Kind: transferRequest, ID: 1, Length: uint32(n), Rest: uint64(rest)}
+	if reads {
+		h.Kind = transferOffer
+		h.Addr, h.Key = p.open(make([]byte, n))
+	}
+	p.transfer(h)
+}
+
+// Grants that are not answered yet are bounded.
+func TestTooManyGrants(t *testing.T) {
+	c := &Conn{}
+	c.out.mode = transferWrite
+	for id := range uint32(2) {
+		c.out.last++
+		c.out.live.Push(&outbound{id: id + 1, p: make([]byte, 2*maxTransfers)})
+	}
+	require.Equal(t, errTransferID, c.granted(&transferHeader{ID: 2, Length: 1}), "the first one has its turn")
+	for range maxTransfers {
+		require.NoError(t, c.granted(&transferHeader{ID: 1, Length: 1}))
+	}
+	require.Equal(t, errTransferCount, c.granted(&transferHeader{ID: 1, Length: 1}))
+	for range maxTransfers / 2 {
+		c.out.grants.Pop()
+	}
+	require.NoError(t, c.granted(&transferHeader{ID: 1, Length: maxTransfers}))
+	require.NoError(t, c.granted(&transferHeader{ID: 2, Length: 1}))
+}
+
+// Where transfers were not agreed on, the flag means nothing.
+func TestTransferNotAgreed(t *testing.T) {
+	for _, side := range sides {
+		for name, private := range map[string][]byte{"plain": nil, "rdmanet": rdmanetPrivate} {
+			t.Run(side.name+"/"+name, func(t *testing.T) {
+				s := newScene(t)
+				c, p := s.conns(side.active, private)
+				for _, kind := range []transferKind{transferOffer, transferRequest, transferGrant, transferWritten, transferDone, transferWithdraw, 7} {
+					p.transfer(transferHeader{Kind: kind, ID: 1, Addr: 1, Key: bogus, Length: 1 << 20})
+				}
+				p.await()
+				p.credits--
+				b := dataSegment(10, 0)
+				b[5] |= byte(flagTransfer >> 8)
+				p.say(b)
+				got := make([]byte, 10)
+				_, err := io.ReadFull(c, got)
+				require.NoError(t, err)
+				require.Equal(t, b[dataOffset:], got)
+				require.Zero(t, c.Stats().TransfersReceived)
+
+				wrote := writing(c, alloc(t, 20000).Bytes())
+				for n := 0; n < 20000; {
+					h, payload, ok := p.segment()
+					require.True(t, ok)
+					require.Zero(t, h.Flags&flagTransfer)
+					n += len(payload)
+					p.await()
+					p.grant(2)
+				}
+				require.Equal(t, result{20000, nil}, s.await(wrote))
+			})
+		}
+	}
+}
+
+// An offer, or a grant, whose memory the device cannot use ends the connection
+// that takes it up, and leaves the others alone.
+func TestTransferBogusKey(t *testing.T) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		ln := s.listen()
+		var call chan result
+		if reads {
+			call = reading(c, make([]byte, 100000))
+			p.begin(true, 1, 100000, 4096, bogus)
+		} else {
+			call = writing(c, alloc(t, breachWrite).Bytes())
+			p.offered(false)
+			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: 4096, Key: bogus, Length: breachWrite})
+		}
+		if reads || !overIWARP(t) {
+			r := s.await(call)
+			require.ErrorIs(t, r.err, syscall.ECONNRESET)
+			require.Zero(t, r.n)
+		} else if r := s.await(call); r.err != nil { // a Write of iWARP's is over when it is sent
+			require.ErrorIs(t, r.err, syscall.ECONNRESET)
+		}
+		_, err := c.Read(make([]byte, 1))
+		require.Error(t, err)
+		p.ended()
+		require.NoError(t, c.Close())
+		s.exchange(ln)
+	})
+}
+
+// A peer that never takes what it is offered: the deadline ends the Write, and
+// as the peer does not let go of the memory either, the connection.
+func TestTransferNeverTaken(t *testing.T) {
+	setWithdrawWithin(t, 100*time.Millisecond)
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		buf := alloc(t, breachWrite)
+		c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+		wrote := writing(c, buf.Bytes())
+		h := p.offered(reads)
+		if reads {
+			require.Equal(t, transferHeader{Kind: transferWithdraw, ID: 1}, p.told(transferWithdraw))
+		} else {
+			require.Equal(t, transferHeader{Kind: transferWritten, Flags: transferEnd, ID: 1}, p.told(transferWritten))
+		}
+		r := s.await(wrote)
+		require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+		require.Zero(t, r.n)
+		st := c.Stats()
+		require.Zero(t, st.TransferBytesSent)
+		require.Zero(t, st.BytesSent)
+		c.SetWriteDeadline(time.Now().Add(patience))
+		if !reads { // it was this side that would have moved it
+			wrote := writing(c, buf.Bytes())
+			require.EqualValues(t, 2, p.offered(reads).ID)
+			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: 1, Key: bogus, Length: 10}) // it crossed
+			addr, key := p.open(make([]byte, breachWrite))
+			p.transfer(transferHeader{Kind: transferGrant, ID: 2, Addr: addr, Key: key, Length: breachWrite})
+			require.Equal(t, result{breachWrite, nil}, s.await(wrote))
+			return
+		}
+		require.ErrorIs(t, s.logged(), errHoldsOn)
+		_, err := c.Write([]byte("x"))
+		require.ErrorIs(t, err, errHoldsOn)
+		_, err = c.Read(make([]byte, 1))
+		require.ErrorIs(t, err, syscall.ETIMEDOUT)
+		p.ended()
+		require.NotZero(t, h.Key)
+		require.NoError(t, c.Close())
+		buf.Free()
+		require.Nil(t, findRegion(buf.b), "it is given back")
+	})
+}
+
+// A transfer that the peer has taken in part when it is given up counts so far.
+func TestTransferTakenInPart(t *testing.T) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		buf := alloc(t, breachWrite)
+		copy(buf.Bytes(), pattern(1, breachWrite))
+		wrote := writing(c, buf.Bytes())
+		h := p.offered(reads)
+		got := make([]byte, 1000)
+		if reads {
+			require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, h.Addr, h.Key))
+		} else {
+			addr, key := p.open(got)
+			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: 1000})
+			p.told(transferWritten)
+			require.True(t, eventually(func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.poll()
+				return (*c.out.live.At(0)).moved == 1000
+			}))
+		}
+		c.SetWriteDeadline(time.Unix(1, 0))
+		if reads {
+			p.told(transferWithdraw)
+			p.transfer(transferHeader{Kind: transferDone, ID: 1, Length: 1000})
+		}
+		r := s.await(wrote)
+		require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+		require.Equal(t, 1000, r.n)
+		require.Equal(t, pattern(1, breachWrite)[:1000], got)
+		st := c.Stats()
+		require.EqualValues(t, 1000, st.TransferBytesSent)
+		require.EqualValues(t, 1000, st.BytesSent)
+
+		// The stream goes on from there.
+		c.SetWriteDeadline(time.Now().Add(patience))
+		_, err := c.Write([]byte("onwards"))
+		require.NoError(t, err)
+		for {
+			_, payload, ok := p.segment()
+			require.True(t, ok)
+			if len(payload) > 0 {
+				require.Equal(t, "onwards", string(payload))
+				break
+			}
+		}
+	})
+}
+
+// A peer that withdraws its transfer at any moment: what was asked for comes,
+// nothing else, and the stream goes on.
+func TestTransferWithdrawn(t *testing.T) {
+	const n = 3 << 20
+	want := pattern(5, n)
+	// settled returns how much was taken, when that is certain.
+	settled := func(p *badPeer, reads bool, id uint32, moved int) int {
+		if !reads {
+			return moved
+		}
+		h := p.told(transferDone)
+		require.Equal(p.t, id, h.ID)
+		require.LessOrEqual(p.t, int(h.Length), n)
+		return int(h.Length)
+	}
+	for _, tt := range []struct {
+		name string
+		do   func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) (moved int)
+	}{
+		{"at once", func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) int { return 0 }},
+		{"when some is read ahead", func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) int {
+			if !reads {
+				g := p.told(transferGrant)
+				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[:g.Length], g.Addr, g.Key))
+				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length})
+				return int(g.Length)
+			}
+			require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived > 0 }))
+			return 0
+		}},
+		{"when a small Read waits", func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) int {
+			b := make([]byte, 10)
+			read := reading(c, b)
+			moved := 0
+			if !reads {
+				g := p.told(transferGrant)
+				moved = int(g.Length)
+				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[:moved], g.Addr, g.Key))
+				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length})
+			}
+			require.Equal(t, result{10, nil}, s.await(read))
+			require.Equal(t, want[:10], b)
+			return moved - 10
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+				addr, key := p.open(want)
+				p.begin(reads, 1, n, addr, key)
+				moved := tt.do(t, s, c, p, reads)
+				p.withdraw(reads, 1, 0)
+				was := 0
+				if tt.name == "when a small Read waits" {
+					was = 10
+				}
+				taken := settled(p, reads, 1, moved+was) - was
+				p.await()
+				p.data(100)
+				b := make([]byte, taken+100)
+				require.Equal(t, result{taken + 100, nil}, s.await(reading(c, b)))
+				require.True(t, bytes.Equal(want[was:][:taken], b[:taken]))
+				require.Equal(t, dataSegment(100, 0)[dataOffset:], b[taken:])
+
+				// And so does the next transfer.
+				read := reading(c, b[:100])
+				p.begin(reads, 2, 100, addr, key)
+				if !reads {
+					for {
+						if h := p.told(transferGrant); h.ID == 2 {
+							require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[:100], h.Addr, h.Key))
+							p.transfer(transferHeader{Kind: transferWritten, ID: 2, Length: 100})
+							break
+						}
+					}
+				}
+				require.Equal(t, result{100, nil}, s.await(read))
+				require.Equal(t, want[:100], b[:100])
+			})
+		})
+	}
+}
+
+// A message that is withdrawn is none if nothing of it has come, and has no end
+// otherwise.
+func TestTransferMessageCut(t *testing.T) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		kind := transferRequest
+		if reads {
+			kind = transferOffer
+		}
+		withdrawn := func(id uint32) {
+			p.withdraw(reads, id, transferCut)
+			if reads {
+				for h := p.told(transferDone); h.ID != id; h = p.told(transferDone) {
+				}
+			}
+		}
+		const n = 1 << 20
+		addr, key := p.open(make([]byte, n))
+		h := transferHeader{Kind: kind, ID: 1, Addr: addr, Key: key, Length: n}
+		c.in.reading++ // somebody is about to read, so nothing is fetched ahead
+		p.transfer(h)
+		withdrawn(1)
+		p.await()
+		p.data(10)
+		b := make([]byte, n+100)
+		k, err := c.ReadMsg(b)
+		require.NoError(t, err)
+		require.Equal(t, 10, k)
+
+		h.ID = 2
+		p.await()
+		p.credits--
+		p.say(wireTransfer(h, make([]byte, 20)))
+		withdrawn(2)
+		require.True(t, eventually(func() bool { // else the disconnect may overtake it
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.in.last == 2 && c.in.live.Len() == 0
+		}))
+		p.id.Disconnect()
+		k, err = c.ReadMsg(b)
+		require.Equal(t, 20, k)
+		require.ErrorIs(t, err, errTruncated)
+	})
+}
+
+// The connection is cut at every step: each call ends with an error, and nothing
+// is left.
+func TestTransferCut(t *testing.T) {
+	const n = 1 << 20
+	leave := map[string]func(p *badPeer){
+		"disconnects": func(p *badPeer) { p.id.Disconnect() },
+		"drops":       func(p *badPeer) { p.close() },
+	}
+	steps := []struct {
+		name   string
+		only   int // as in TestTransferBreaches
+		writes bool
+		small  bool // the reader takes little at a time
+		idle   bool // there is none
+		do     func(p *badPeer, c *Conn, reads bool)
+	}{
+		{name: "offered", writes: true, do: func(p *badPeer, c *Conn, reads bool) { p.offered(reads) }},
+		{name: "fetched", only: 1, writes: true, do: func(p *badPeer, c *Conn, reads bool) {
+			h := p.offered(reads)
+			p.rdma(ibv.OpRead, make([]byte, 1000), h.Addr, h.Key)
+		}},
+		{name: "granted", only: 2, writes: true, do: func(p *badPeer, c *Conn, reads bool) {
+			p.offered(reads)
+			addr, key := p.open(make([]byte, n))
+			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: n / 2})
+		}},
+		{name: "written", only: 2, writes: true, do: func(p *badPeer, c *Conn, reads bool) {
+			p.offered(reads)
+			addr, key := p.open(make([]byte, n))
+			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: n / 2})
+			p.told(transferWritten)
+		}},
+		{name: "withdrawn", writes: true, do: func(p *badPeer, c *Conn, reads bool) {
+			p.offered(reads)
+			c.SetWriteDeadline(time.Unix(1, 0))
+			p.news()
+		}},
+		{name: "begun, for a large Read", do: func(p *badPeer, c *Conn, reads bool) { p.start(reads, n) }},
+		{name: "begun, for a small Read", small: true, do: func(p *badPeer, c *Conn, reads bool) { p.start(reads, n) }},
+		{name: "begun, for nobody", idle: true, do: func(p *badPeer, c *Conn, reads bool) { p.start(reads, n) }},
+		{name: "grant heard", only: 2, do: func(p *badPeer, c *Conn, reads bool) {
+			p.start(reads, n)
+			p.told(transferGrant)
+		}},
+		{name: "grant for a small Read heard", only: 2, small: true, do: func(p *badPeer, c *Conn, reads bool) {
+			p.start(reads, n)
+			p.told(transferGrant)
+		}},
+		{name: "grant for nobody heard", only: 2, idle: true, do: func(p *badPeer, c *Conn, reads bool) {
+			p.start(reads, n)
+			p.told(transferGrant)
+		}},
+		{name: "grant used", only: 2, do: func(p *badPeer, c *Conn, reads bool) {
+			p.start(reads, n)
+			h := p.told(transferGrant)
+			p.rdma(ibv.OpWrite, make([]byte, 1000), h.Addr, h.Key)
+		}},
+		{name: "grant of a small Read answered", only: 2, small: true, do: func(p *badPeer, c *Conn, reads bool) {
+			p.start(reads, n)
+			h := p.told(transferGrant)
+			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: h.Length})
+		}},
+		{name: "withdrawn by the peer", do: func(p *badPeer, c *Conn, reads bool) {
+			p.start(reads, n)
+			p.withdraw(reads, 1, 0)
+		}},
+	}
+	for _, step := range steps {
+		for how, quit := range leave {
+			t.Run(step.name+"/"+how, func(t *testing.T) {
+				eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+					if step.only == 1 && !reads || step.only == 2 && reads {
+						return
+					}
+					var call chan result
+					switch {
+					case step.writes:
+						call = writing(c, alloc(t, n).Bytes())
+					case step.small:
+						call = make(chan result, 1)
+						go func() {
+							_, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{c}, make([]byte, 100))
+							call <- result{err: err}
+						}()
+					case !step.idle:
+						call = reading(c, make([]byte, 2*n))
+					}
+					step.do(p, c, reads)
+					quit(p)
+					if call != nil {
+						r := s.await(call)
+						require.Error(t, r.err)
+						var op *net.OpError
+						require.True(t, errors.As(r.err, &op) || r.err == io.ErrUnexpectedEOF, "%v", r.err)
+						require.Less(t, r.n, 2*n)
+					}
+					c.SetDeadline(time.Now().Add(patience))
+					_, err := io.Copy(io.Discard, c)
+					require.Error(t, err, "the stream has no end")
+					require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
+					_, err = c.Write(make([]byte, breachWrite))
+					require.Error(t, err)
+					within(t, "Close", func() { c.Close() })
+				})
+			})
+		}
+	}
+}
+
+// start begins transfer 1 with n bytes of memory.
+func (p *badPeer) start(reads bool, n int) {
+	p.t.Helper()
+	addr, key := p.open(make([]byte, n))
+	p.begin(reads, 1, n, addr, key)
+}
+
+// CloseRead, Close and deadlines end what waits for a peer that moves nothing.
+func TestTransferNothingMoves(t *testing.T) {
+	setWithdrawWithin(t, 100*time.Millisecond)
+	const n = 1 << 20
+	for name, end := range map[string]func(c *Conn) error{
+		"CloseRead": (*Conn).CloseRead,
+		"Close":     (*Conn).Close,
+		"deadline":  func(c *Conn) error { return c.SetReadDeadline(time.Unix(1, 0)) },
+	} {
+		for _, size := range []int{10, n} {
+			t.Run(name, func(t *testing.T) {
+				s := newScene(t)
+				c, p := s.transferConns(false, false)
+				read := reading(c, make([]byte, size))
+				p.start(false, n)
+				p.told(transferGrant)
+				within(t, name, func() { require.NoError(t, end(c)) })
+				r := s.await(read)
+				require.Zero(t, r.n)
+				switch name {
+				case "CloseRead":
+					require.Equal(t, io.EOF, r.err)
+				case "Close":
+					require.ErrorIs(t, r.err, net.ErrClosed)
+				default:
+					require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+				}
+			})
+		}
+	}
+}
