@@ -84,7 +84,7 @@ func TestConfigDefaults(t *testing.T) {
 func TestConfigNegotiated(t *testing.T) {
 	checkLeaks(t)
 	client, server := pipe(t, "rdma4", local4,
-		&ListenConfig{Config: Config{MaxSendSize: 1000, MaxReceiveSize: 2000, MaxFragmentedSize: 300000}},
+		&ListenConfig{Config: Config{MaxSendSize: 1000, MaxReceiveSize: 2000, MaxFragmentedSize: 300000, TransferSize: -1}},
 		&Dialer{Config: Config{MaxSendSize: 5000, MaxReceiveSize: 800, MaxFragmentedSize: 200000}})
 	require.LessOrEqual(t, client.Info().MaxSendSize, 2000)
 	require.LessOrEqual(t, server.Info().MaxSendSize, 800)
@@ -128,7 +128,7 @@ func TestLogger(t *testing.T) {
 // The counters of both ends agree with each other and with what was done.
 func TestStats(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipeOn(t, Config{})
+	client, server := pipeOn(t, Config{TransferSize: -1})
 	size := heavy(4 << 20)
 	exchange(t, client, server, size)
 	for _, s := range [][2]Stats{{client.Stats(), server.Stats()}, {server.Stats(), client.Stats()}} {

@@ -106,10 +106,16 @@ func TestFewGrants(t *testing.T) {
 // What one program writes reaches the other, although it does not read itself:
 // the directions do not hold each other up.
 func TestOneSidedReader(t *testing.T) {
-	for _, cfg := range []Config{{}, {MaxReceiveCredits: minCredits}, {MaxReceiveSize: 1024, MaxSendSize: 1024}} {
+	for _, cfg := range []Config{
+		{TransferSize: -1},
+		{TransferSize: -1, MaxReceiveCredits: minCredits},
+		{TransferSize: -1, MaxReceiveSize: 1024, MaxSendSize: 1024},
+		{TransferSize: 64 << 10},
+		{TransferSize: 64 << 10, NoRDMARead: true, MaxReceiveCredits: minCredits},
+	} {
 		a, b := pipeOn(t, cfg)
 		go a.Write(make([]byte, 64<<20))
-		if !eventually(func() bool { return a.Stats().CreditStalls > 0 }) {
+		if !eventually(func() bool { return a.Stats().CreditStalls > 0 || a.Stats().TransfersSent > 0 }) {
 			t.Fatal("b takes everything")
 		}
 		size := heavy(16 << 20)
@@ -128,7 +134,7 @@ func TestOneSidedReader(t *testing.T) {
 // before it is read: the answer arrives.
 func TestAnswerBeforeReading(t *testing.T) {
 	checkLeaks(t)
-	a, b := pipeOn(t, Config{MaxReceiveSize: 1024, MaxSendSize: 1024, MaxReceiveCredits: 32})
+	a, b := pipeOn(t, Config{MaxReceiveSize: 1024, MaxSendSize: 1024, MaxReceiveCredits: 32, TransferSize: -1})
 	require.True(t, eventually(func() bool {
 		exchange(t, a, b, 1<<20)
 		return b.Stats().ReceiveWindow == 32

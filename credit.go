@@ -30,6 +30,12 @@ type credits struct {
 	// can be ended although its reader takes nothing.
 	reserveOut, reserveIn int
 
+	// Where there are large transfers, each side must be able to tell the other of
+	// them at any time, also with its last credit, which has to go with a grant. So
+	// one receive more than the window is posted and kept for that.
+	pocket int  // 1, else 0
+	news   bool // the peer has told us of transfers, and was granted nothing since
+
 	drained bool      // the reader has found nothing since the window last grew
 	alone   time.Time // when a grant last went without payload
 	unpaid  bool      // a receive that carried payload was posted again and not yet granted
@@ -73,12 +79,12 @@ func (c *credits) grantAlone(now time.Time) {
 // grant again what mere grants have used up. Where a credit is kept for grants
 // alone it would be of no use.
 func (c *credits) room(unread int, sending bool) int {
-	n := min(c.window, c.target) - c.posted - unread
+	n := min(c.window, c.target) + c.pocket - c.posted - unread
 	if n <= 0 && sending && c.reserveOut == 0 && c.have == 1 && c.ungranted == 0 && c.posted+unread <= c.maximum {
 		return 1
 	}
 	if c.reserveIn > 0 && c.posted+unread <= c.maximum+1 {
-		n = max(n, c.spent()-c.posted) // whatever is unread, the peer can grant
+		n = max(n, c.spent()+c.pocket-c.posted) // whatever is unread, the peer can grant
 	}
 	return max(n, 0)
 }
@@ -119,17 +125,24 @@ func (c *credits) spent() int {
 // carry.
 func (c *credits) spend() (granted uint16) {
 	g := min(c.ungranted, math.MaxUint16)
+	if c.have-c.reserveOut > 1 {
+		g = min(g, c.toGrant())
+	}
 	c.have--
 	c.ungranted -= g
-	c.unpaid = false
+	c.unpaid, c.news = false, false
 	return uint16(g)
 }
 
 // grantAll returns the grant for the receives posted before the peer has any.
 func (c *credits) grantAll() uint16 {
-	c.ungranted = 0
-	return uint16(c.posted)
+	n := c.toGrant()
+	c.ungranted -= n
+	return uint16(n)
 }
+
+// toGrant is how many receives the peer is to be told of.
+func (c *credits) toGrant() int { return max(c.ungranted-c.pocket, 0) }
 
 // held is how many credits the peer has in hand or on the way.
 func (c *credits) held() int { return c.posted - c.ungranted }
@@ -149,7 +162,11 @@ func (c *credits) held() int { return c.posted - c.ungranted }
 // kept is how many buffers the reader has not used up; busy says that it is
 // they that hold receives back.
 func (c *credits) owed(kept int, busy, idle bool) bool {
-	if c.ungranted == 0 || c.unpaid && busy && c.ungranted < min(c.window, c.target, c.posted+kept)/4 {
+	n := c.toGrant()
+	if n > 0 && c.news && c.held() <= c.spent() {
+		return true // it may have more to tell
+	}
+	if n == 0 || c.unpaid && busy && n < min(c.window, c.target, c.posted+kept)/4 {
 		return false
 	}
 	low := c.posted / 4
@@ -160,7 +177,7 @@ func (c *credits) owed(kept int, busy, idle bool) bool {
 	switch {
 	case c.unpaid:
 		return held <= max(c.spent(), low)
-	case c.ungranted == 1:
+	case n == 1:
 		return held <= c.reserveIn && kept == 0 // else a read calls for it
 	default:
 		return held <= c.reserveIn+1

@@ -61,7 +61,7 @@ func (c *Conn) agreedSegment() int { return segmentData(1<<30, int(c.agreed.maxS
 func TestMessageLimit(t *testing.T) {
 	checkLeaks(t)
 	client, server := pipe(t, "rdma4", local4,
-		&ListenConfig{Config: Config{MaxFragmentedSize: 200000}}, new(Dialer))
+		&ListenConfig{Config: Config{MaxFragmentedSize: 200000}}, &Dialer{Config: Config{TransferSize: -1}})
 	limit := client.MaxMessageSize()
 	require.Equal(t, 200000, limit)
 	err := client.WriteMsg(make([]byte, limit+1))

@@ -110,7 +110,7 @@ func TestPrivateMemoryIsSmall(t *testing.T) {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			checkLeaks(t)
 			sw := newSwitch(t, limitedDevice{64, 1 << 14, true, true}.provider(t))
-			a, b := pipeOn(t, Config{Provider: sw, MaxSendSize: size, MaxReceiveSize: size})
+			a, b := pipeOn(t, Config{Provider: sw, MaxSendSize: size, MaxReceiveSize: size, TransferSize: -1})
 			idle := sw.RegisteredBytes() / 2
 			need := int64(minCredits+2) * int64(size+pageSize)
 			require.Less(t, idle, 2*need+2*pageSize, "one connection's")
@@ -213,7 +213,7 @@ func TestLimitedDevice(t *testing.T) {
 	for _, l := range limitedDevices[1:] {
 		t.Run(fmt.Sprintf("%+v", l), func(t *testing.T) {
 			checkLeaks(t)
-			cfg := Config{Provider: l.provider(t)}
+			cfg := Config{Provider: l.provider(t), TransferSize: -1}
 			a, b := pipeOn(t, cfg)
 			defer b.Close()
 			defer a.Close()

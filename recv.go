@@ -108,6 +108,7 @@ func (c *Conn) received(wc *ibv.WC) {
 		c.credits.unpaid = true
 	}
 	if transfer {
+		c.credits.news = true
 		if err := c.transferred(&t, whole); err != nil {
 			c.fail(err)
 			return

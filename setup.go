@@ -356,6 +356,9 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 		maximum: s.set.maximum,
 		drained: true,
 	}
+	if c.in.mode != transferNone {
+		c.credits.pocket = 1
+	}
 	if c.fin {
 		c.credits.reserveOut, c.credits.reserveIn = 1, 1
 	}
@@ -364,7 +367,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 	}
 	c.credits.post(len(s.posted))
 	if granted {
-		c.credits.grantAll()
+		c.credits.ungranted = 0
 	}
 	s.posted = nil
 	s.releaseBuffers()
