@@ -1,0 +1,352 @@
+package capture
+
+import (
+	"time"
+
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+)
+
+// DDP and RDMAP (RFC 5041, RFC 5040): what the FPDUs of one direction of a
+// connection carry. They come in order, and it is known where some are missing.
+
+// ddpStream is what tcpDir knows of messages.
+type ddpStream struct {
+	msn   [3]uint32 // the last message on each queue; 0 if there was none yet
+	send  *Message  // Send that is being received
+	write *Message  // Write that is being received
+
+	// Segments are missing, perhaps the beginning of the next Write.
+	headless bool
+
+	reads []*Message // Reads that this side has asked for, in order
+	sink  sink       // of the last of them
+
+	// Read Responses come in the order of the requests, so counting them tells
+	// which is which. That matters where a sink is used again and again.
+	resp        *Message // Read of the other side that is being answered
+	answered    uint32   // MSN of the last Read that was answered
+	uncounted   bool     // answered may be behind
+	unknownResp bool     // within a response that belongs to no known Read
+	early       []earlyResponse
+}
+
+type sink struct {
+	stag uint32
+	to   uint64
+	msn  uint32
+}
+
+// earlyResponse is a segment of a Read Response whose request was not seen yet.
+type earlyResponse struct {
+	h    iwarpwire.Header
+	data []byte
+	size int
+	when time.Time
+}
+
+// ddp takes a DDP segment, of whose size payload bytes data was captured.
+func (d *tcpDir) ddp(h *iwarpwire.Header, data []byte, size int, when time.Time) {
+	r := d.t.r
+	r.stats.FPDUs[h.Op&0x0f]++
+	switch h.Op {
+	case iwarpwire.Write:
+		d.acceptWrite(h, data, size, when)
+	case iwarpwire.ReadRequest:
+		d.acceptRead(h, data, when)
+	case iwarpwire.ReadResponse:
+		if len(d.early) == 0 && d.respond(h, data, size, when) {
+			return
+		}
+		d.wait(h, data, size, when)
+	case iwarpwire.Terminate:
+		m := d.message(iwarpwire.QNTerminate, Terminate, h.MSN, when)
+		m.Size = uint64(size)
+		if t, err := iwarpwire.ParseTerminate(data); err == nil {
+			m.Reason = t.Err
+		}
+		r.finish(m, whole(data))
+	default:
+		d.acceptSend(h, data, size, when)
+	}
+}
+
+func whole(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+// message begins one on an untagged queue.
+func (d *tcpDir) message(qn uint32, kind Kind, msn uint32, when time.Time) *Message {
+	m := d.t.r.newMessage(d.t.conn, d.side, kind)
+	m.Time, m.End, m.msn, m.Packets = when, when, msn, 1
+	if last := d.msn[qn]; last != 0 || d.synced {
+		m.lost = int(msn - last - 1)
+	} else {
+		m.lost = 1 // the beginning of the stream was not captured
+	}
+	d.msn[qn] = msn
+	return m
+}
+
+func (d *tcpDir) acceptSend(h *iwarpwire.Header, data []byte, size int, when time.Time) {
+	m := d.send
+	if m != nil && m.msn != h.MSN {
+		m.TailLost = true
+		d.t.r.finish(m, nil)
+		m = nil
+	}
+	if m == nil {
+		m = d.message(iwarpwire.QNSend, Send, h.MSN, when)
+	} else {
+		m.Packets++
+		m.End = when
+	}
+	d.send = m
+	if h.Op.Invalidates() {
+		m.Invalidate, m.HasInvalidate = h.InvSTag, true
+	}
+	m.Solicited = h.Op == iwarpwire.SendSE || h.Op == iwarpwire.SendSEInv
+	if h.Last && h.MO == 0 && len(m.buf.have) == 0 {
+		d.send = nil
+		m.Size = uint64(size)
+		d.t.r.finish(m, whole(data))
+		return
+	}
+	m.buf.put(uint64(h.MO), data)
+	m.Size = max(m.Size, uint64(h.MO)+uint64(size))
+	if h.Last {
+		d.send = nil
+		d.t.r.finish(m, nil)
+	}
+}
+
+func (d *tcpDir) acceptWrite(h *iwarpwire.Header, data []byte, size int, when time.Time) {
+	m := d.write
+	if m != nil && (m.Key != h.STag || h.TO != m.Addr+m.Size) {
+		m.TailLost = true // a message goes on where it was (RFC 5041)
+		d.t.r.finish(m, nil)
+		m, d.headless = nil, true
+	}
+	if m == nil {
+		m = d.t.r.newMessage(d.t.conn, d.side, Write)
+		m.Time, m.Key, m.Addr, m.HeadLost = when, h.STag, h.TO, d.headless
+	}
+	m.End = when
+	m.Packets++
+	if h.Last && m.Size == 0 {
+		d.write, d.headless = nil, false
+		m.Size = uint64(size)
+		d.t.r.finish(m, whole(data))
+		return
+	}
+	m.buf.put(m.Size, data)
+	m.Size += uint64(size)
+	d.write = m
+	if h.Last {
+		d.write, d.headless = nil, false
+		d.t.r.finish(m, nil)
+	}
+}
+
+func (d *tcpDir) acceptRead(h *iwarpwire.Header, data []byte, when time.Time) {
+	var q iwarpwire.ReadReq
+	if refused := q.Parse(data); refused != nil {
+		d.t.r.stats.BadHeader++
+		return
+	}
+	m := d.message(iwarpwire.QNReadRequest, Read, h.MSN, when)
+	m.Key, m.Addr, m.SinkKey, m.SinkAddr, m.Size = q.SrcSTag, q.SrcTO, q.SinkSTag, q.SinkTO, uint64(q.Size)
+	// With a sink other than that of the Read before, its answer cannot be
+	// taken for that one's.
+	m.distinct = d.sink.msn != 0 && d.sink.msn == h.MSN-1 && (d.sink.stag != q.SinkSTag || d.sink.to != q.SinkTO)
+	d.sink = sink{q.SinkSTag, q.SinkTO, h.MSN}
+	if len(d.reads) >= maxReads {
+		d.finishRead()
+	}
+	d.reads = append(d.reads, m)
+	d.t.dirs[d.side.Other()].retryEarly()
+}
+
+// wait puts a Read Response aside until its request is seen.
+func (d *tcpDir) wait(h *iwarpwire.Header, data []byte, size int, when time.Time) {
+	r := d.t.r
+	kept, ok := r.hold(data)
+	if ok {
+		d.early = append(d.early, earlyResponse{*h, kept, size, when})
+	}
+	if !ok || len(d.early) > r.window {
+		d.dropEarly()
+	}
+}
+
+// dropEarly gives up all Read Responses whose request was not seen.
+func (d *tcpDir) dropEarly() {
+	for _, e := range d.early {
+		d.stray(&e.h, e.size)
+		d.t.r.letGo(e.data)
+	}
+	clear(d.early)
+	d.early = d.early[:0]
+	d.uncounted, d.resp = true, nil
+}
+
+func (d *tcpDir) stray(h *iwarpwire.Header, size int) {
+	d.t.r.lose(Loss{Conn: d.t.conn, From: d.side, What: ResponsesLost, First: h.TO, Count: uint64(size)})
+}
+
+// retryEarly goes through the Read Responses that wait.
+func (d *tcpDir) retryEarly() {
+	for len(d.early) > 0 {
+		e := d.early[0]
+		if !d.respond(&e.h, e.data, e.size, e.when) {
+			return
+		}
+		d.t.r.letGo(e.data)
+		d.early = d.early[:copy(d.early, d.early[1:])]
+	}
+}
+
+// respond takes a segment of a Read Response; it returns false if its request
+// may still come.
+func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, when time.Time) bool {
+	o := d.t.dirs[d.side.Other()]
+	if d.resp == nil && !d.unknownResp {
+		m, wait := d.asked(o, h)
+		if wait {
+			return false
+		}
+		d.resp, d.unknownResp = m, m == nil
+	}
+	m := d.resp
+	if m != nil {
+		q := ReadRequest{SinkSTag: m.SinkKey, SinkOffset: m.SinkAddr, Length: uint32(m.Size)}
+		off := h.TO - m.SinkAddr
+		switch {
+		case h.STag != m.SinkKey, size > 0 && !q.Contains(h.TO), off > m.Size, uint64(size) > m.Size-off:
+			// As siw-terminate has it: more than was asked for is not placed.
+			d.t.r.stats.BadHeader++
+		default:
+			m.buf.put(off, data)
+			m.answered = true
+			m.Packets++
+			m.End = when
+		}
+	} else {
+		d.stray(h, size)
+	}
+	if h.Last {
+		if m != nil {
+			d.answered, d.uncounted = m.msn, false
+		} else if !d.uncounted {
+			d.answered++
+		}
+		d.resp, d.unknownResp = nil, false
+		o.finishReads(d)
+	}
+	return true
+}
+
+// asked finds the Read of o that a Read Response belongs to, at its beginning
+// or, after a gap, in its middle.
+func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header) (m *Message, wait bool) {
+	last := o.msn[iwarpwire.QNReadRequest]
+	if !d.uncounted && d.synced {
+		want := d.answered + 1
+		for _, m := range o.reads {
+			if m.msn == want {
+				return m, false
+			}
+		}
+		return nil, int32(last-want) < 0
+	}
+	if len(o.held) > 0 {
+		return nil, true
+	}
+	var open []*Message
+	for _, c := range o.reads {
+		q := ReadRequest{SinkSTag: c.SinkKey, SinkOffset: c.SinkAddr, Length: uint32(c.Size)}
+		if h.STag == c.SinkKey && (q.Contains(h.TO) || h.TO == c.SinkAddr) {
+			open = append(open, c)
+		}
+	}
+	if len(open) != 1 {
+		return nil, len(open) == 0 && o.phase == phaseLost
+	}
+	m = open[0]
+	// Every request since the last answer that was counted has to be known,
+	// and this one be told from them.
+	if d.synced && last-d.answered == 1 {
+		return m, false
+	}
+	known := uint32(len(o.reads)) == last-o.reads[0].msn+1 && (!d.synced || o.reads[0].msn == d.answered+1)
+	if m.distinct && known {
+		return m, false
+	}
+	return nil, false
+}
+
+// finishReads hands out the Reads that by has answered, or passed over.
+func (d *tcpDir) finishReads(by *tcpDir) {
+	for len(d.reads) > 0 {
+		m := d.reads[0]
+		if !by.uncounted && int32(m.msn-by.answered) > 0 {
+			return
+		}
+		if by.uncounted && !m.buf.have.covers(0, m.Size) {
+			return
+		}
+		if m.answered && m.buf.have.covers(0, m.Size) {
+			d.t.conn.Sent[d.side].Latency.add(m.End.Sub(m.Time))
+		}
+		d.finishRead()
+	}
+}
+
+func (d *tcpDir) finishRead() {
+	m := d.reads[0]
+	d.reads = d.reads[:copy(d.reads, d.reads[1:])]
+	if o := d.t.dirs[d.side.Other()]; o.resp == m {
+		o.resp, o.unknownResp = nil, true
+	}
+	m.TailLost = !m.answered && m.Size == 0
+	d.t.r.finish(m, nil)
+}
+
+// interrupted notes that FPDUs are missing before the next one.
+func (d *tcpDir) interrupted() {
+	if m := d.write; m != nil {
+		d.write = nil
+		m.TailLost = true
+		d.t.r.finish(m, nil)
+	}
+	d.headless = true
+	d.uncounted, d.resp, d.unknownResp = true, nil, false
+	if c := d.t.conn; c.upper != nil {
+		c.upper.gap(d.side)
+	}
+}
+
+// endMessages hands out what is not complete at the end of the stream.
+func (d *tcpDir) endMessages() {
+	for _, m := range []*Message{d.send, d.write} {
+		if m != nil {
+			m.TailLost = true
+			d.t.r.finish(m, nil)
+		}
+	}
+	d.send, d.write = nil, nil
+}
+
+// flushReads waits for answers no longer.
+func (d *tcpDir) flushReads() {
+	o := d.t.dirs[d.side.Other()]
+	o.retryEarly()
+	if len(o.early) > 0 {
+		o.dropEarly()
+	}
+	for len(d.reads) > 0 {
+		d.finishRead()
+	}
+}
