@@ -16,6 +16,10 @@ type Config struct {
 	// looked into.
 	Upper func(*UpperMessage)
 
+	// Credit gets the state of credits after every message that changes it,
+	// where upper layers are looked into.
+	Credit func(Credit)
+
 	// Loss gets what is missing from the capture.
 	Loss func(Loss)
 

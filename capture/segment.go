@@ -195,72 +195,101 @@ func (b *buffer) view(from, to uint64) []byte {
 }
 
 // Segments are the segments of one side of a connection, by handle. The zero
-// value is empty and ready for use.
+// value is empty and ready for use. Several segments may have one handle, if
+// they do not overlap.
 type Segments struct {
-	byHandle map[uint32]*Segment
-	keep     bool // the bytes, not only which are there
-	mem      *memory
-	bounded  bool // keep and mem hold, not what the zero value means
+	byHandle map[uint32][]*Segment
+	n        int
+
+	bounded bool // the fields below hold; else all bytes are kept
+	keep    bool // the bytes, not only which are there
+	mem     *memory
 }
 
 // Add enters a segment and returns it. If there is one of that handle and
-// offset it gets the new length and keeps its data; one of the handle and
-// another offset is replaced, as handles are used again.
+// offset it gets the new length and keeps its data. Others of the handle that
+// overlap it are removed, as handles are used again.
 func (t *Segments) Add(handle uint32, offset uint64, length uint32) *Segment {
-	if s := t.byHandle[handle]; s != nil {
+	keep := uint64(length)
+	if t.bounded && !t.keep {
+		keep = 0
+	}
+	list := t.byHandle[handle]
+	for _, s := range list {
 		if s.Offset == offset {
 			if length < s.Length {
 				s.buf.clear(uint64(length), uint64(s.Length))
 			}
-			s.Length = length
-			s.buf.keep = t.kept(length)
+			s.Length, s.buf.keep = length, keep
 			return s
 		}
-		t.Delete(handle)
+	}
+	for _, s := range slices.Clone(list) {
+		if s.Contains(offset) || offset < s.Offset && s.Offset-offset < uint64(length) {
+			t.Remove(s)
+		}
 	}
 	if t.byHandle == nil {
-		t.byHandle = map[uint32]*Segment{}
+		t.byHandle = map[uint32][]*Segment{}
 	}
 	s := &Segment{Handle: handle, Offset: offset, Length: length}
-	s.buf.keep, s.buf.mem = t.kept(length), t.mem
-	t.byHandle[handle] = s
+	s.buf.keep, s.buf.mem = keep, t.mem
+	t.byHandle[handle] = append(t.byHandle[handle], s)
+	t.n++
 	return s
 }
 
-func (t *Segments) kept(length uint32) uint64 {
-	if t.bounded && !t.keep {
-		return 0
+// Lookup returns the segment with that handle, the newest if there are several,
+// or nil.
+func (t *Segments) Lookup(handle uint32) *Segment {
+	if list := t.byHandle[handle]; len(list) > 0 {
+		return list[len(list)-1]
 	}
-	return uint64(length)
+	return nil
 }
 
-// Lookup returns the segment with that handle, or nil.
-func (t *Segments) Lookup(handle uint32) *Segment { return t.byHandle[handle] }
+// At returns the segment with that handle that has room for size bytes at an
+// address, or nil.
+func (t *Segments) At(handle uint32, offset, size uint64) *Segment {
+	for _, s := range t.byHandle[handle] {
+		if off := offset - s.Offset; off <= uint64(s.Length) && size <= uint64(s.Length)-off {
+			return s
+		}
+	}
+	return nil
+}
 
-// Delete removes the segment with that handle, if there is one.
+// Delete removes the segments with that handle, if there are any.
 func (t *Segments) Delete(handle uint32) {
-	if s := t.byHandle[handle]; s != nil {
+	for _, s := range t.byHandle[handle] {
 		s.buf.release()
-		delete(t.byHandle, handle)
+		t.n--
+	}
+	delete(t.byHandle, handle)
+}
+
+// Remove removes one segment, if it is there.
+func (t *Segments) Remove(s *Segment) {
+	list := t.byHandle[s.Handle]
+	i := slices.Index(list, s)
+	if i < 0 {
+		return
+	}
+	s.buf.release()
+	t.n--
+	if list = slices.Delete(list, i, i+1); len(list) == 0 {
+		delete(t.byHandle, s.Handle)
+	} else {
+		t.byHandle[s.Handle] = list
 	}
 }
 
 // Len returns the number of segments.
-func (t *Segments) Len() int { return len(t.byHandle) }
+func (t *Segments) Len() int { return t.n }
 
 // Clear removes all segments.
 func (t *Segments) Clear() {
 	for h := range t.byHandle {
 		t.Delete(h)
 	}
-}
-
-// Handles returns the handles in ascending order.
-func (t *Segments) Handles() []uint32 {
-	hs := make([]uint32, 0, len(t.byHandle))
-	for h := range t.byHandle {
-		hs = append(hs, h)
-	}
-	slices.Sort(hs)
-	return hs
 }
