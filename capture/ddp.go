@@ -158,6 +158,7 @@ func (d *tcpDir) acceptRead(h *iwarpwire.Header, data []byte, when time.Time) {
 	}
 	m := d.message(iwarpwire.QNReadRequest, Read, h.MSN, when)
 	m.Key, m.Addr, m.SinkKey, m.SinkAddr, m.Size = q.SrcSTag, q.SrcTO, q.SinkSTag, q.SinkTO, uint64(q.Size)
+	m.buf.expect = m.Size
 	// With a sink other than that of the Read before, its answer cannot be
 	// taken for that one's.
 	m.distinct = d.sink.msn != 0 && d.sink.msn == h.MSN-1 && (d.sink.stag != q.SinkSTag || d.sink.to != q.SinkTO)

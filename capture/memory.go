@@ -38,9 +38,14 @@ type buffer struct {
 	keep uint64 // bytes from the start on that are kept, if they fit into mem
 	mem  *memory
 	full bool // something was not kept for want of memory
+
+	expect uint64 // bytes that there will probably be
 }
 
-const grain = 1 << 10 // least growth of a buffer in bytes
+const (
+	grain     = 1 << 10 // least growth of a buffer in bytes
+	maxExpect = 1 << 20 // most that is allocated because it was announced
+)
 
 // put adds n bytes at offset off, of which data was captured from the first on.
 // What was not captured counts as missing.
@@ -63,7 +68,7 @@ func (b *buffer) grow(size uint64) bool {
 		b.data = b.data[:size]
 		return true
 	}
-	c := max(size, min(2*uint64(cap(b.data)), b.keep), grain)
+	c := max(size, min(2*uint64(cap(b.data)), b.keep), min(b.expect, b.keep, maxExpect), grain)
 	if c > 1<<40 { // an offset that came off the wire
 		return false
 	}
@@ -88,8 +93,8 @@ func (b *buffer) clear(from, to uint64) {
 
 // reset makes b as new, but for what can be used again.
 func (b *buffer) reset(keep uint64, mem *memory) {
-	clear(b.data[:cap(b.data)])
-	b.have, b.data, b.keep, b.mem, b.full = b.have[:0], b.data[:0], keep, mem, false
+	clear(b.data) // what lies behind is zero
+	b.have, b.data, b.keep, b.mem, b.full, b.expect = b.have[:0], b.data[:0], keep, mem, false, 0
 }
 
 // release gives the memory back.

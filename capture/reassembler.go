@@ -357,7 +357,7 @@ func (m *Message) dataView() []byte {
 }
 
 func (r *Reassembler) free(m *Message) {
-	if cap(m.buf.data) > 16<<10 || len(r.ops) >= 256 {
+	if cap(m.buf.data) > 128<<10 || len(r.ops) >= 256 {
 		m.buf.release()
 	}
 	if len(r.ops) < 256 {

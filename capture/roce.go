@@ -403,6 +403,7 @@ func (f *roceFlow) accept(pk *RoCE, op *opInfo, when time.Time) {
 	case classReadRequest:
 		m := f.begin(Read, pk, when)
 		m.Key, m.Addr, m.Size, m.Packets = pk.RKey, pk.Addr, uint64(pk.Length), 1
+		m.buf.expect = m.Size
 		switch {
 		case pk.Length <= 256: // the least path MTU
 			m.count = 1
@@ -463,6 +464,7 @@ func (f *roceFlow) acceptData(pk *RoCE, op *opInfo, when time.Time) {
 		}
 		if op.flags&opRETH != 0 {
 			m.Key, m.Addr, m.Size = pk.RKey, pk.Addr, uint64(pk.Length)
+			m.buf.expect = m.Size
 		}
 	}
 	m.Packets++

@@ -95,6 +95,9 @@ func (r *Reassembler) addTCP(ip *datagram) {
 		return
 	}
 	if flags&tcpSYN != 0 {
+		if (flags&tcpACK != 0) != (d.side == Responder) && !d.started {
+			t.swap()
+		}
 		d.begin(seq + 1)
 		if flags&tcpACK != 0 {
 			t.dirs[d.side.Other()].begin(ack)
@@ -236,6 +239,7 @@ func (d *tcpDir) drain() {
 		if int32(s.seq-d.next) > 0 {
 			break
 		}
+		d.held[n].data = nil
 		n++
 		d.bytes -= s.size
 		kept := s.data
