@@ -18,8 +18,10 @@ type ddpStream struct {
 	// Segments are missing, perhaps the beginning of the next Write.
 	headless bool
 
-	reads []*Message // Reads that this side has asked for, in order
-	sink  sink       // of the last of them
+	reads  []*Message // Reads that this side has asked for, in order
+	sink   sink       // of the last of them
+	unsure bool       // there may be another one behind it, among what is missing
+	ack    uint32     // of the last TCP segment
 
 	// Read Responses come in the order of the requests, so counting them tells
 	// which is which. That matters where a sink is used again and again.
@@ -41,6 +43,7 @@ type earlyResponse struct {
 	h    iwarpwire.Header
 	data []byte
 	size int
+	ack  uint32
 	when time.Time
 }
 
@@ -54,7 +57,7 @@ func (d *tcpDir) ddp(h *iwarpwire.Header, data []byte, size int, when time.Time)
 	case iwarpwire.ReadRequest:
 		d.acceptRead(h, data, when)
 	case iwarpwire.ReadResponse:
-		if len(d.early) == 0 && d.respond(h, data, size, when) {
+		if len(d.early) == 0 && d.respond(h, data, size, d.ack, when) {
 			return
 		}
 		d.wait(h, data, size, when)
@@ -167,6 +170,7 @@ func (d *tcpDir) acceptRead(h *iwarpwire.Header, data []byte, when time.Time) {
 		d.finishRead()
 	}
 	d.reads = append(d.reads, m)
+	d.unsure = false
 	d.t.dirs[d.side.Other()].retryEarly()
 }
 
@@ -175,7 +179,7 @@ func (d *tcpDir) wait(h *iwarpwire.Header, data []byte, size int, when time.Time
 	r := d.t.r
 	kept, ok := r.hold(data)
 	if ok {
-		d.early = append(d.early, earlyResponse{*h, kept, size, when})
+		d.early = append(d.early, earlyResponse{*h, kept, size, d.ack, when})
 	}
 	if !ok || len(d.early) > r.window {
 		d.dropEarly()
@@ -201,7 +205,7 @@ func (d *tcpDir) stray(h *iwarpwire.Header, size int) {
 func (d *tcpDir) retryEarly() {
 	for len(d.early) > 0 {
 		e := d.early[0]
-		if !d.respond(&e.h, e.data, e.size, e.when) {
+		if !d.respond(&e.h, e.data, e.size, e.ack, e.when) {
 			return
 		}
 		d.t.r.letGo(e.data)
@@ -211,10 +215,10 @@ func (d *tcpDir) retryEarly() {
 
 // respond takes a segment of a Read Response; it returns false if its request
 // may still come.
-func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, when time.Time) bool {
+func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, ack uint32, when time.Time) bool {
 	o := d.t.dirs[d.side.Other()]
 	if d.resp == nil && !d.unknownResp {
-		m, wait := d.asked(o, h)
+		m, wait := d.asked(o, h, ack)
 		if wait {
 			return false
 		}
@@ -251,7 +255,7 @@ func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, when time.T
 
 // asked finds the Read of o that a Read Response belongs to, at its beginning
 // or, after a gap, in its middle.
-func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header) (m *Message, wait bool) {
+func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, wait bool) {
 	last := o.msn[iwarpwire.QNReadRequest]
 	if !d.uncounted && d.synced {
 		want := d.answered + 1
@@ -262,8 +266,13 @@ func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header) (m *Message, wait bool) {
 		}
 		return nil, int32(last-want) < 0
 	}
-	if len(o.held) > 0 {
+	// What its sender had received by then has to be known, to the last
+	// request.
+	if o.started && int32(ack-o.next) > 0 {
 		return nil, true
+	}
+	if o.unsure || !o.started {
+		return nil, false
 	}
 	var open []*Message
 	for _, c := range o.reads {
@@ -273,7 +282,7 @@ func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header) (m *Message, wait bool) {
 		}
 	}
 	if len(open) != 1 {
-		return nil, len(open) == 0 && o.phase == phaseLost
+		return nil, false
 	}
 	m = open[0]
 	// Every request since the last answer that was counted has to be known,
@@ -322,7 +331,7 @@ func (d *tcpDir) interrupted() {
 		m.TailLost = true
 		d.t.r.finish(m, nil)
 	}
-	d.headless = true
+	d.headless, d.unsure = true, true
 	d.uncounted, d.resp, d.unknownResp = true, nil, false
 	if c := d.t.conn; c.upper != nil {
 		c.upper.gap(d.side)

@@ -96,11 +96,11 @@ func checkMessage(tb testing.TB, m *Message, data bool) {
 	if m.Complete && (gaps > 0 || m.HeadLost || m.TailLost || m.Overflow) {
 		tb.Errorf("%v is complete: %+v", m.Kind, m)
 	}
-	if data && !m.Overflow && m.Kind != Management && uint64(len(m.Data)) != m.Size {
+	if data && m.Complete && m.Kind <= Read && uint64(len(m.Data)) != m.Size || uint64(len(m.Data)) > m.Size {
 		tb.Errorf("%v: %d bytes of data for a size of %d", m.Kind, len(m.Data), m.Size)
 	}
 	for _, g := range m.Missing {
-		if m.Data != nil && bytes.Trim(m.Data[g.From:g.To], "\x00") != nil && len(bytes.Trim(m.Data[g.From:g.To], "\x00")) > 0 {
+		if g.From < uint64(len(m.Data)) && len(bytes.Trim(m.Data[g.From:min(g.To, uint64(len(m.Data)))], "\x00")) > 0 {
 			tb.Errorf("%v: bytes of %v are not zero", m.Kind, g)
 		}
 	}

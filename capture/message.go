@@ -62,7 +62,9 @@ type Message struct {
 	TailLost bool    // packets are missing behind Size
 	Overflow bool    // all was there but Data, for want of memory
 
-	Data []byte // with Config.Data: Size bytes, zero where they are missing
+	// Data, with Config.Data, has Size bytes, zero where they are missing, or
+	// fewer where the last ones are.
+	Data []byte
 
 	Imm           uint32 // immediate data
 	HasImm        bool

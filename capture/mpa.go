@@ -294,24 +294,30 @@ func (d *tcpDir) hole(n int, when time.Time) {
 		if n == 0 {
 			return
 		}
-		d.interrupted()
 		if total := d.whole(d.buf); len(d.buf) > 0 && total > 0 {
-			d.partial(total, when)
-			if rest := total - len(d.buf) - n; rest >= 0 {
-				d.buf, d.skipped = d.buf[:0], uint64(rest)
+			known := d.partial(total, when)
+			rest := total - len(d.buf) - n
+			d.buf = d.buf[:0]
+			if rest >= 0 {
+				d.skipped = uint64(rest)
+				if !known {
+					d.interrupted()
+				}
 				return
 			}
 		}
 		d.buf = d.buf[:0]
+		d.interrupted()
 		d.lostStep()
 	}
 }
 
-// partial takes the beginning of an FPDU, total bytes long, that has a hole.
-// With checksums it cannot be relied on.
-func (d *tcpDir) partial(total int, when time.Time) {
+// partial takes the beginning of an FPDU, total bytes long, that has a hole, if
+// there is enough of it to know what it is. With checksums it cannot be relied
+// on.
+func (d *tcpDir) partial(total int, when time.Time) bool {
 	if d.t.conn.CRC || d.t.conn.Markers[d.side] {
-		return
+		return false
 	}
 	size := int(binary.BigEndian.Uint16(d.buf))
 	ulpdu := d.buf[iwarpwire.LengthLen:]
@@ -319,10 +325,11 @@ func (d *tcpDir) partial(total int, when time.Time) {
 	var h iwarpwire.Header
 	n, refused := h.Parse(ulpdu)
 	if refused != nil {
-		return
+		return false
 	}
 	d.t.r.stats.NoCRC++
 	d.ddp(&h, ulpdu[n:], size-n, when)
+	return true
 }
 
 // search looks for an FPDU among bytes of which it is not known where one
@@ -497,8 +504,8 @@ func (d *tcpDir) end() {
 		}
 	} else if d.phase == phaseFPDU && len(d.buf) > 0 {
 		if total := d.whole(d.buf); total > 0 {
-			d.interrupted()
 			d.partial(total, d.t.r.now)
+			d.interrupted()
 		}
 	}
 	d.buf = nil

@@ -40,9 +40,10 @@ type Config struct {
 
 	// Memory bounds what is kept of packets that came too early and of
 	// messages that are not complete, in bytes; 0 means 256 MiB. What does not
-	// fit is given up, and said to be. Beside it there is some bookkeeping,
-	// below 8 KiB a connection and 256 bytes for each packet that came too
-	// early.
+	// fit is given up, and said to be. Beside it there is a copy of what is
+	// just being handed out, and some bookkeeping: below 8 KiB a connection,
+	// 64 KiB where upper layers are looked into, and 256 bytes for each packet
+	// that came too early.
 	Memory int
 
 	// Conns bounds the connections that are open at a time; 0 means 65536.
@@ -305,6 +306,7 @@ func (r *Reassembler) newMessage(c *Conn, from Side, kind Kind) *Message {
 func (r *Reassembler) finish(m *Message, whole []byte) {
 	c := m.Conn
 	if whole != nil {
+		whole = whole[:min(uint64(len(whole)), m.Size)]
 		m.Got = uint64(len(whole))
 		if m.Got < m.Size {
 			m.Missing = append(m.Missing, Range{m.Got, m.Size})
@@ -312,17 +314,14 @@ func (r *Reassembler) finish(m *Message, whole []byte) {
 		m.head = whole
 		if r.cfg.Data {
 			m.Data = whole
-			if m.Got < m.Size {
-				m.Data = append(append([]byte(nil), whole...), make([]byte, m.Size-m.Got)...)
-			}
 		}
 	} else {
 		m.Got = m.buf.have.total(m.Size)
 		m.Missing = m.buf.have.missing(m.Missing, m.Size)
 		m.head = m.buf.data
 		if r.cfg.Data {
-			if m.Overflow = m.buf.full; !m.Overflow && m.Size <= 1<<40 {
-				m.Data = m.dataView()
+			if m.Overflow = m.buf.full; !m.Overflow {
+				m.Data = m.buf.data[:min(m.Size, uint64(len(m.buf.data)))]
 			}
 		}
 	}
@@ -344,16 +343,6 @@ func (r *Reassembler) finish(m *Message, whole []byte) {
 		r.toUpper(m)
 	}
 	r.free(m)
-}
-
-// dataView returns Size bytes. A message whose end is missing, and whose size
-// was only announced, is padded with zeros as far as memory allows.
-func (m *Message) dataView() []byte {
-	if m.Size > uint64(len(m.buf.data)) && !m.buf.grow(m.Size) {
-		m.Overflow = true
-		return nil
-	}
-	return m.buf.data[:m.Size]
 }
 
 func (r *Reassembler) free(m *Message) {

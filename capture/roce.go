@@ -297,8 +297,12 @@ func (f *roceFlow) start(psn uint32) {
 
 // restart begins anew where the PSNs have nothing to do with those before.
 func (f *roceFlow) restart(pk *RoCE, when time.Time) {
-	f.r.lose(Loss{Conn: f.conn, From: f.side, What: Restarted, First: uint64(f.next), Count: uint64(pk.PSN)})
 	f.flushRequests()
+	if d := psnDiff(pk.PSN, f.next); f.unsure == nil && d >= 0 && d <= jump {
+		f.request(pk, &opcodes[pk.Opcode], when) // it was the first that was expected
+		return
+	}
+	f.r.lose(Loss{Conn: f.conn, From: f.side, What: Restarted, First: uint64(f.next), Count: uint64(pk.PSN)})
 	f.flushReads()
 	f.started, f.ranged, f.markLen = false, false, 0
 	f.lost = jump
@@ -343,8 +347,12 @@ func (f *roceFlow) gap(k int, next *RoCE) {
 		return
 	}
 	r, c := f.r, f.conn
-	c.Sent[f.side].Lost += uint64(k)
-	r.lose(Loss{Conn: c, From: f.side, What: PacketsLost, First: uint64(f.next), Count: uint64(k)})
+	if k > jump {
+		r.lose(Loss{Conn: c, From: f.side, What: Restarted, First: uint64(f.next), Count: uint64(next.PSN)})
+	} else {
+		c.Sent[f.side].Lost += uint64(k)
+		r.lose(Loss{Conn: c, From: f.side, What: PacketsLost, First: uint64(f.next), Count: uint64(k)})
+	}
 	f.gaps[f.gapCount%len(f.gaps)] = psnRange{f.next, k}
 	f.gapCount++
 	f.lost += k
@@ -576,7 +584,7 @@ func (f *roceFlow) response(pk *RoCE, op *opInfo, when time.Time) {
 	if g := f.peer; g != nil && g.answer(pk, op, when) {
 		return
 	}
-	if f.peer != nil && op.class == classAck {
+	if f.peer != nil && f.peer.started && op.class == classAck {
 		return // good for nothing but a latency
 	}
 	added, room := f.early.add(f.r, pk, when)

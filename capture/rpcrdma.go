@@ -319,7 +319,9 @@ func (u *UpperMessage) insert(k *Chunk, segs []*Segment) {
 	switch {
 	case k.Data == nil:
 		u.Data = nil
-	case u.Data != nil || at == 0:
+	case uint64(len(u.Data)) < at: // some of it is missing
+		u.Data = nil
+	default:
 		u.Data = slices.Insert(u.Data, int(at), append(slices.Clone(k.Data), make([]byte, pad)...)...)
 	}
 }

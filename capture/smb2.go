@@ -162,9 +162,6 @@ func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id 
 			}
 			if at < size {
 				t.u.Missing = append(t.u.Missing, Range{at, size})
-				if t.u.Data != nil {
-					t.u.Data = append(t.u.Data, make([]byte, min(size-at, uint64(x.r.mem.limit)))...)
-				}
 			}
 			x.remove(client, t)
 		},

@@ -1,9 +1,6 @@
 package capture
 
-import (
-	"bytes"
-	"encoding/binary"
-)
+import "encoding/binary"
 
 // SMB Direct, [MS-SMBD]: each Send is a negotiation message, or a header and at
 // most one segment of a message.
@@ -158,9 +155,6 @@ func (x *smbdUpper) segment(m *Message, h *smbdHeader) {
 		}
 		if x.r.cfg.Data {
 			u.Data = payload
-			if pad := int(h.length) - len(payload); pad > 0 {
-				u.Data = append(bytes.Clone(payload), make([]byte, pad)...)
-			}
 		}
 		x.finished(u, payload)
 		return
@@ -224,7 +218,7 @@ func (x *smbdUpper) close(from Side) {
 	if d.buf.full && x.r.cfg.Data {
 		x.r.lose(Loss{Conn: x.c, From: from, What: MemoryShort, Count: u.Size})
 	} else if x.r.cfg.Data {
-		u.Data = d.buf.view(0, u.Size)
+		u.Data = d.buf.data
 	}
 	head := d.buf.data
 	x.finished(u, head)

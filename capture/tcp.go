@@ -44,6 +44,7 @@ type tcpDir struct {
 
 type tcpSegment struct {
 	seq  uint32
+	ack  uint32 // what its sender had received by then, of the other direction
 	data []byte // captured
 	size int    // on the wire
 	when time.Time
@@ -105,7 +106,7 @@ func (r *Reassembler) addTCP(ip *datagram) {
 		seq++
 	}
 	if size > 0 {
-		d.segment(tcpSegment{seq, data, size, r.now})
+		d.segment(tcpSegment{seq, ack, data, size, r.now})
 	}
 	if flags&(tcpFIN|tcpRST) != 0 {
 		t.conn.Closed = true
@@ -256,11 +257,15 @@ func (d *tcpDir) drain() {
 // consume feeds the segment that begins at next.
 func (d *tcpDir) consume(s tcpSegment) {
 	d.next += uint32(s.size)
+	d.ack = s.ack
 	if len(s.data) > 0 {
 		d.feed(s.data, s.when)
 	}
 	if gone := s.size - len(s.data); gone > 0 {
 		d.missing(gone, s.when)
+	}
+	if o := d.t.dirs[d.side.Other()]; len(o.early) > 0 {
+		o.retryEarly()
 	}
 }
 

@@ -75,6 +75,7 @@ type UpperMessage struct {
 	TailLost bool    // bytes are missing behind Size
 
 	// Data, with Config.Data, is the message: Size bytes, zero where they are
+	// missing, or fewer where the last ones are. It may be nil where much is
 	// missing. Read chunks of RPC are where they were taken from; write
 	// chunks are not, as only the program knows where they belong.
 	Data []byte
@@ -97,7 +98,7 @@ type Chunk struct {
 	Size     uint64
 	Got      uint64
 	Complete bool
-	Data     []byte // with Config.Data: Size bytes
+	Data     []byte // with Config.Data: Size bytes; may be nil if not complete
 }
 
 // ChunkSegment is a segment as RPC-over-RDMA names it.
@@ -399,7 +400,7 @@ func (r *Reassembler) chunk(segs []*Segment) Chunk {
 		c.Got += uint64(s.Size(false))
 		c.Complete = c.Complete && s.Complete()
 	}
-	if r.cfg.Data && c.Size <= uint64(r.mem.limit) {
+	if r.cfg.Data && c.Size <= uint64(r.mem.limit) && (c.Complete || c.Size <= 4*c.Got+1<<20) {
 		c.Data = make([]byte, 0, c.Size)
 		for _, s := range segs {
 			c.Data = append(c.Data, s.Data(false)...)
