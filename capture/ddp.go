@@ -28,6 +28,7 @@ type ddpStream struct {
 	resp        *Message // Read of the other side that is being answered
 	answered    uint32   // MSN of the last Read that was answered
 	uncounted   bool     // answered may be behind
+	everCounted bool     // answered was right at some time
 	unknownResp bool     // within a response that belongs to no known Read
 	early       []earlyResponse
 }
@@ -161,7 +162,7 @@ func (d *tcpDir) acceptRead(h *iwarpwire.Header, data []byte, when time.Time) {
 	}
 	m := d.message(iwarpwire.QNReadRequest, Read, h.MSN, when)
 	m.Key, m.Addr, m.SinkKey, m.SinkAddr, m.Size = q.SrcSTag, q.SrcTO, q.SinkSTag, q.SinkTO, uint64(q.Size)
-	m.buf.expect = m.Size
+	m.buf.expect, m.seq = m.Size, d.origin+uint32(d.bufOff)
 	// With a sink other than that of the Read before, its answer cannot be
 	// taken for that one's.
 	m.distinct = d.sink.msn != 0 && d.sink.msn == h.MSN-1 && (d.sink.stag != q.SinkSTag || d.sink.to != q.SinkTO)
@@ -178,10 +179,13 @@ func (d *tcpDir) acceptRead(h *iwarpwire.Header, data []byte, when time.Time) {
 func (d *tcpDir) wait(h *iwarpwire.Header, data []byte, size int, when time.Time) {
 	r := d.t.r
 	kept, ok := r.hold(data)
-	if ok {
-		d.early = append(d.early, earlyResponse{*h, kept, size, d.ack, when})
+	if !ok {
+		d.dropEarly()
+		d.pass(h, size)
+		return
 	}
-	if !ok || len(d.early) > r.window {
+	d.early = append(d.early, earlyResponse{*h, kept, size, d.ack, when})
+	if len(d.early) > r.window {
 		d.dropEarly()
 	}
 }
@@ -189,12 +193,19 @@ func (d *tcpDir) wait(h *iwarpwire.Header, data []byte, size int, when time.Time
 // dropEarly gives up all Read Responses whose request was not seen.
 func (d *tcpDir) dropEarly() {
 	for _, e := range d.early {
-		d.stray(&e.h, e.size)
+		d.pass(&e.h, e.size)
 		d.t.r.letGo(e.data)
 	}
 	clear(d.early)
 	d.early = d.early[:0]
-	d.uncounted, d.resp = true, nil
+}
+
+// pass counts a segment of a Read Response that is not used.
+func (d *tcpDir) pass(h *iwarpwire.Header, size int) {
+	d.stray(h, size)
+	if d.unknownResp = !h.Last; h.Last && !d.uncounted {
+		d.answered++
+	}
 }
 
 func (d *tcpDir) stray(h *iwarpwire.Header, size int) {
@@ -239,13 +250,11 @@ func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, ack uint32,
 			m.End = when
 		}
 	} else {
-		d.stray(h, size)
+		d.pass(h, size)
 	}
 	if h.Last {
 		if m != nil {
-			d.answered, d.uncounted = m.msn, false
-		} else if !d.uncounted {
-			d.answered++
+			d.answered, d.uncounted, d.everCounted = m.msn, false, true
 		}
 		d.resp, d.unknownResp = nil, false
 		o.finishReads(d)
@@ -254,10 +263,11 @@ func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, ack uint32,
 }
 
 // asked finds the Read of o that a Read Response belongs to, at its beginning
-// or, after a gap, in its middle.
+// or, after a gap, in its middle. ack is what its sender had received by then.
 func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, wait bool) {
 	last := o.msn[iwarpwire.QNReadRequest]
-	if !d.uncounted && d.synced {
+	floor := d.synced || d.everCounted // answered is a lower bound
+	if !d.uncounted && floor {
 		want := d.answered + 1
 		for _, m := range o.reads {
 			if m.msn == want {
@@ -266,35 +276,57 @@ func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, 
 		}
 		return nil, int32(last-want) < 0
 	}
-	// What its sender had received by then has to be known, to the last
-	// request.
+	// Every request has to be known that the sender had received, to the last.
 	if o.started && int32(ack-o.next) > 0 {
 		return nil, true
 	}
-	if o.unsure || !o.started {
+	if o.unsure || !o.started || len(o.reads) == 0 {
 		return nil, false
 	}
-	var open []*Message
 	for _, c := range o.reads {
-		q := ReadRequest{SinkSTag: c.SinkKey, SinkOffset: c.SinkAddr, Length: uint32(c.Size)}
-		if h.STag == c.SinkKey && (q.Contains(h.TO) || h.TO == c.SinkAddr) {
-			open = append(open, c)
+		if int32(c.seq-ack) >= 0 { // that one came later
+			last = c.msn - 1
+			break
 		}
 	}
-	if len(open) != 1 {
-		return nil, false
+	low := d.answered
+	if !floor {
+		low = o.reads[0].msn - 1
 	}
-	m = open[0]
-	// Every request since the last answer that was counted has to be known,
-	// and this one be told from them.
-	if d.synced && last-d.answered == 1 {
-		return m, false
+	if depth := o.depth(); depth > 0 && (int32(last-depth-low) > 0 || !floor) {
+		low, floor = last-depth, true // no more than that may be open at a time
 	}
-	known := uint32(len(o.reads)) == last-o.reads[0].msn+1 && (!d.synced || o.reads[0].msn == d.answered+1)
-	if m.distinct && known {
-		return m, false
+	open, match := uint32(0), 0
+	for _, c := range o.reads {
+		if int32(c.msn-low) <= 0 || int32(c.msn-last) > 0 {
+			continue
+		}
+		if n := len(c.buf.have); n > 0 && c.buf.have[n-1].To > h.TO-c.SinkAddr && h.STag == c.SinkKey {
+			low, open, match = c.msn, 0, 0 // it has got further already
+			continue
+		}
+		open++
+		q := ReadRequest{SinkSTag: c.SinkKey, SinkOffset: c.SinkAddr, Length: uint32(c.Size)}
+		if h.STag == c.SinkKey && (q.Contains(h.TO) || h.TO == c.SinkAddr) {
+			m = c
+			match++
+		}
 	}
-	return nil, false
+	if open != last-low || match != 1 || !floor && !m.distinct {
+		return nil, false // it may belong to one that is not known
+	}
+	return m, false
+}
+
+// depth returns how many Reads d's side may have open at a time, 0 if that was
+// not negotiated (RFC 6581).
+func (d *tcpDir) depth() uint32 {
+	s, o := d.start, d.t.dirs[d.side.Other()].start
+	if s == nil || o == nil || !s.Enhanced || !o.Enhanced ||
+		s.ORD == iwarpwire.DepthNotNegotiated || o.IRD == iwarpwire.DepthNotNegotiated {
+		return 0
+	}
+	return uint32(max(s.ORD, o.IRD)) // the larger one, in case the two ends do not agree
 }
 
 // finishReads hands out the Reads that by has answered, or passed over.

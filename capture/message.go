@@ -87,6 +87,7 @@ type Message struct {
 	mtu      int    // RoCE: bytes of every packet but the last
 	count    int    // Read: PSNs that it takes, 0 if that is not known
 	answered bool   // Read, atomic operations: at least in part
+	seq      uint32 // Read on iWARP: where its request is in the TCP stream
 	distinct bool   // Read on iWARP: its sink is not that of the Read before
 	deadline uint64 // Read: when it is given up, in packets of the peer; 0 if there is no reason to
 }

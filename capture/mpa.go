@@ -240,6 +240,7 @@ func (d *tcpDir) unit(b []byte, when time.Time) {
 // lostStep makes the stream look for its next FPDU, as what it took for one was
 // none.
 func (d *tcpDir) lostStep() {
+	d.interrupted()
 	d.phase = phaseLost
 	d.starts = d.starts[:0]
 }
@@ -255,6 +256,7 @@ func (d *tcpDir) startFrame(b []byte, when time.Time) {
 	s.Private = slices.Clone(s.Private)
 	d.start = &s
 	d.phase = phaseFPDU
+	d.headless, d.uncounted, d.unsure, d.synced = false, false, false, true
 	d.base = d.off
 	c.Ends[d.side].Private = s.Private
 	c.Markers[d.side.Other()] = s.Markers
@@ -282,9 +284,11 @@ func (d *tcpDir) hole(n int, when time.Time) {
 	case phaseStart:
 		// Whatever the frame said, the other side's tells about checksums too.
 		d.phase, d.buf = phaseLost, d.buf[:0]
+		d.interrupted()
 	case phaseGuess, phaseLost:
 		d.searched += uint64(len(d.buf))
 		d.buf, d.starts = d.buf[:0], d.starts[:0]
+		d.interrupted()
 	case phaseFPDU:
 		if past := min(d.skipped, uint64(n)); past > 0 {
 			d.skipped -= past
@@ -307,7 +311,6 @@ func (d *tcpDir) hole(n int, when time.Time) {
 			}
 		}
 		d.buf = d.buf[:0]
-		d.interrupted()
 		d.lostStep()
 	}
 }

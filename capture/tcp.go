@@ -35,6 +35,7 @@ type tcpDir struct {
 	started bool   // next is the number of the byte that is fed next
 	next    uint32 // TCP sequence number
 	off     uint64 // bytes of the stream before next, from the first one seen
+	origin  uint32 // number of the byte at offset 0
 	held    []tcpSegment
 	bytes   int // in held
 
@@ -204,6 +205,7 @@ func (d *tcpDir) trim(s *tcpSegment) bool {
 func (d *tcpDir) beginAnywhere() {
 	d.started, d.next = true, d.held[0].seq
 	d.phase = phaseGuess
+	d.interrupted()
 	d.drain()
 }
 
@@ -256,6 +258,7 @@ func (d *tcpDir) drain() {
 
 // consume feeds the segment that begins at next.
 func (d *tcpDir) consume(s tcpSegment) {
+	d.origin = s.seq - uint32(d.off)
 	d.next += uint32(s.size)
 	d.ack = s.ack
 	if len(s.data) > 0 {
