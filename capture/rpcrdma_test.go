@@ -46,6 +46,17 @@ func rpc(xid, direction uint32, text string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, direction), text...)
 }
 
+// only returns the first message of that kind; sides are in no order to each
+// other.
+func only(res *result, kind UpperKind) *UpperMessage {
+	for i := range res.uppers {
+		if res.uppers[i].Kind == kind {
+			return &res.uppers[i]
+		}
+	}
+	return &UpperMessage{}
+}
+
 // Two read chunks, one of two segments; each goes to its position, rounded up
 // to words. The second position counts from the beginning of the whole.
 func TestReadChunks(t *testing.T) {
@@ -78,11 +89,11 @@ func TestReadChunks(t *testing.T) {
 	want = append(want, inline[12:16]...) // "bbbb" is at 3012
 	want = append(append(want, two...), 0, 0, 0)
 	want = append(want, inline[16:]...)
-	u := res.uppers[0]
+	u := only(res, Call)
 	if u.Kind != Call || !u.Complete || !bytes.Equal(u.Data, want) || len(u.ReadChunks) != 2 || u.ReadChunks[0].Size != 3000 {
 		t.Errorf("%v, complete %v, %d bytes, want %d", u.Kind, u.Complete, len(u.Data), len(want))
 	}
-	if r := res.uppers[1]; r.Kind != Reply || string(r.Data[8:]) != "done" {
+	if r := only(res, Reply); string(r.Data[8:]) != "done" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -106,8 +117,8 @@ func TestLongMessages(t *testing.T) {
 	if len(res.uppers) != 2 {
 		t.Fatalf("%d messages", len(res.uppers))
 	}
-	for i, want := range [][]byte{long, answer} {
-		if u := res.uppers[i]; !u.Complete || !bytes.Equal(u.Data, want) || u.XID != 6 {
+	for kind, want := range map[UpperKind][]byte{Call: long, Reply: answer} {
+		if u := only(res, kind); !u.Complete || !bytes.Equal(u.Data, want) || u.XID != 6 {
 			t.Errorf("%v: complete %v, %d bytes, want %d", u.Kind, u.Complete, len(u.Data), len(want))
 		}
 	}
