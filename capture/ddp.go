@@ -31,6 +31,7 @@ type ddpStream struct {
 	everCounted bool     // answered was right at some time
 	unknownResp bool     // within a response that belongs to no known Read
 	early       []earlyResponse
+	earlyGap    bool // segments are missing behind early
 }
 
 type sink struct {
@@ -46,6 +47,7 @@ type earlyResponse struct {
 	size int
 	ack  uint32
 	when time.Time
+	gap  bool // segments are missing in front of it
 }
 
 // ddp takes a DDP segment, of whose size payload bytes data was captured.
@@ -184,20 +186,38 @@ func (d *tcpDir) wait(h *iwarpwire.Header, data []byte, size int, when time.Time
 		d.pass(h, size)
 		return
 	}
-	d.early = append(d.early, earlyResponse{*h, kept, size, d.ack, when})
+	d.early = append(d.early, earlyResponse{*h, kept, size, d.ack, when, d.earlyGap})
+	d.earlyGap = false
 	if len(d.early) > r.window {
 		d.dropEarly()
+	}
+}
+
+// miscount notes that segments are missing in front of the next response.
+func (d *tcpDir) miscount() {
+	d.uncounted, d.resp, d.unknownResp = true, nil, false
+}
+
+// caughtUp notes that no response waits any more.
+func (d *tcpDir) caughtUp() {
+	if len(d.early) == 0 && d.earlyGap {
+		d.earlyGap = false
+		d.miscount()
 	}
 }
 
 // dropEarly gives up all Read Responses whose request was not seen.
 func (d *tcpDir) dropEarly() {
 	for _, e := range d.early {
+		if e.gap {
+			d.miscount()
+		}
 		d.pass(&e.h, e.size)
 		d.t.r.letGo(e.data)
 	}
 	clear(d.early)
 	d.early = d.early[:0]
+	d.caughtUp()
 }
 
 // pass counts a segment of a Read Response that is not used.
@@ -215,6 +235,10 @@ func (d *tcpDir) stray(h *iwarpwire.Header, size int) {
 // retryEarly goes through the Read Responses that wait.
 func (d *tcpDir) retryEarly() {
 	for len(d.early) > 0 {
+		if d.early[0].gap {
+			d.early[0].gap = false
+			d.miscount()
+		}
 		e := d.early[0]
 		if !d.respond(&e.h, e.data, e.size, e.ack, e.when) {
 			return
@@ -222,6 +246,7 @@ func (d *tcpDir) retryEarly() {
 		d.t.r.letGo(e.data)
 		d.early = d.early[:copy(d.early, d.early[1:])]
 	}
+	d.caughtUp()
 }
 
 // respond takes a segment of a Read Response; it returns false if its request
@@ -364,7 +389,8 @@ func (d *tcpDir) interrupted() {
 		d.t.r.finish(m, nil)
 	}
 	d.headless, d.unsure = true, true
-	d.uncounted, d.resp, d.unknownResp = true, nil, false
+	d.earlyGap = true
+	d.caughtUp()
 	if c := d.t.conn; c.upper != nil {
 		c.upper.gap(d.side)
 	}

@@ -256,7 +256,7 @@ func (d *tcpDir) startFrame(b []byte, when time.Time) {
 	s.Private = slices.Clone(s.Private)
 	d.start = &s
 	d.phase = phaseFPDU
-	d.headless, d.uncounted, d.unsure, d.synced = false, false, false, true
+	d.headless, d.uncounted, d.unsure, d.earlyGap, d.synced = false, false, false, false, true
 	d.base = d.off
 	c.Ends[d.side].Private = s.Private
 	c.Markers[d.side.Other()] = s.Markers
