@@ -418,3 +418,7 @@ func (d *tcpDir) flushReads() {
 		d.finishRead()
 	}
 }
+
+// FPDUName returns the name of the RDMAP message with an opcode, an index of
+// Stats.FPDUs.
+func FPDUName(opcode int) string { return iwarpwire.Opcode(opcode).String() }

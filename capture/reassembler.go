@@ -328,7 +328,11 @@ func (r *Reassembler) finish(m *Message, whole []byte) {
 	m.Complete = len(m.Missing) == 0 && !m.HeadLost && !m.TailLost && !m.Overflow
 	s := &c.Sent[m.From]
 	s.Messages[m.Kind]++
-	s.Payload += m.Got
+	if m.Kind == Read {
+		c.Sent[m.From.Other()].Payload += m.Got // that is where it came from
+	} else {
+		s.Payload += m.Got
+	}
 	if !m.Complete {
 		s.Partial++
 	}
@@ -336,11 +340,14 @@ func (r *Reassembler) finish(m *Message, whole []byte) {
 		r.lose(Loss{Conn: c, From: m.From, What: MemoryShort, Count: m.Size})
 	}
 	r.name(c)
+	if r.cfg.Upper != nil && c.upper == nil {
+		r.decide(m)
+	}
 	if r.cfg.Message != nil {
 		r.cfg.Message(m)
 	}
-	if r.cfg.Upper != nil {
-		r.toUpper(m)
+	if c.upper != nil {
+		c.toUpper(m)
 	}
 	r.free(m)
 }

@@ -137,25 +137,22 @@ type upper interface {
 	forget()
 }
 
-// toUpper hands m on to the protocol of its connection.
-func (r *Reassembler) toUpper(m *Message) {
+// decide settles what m's connection carries, if that shows by now.
+func (r *Reassembler) decide(m *Message) {
 	c := m.Conn
-	if c.upper == nil {
-		if m.Kind != Send || c.Protocol == Unknown {
-			return
-		}
-		switch r.detect(m) {
-		case SMBDirect:
-			c.Protocol, c.upper = SMBDirect, newSMBDirect(r, c)
-		case RPCRDMA:
-			c.Protocol, c.upper = RPCRDMA, newRPC(r, c)
-		case Unknown:
-			c.Protocol = Unknown
-			return
-		default:
-			return
-		}
+	if m.Kind != Send || c.Protocol == Unknown {
+		return
 	}
+	switch c.Protocol = r.detect(m); c.Protocol {
+	case SMBDirect:
+		c.upper = newSMBDirect(r, c)
+	case RPCRDMA:
+		c.upper = newRPC(r, c)
+	}
+}
+
+// toUpper hands m on to the protocol of its connection.
+func (c *Conn) toUpper(m *Message) {
 	switch m.Kind {
 	case Send:
 		c.upper.send(m)
