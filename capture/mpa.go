@@ -387,20 +387,16 @@ func (d *tcpDir) resume(when time.Time, final bool) {
 // guessStart takes a start frame at the beginning of what was captured, though
 // the beginning of the stream was not.
 func (d *tcpDir) guessStart() bool {
-	reply := false
 	n := startLen(d.buf, false)
 	if n < 0 {
-		reply = true
 		n = startLen(d.buf, true)
 	}
 	if n < 0 {
 		return false
 	}
+	d.sideBy(d.buf)
 	if n == 0 || len(d.buf) < n {
 		return true // wait for more
-	}
-	if reply != (d.side == Responder) {
-		d.t.swap()
 	}
 	rest := slices.Clone(d.buf)
 	d.off = d.bufOff

@@ -64,7 +64,7 @@ type roceFlow struct {
 	tries   int
 	retries bool // early is being looked through
 
-	marks             [256]mark // requests that wait for an acknowledgement, a ring
+	marks             [64]mark // requests that wait for an acknowledgement, a ring
 	markHead, markLen int
 }
 

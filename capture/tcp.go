@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"slices"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
 // TCP. The segments from one end to another are put in order, and what comes of
@@ -154,6 +156,14 @@ func (t *tcpConn) swap() {
 	}
 }
 
+// sideBy corrects the sides if b, the beginning of what d has sent, is the start
+// frame of the other one.
+func (d *tcpDir) sideBy(b []byte) {
+	if len(b) >= iwarpwire.StartLen-4 && (startLen(b, false) >= 0 && d.side == Responder || startLen(b, true) >= 0 && d.side == Initiator) {
+		d.t.swap()
+	}
+}
+
 // begin says what the number of the first byte is.
 func (d *tcpDir) begin(seq uint32) {
 	if !d.started {
@@ -210,6 +220,12 @@ func (d *tcpDir) trim(s *tcpSegment) bool {
 
 // beginAnywhere begins with the lowest number there is, as the SYN was not captured.
 func (d *tcpDir) beginAnywhere() {
+	// A start frame of either direction tells the sides.
+	for _, x := range d.t.dirs {
+		if len(x.held) > 0 && d.t.conn.ID == 0 {
+			x.sideBy(x.held[0].data)
+		}
+	}
 	d.started, d.next = true, d.held[0].seq
 	d.phase = phaseGuess
 	d.interrupted()
