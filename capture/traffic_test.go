@@ -88,7 +88,11 @@ func checkCapture(t *testing.T, file io.Reader, server netip.AddrPort) {
 			sums[u.From].Write(u.Data)
 			sizes[u.From] += len(u.Data)
 		},
-		Loss: func(l capture.Loss) { t.Errorf("%v: %v", l.Conn, l) },
+		Loss: func(l capture.Loss) {
+			if l.Conn != nil && l.Conn.Ends[1].Addr == server {
+				t.Errorf("%v: %v", l.Conn, l)
+			}
+		},
 	})
 	for _, f := range frames {
 		r.Add(&capture.Packet{Time: f.Time, Link: capture.LinkEthernet, Data: f.Data})
@@ -107,10 +111,13 @@ func checkCapture(t *testing.T, file io.Reader, server netip.AddrPort) {
 // a capture byte for byte.
 func TestOwnTraffic(t *testing.T) {
 	tsharktest.NeedCapture(t)
+	// An address of its own, as whatever else runs here talks over lo, too.
+	pid := os.Getpid()
+	addr := netip.AddrFrom4([4]byte{127, 128 + byte(pid>>16&63), byte(pid >> 8), byte(pid)})
 	var server netip.AddrPort
-	path := tsharktest.Capture(t, netip.MustParseAddr("127.0.0.1"), func() {
+	path := tsharktest.Capture(t, addr, func() {
 		config := rdmanet.Config{Device: "iwarp"}
-		ln, err := (&rdmanet.ListenConfig{Config: config}).Listen(t.Context(), "rdma4", "127.0.0.1:0")
+		ln, err := (&rdmanet.ListenConfig{Config: config}).Listen(t.Context(), "rdma4", netip.AddrPortFrom(addr, 0).String())
 		require.NoError(t, err)
 		defer ln.Close()
 		server = ln.Addr().(*net.TCPAddr).AddrPort()
