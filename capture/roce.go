@@ -223,7 +223,7 @@ func (f *roceFlow) request(pk *RoCE, op *opInfo, when time.Time) {
 	if !f.started {
 		f.wait(pk, when)
 		if f.held.len() >= startHold {
-			f.start(f.held.first().pk.PSN)
+			f.startAnywhere(f.held.first().pk.PSN)
 		}
 		return
 	}
@@ -271,7 +271,7 @@ func (f *roceFlow) wait(pk *RoCE, when time.Time) {
 	f.r.lose(Loss{Conn: f.conn, From: f.side, What: MemoryShort, Count: uint64(pk.Size)})
 	f.release()
 	if !f.started {
-		f.start(pk.PSN)
+		f.startAnywhere(pk.PSN)
 	}
 	if d := psnDiff(pk.PSN, f.next); f.unsure == nil && d >= 0 {
 		f.gap(d, pk)
@@ -282,7 +282,7 @@ func (f *roceFlow) wait(pk *RoCE, when time.Time) {
 // release accepts all that waits, whatever is missing in between.
 func (f *roceFlow) release() {
 	if !f.started && f.held.len() > 0 {
-		f.start(f.held.first().pk.PSN)
+		f.startAnywhere(f.held.first().pk.PSN)
 	}
 	for f.held.len() > 0 {
 		f.skip()
@@ -293,6 +293,12 @@ func (f *roceFlow) release() {
 func (f *roceFlow) start(psn uint32) {
 	f.started, f.next = true, psn
 	f.drain()
+}
+
+// startAnywhere does so where there may have been others before.
+func (f *roceFlow) startAnywhere(psn uint32) {
+	f.lost++
+	f.start(psn)
 }
 
 // restart begins anew where the PSNs have nothing to do with those before.
@@ -355,7 +361,6 @@ func (f *roceFlow) gap(k int, next *RoCE) {
 	}
 	f.gaps[f.gapCount%len(f.gaps)] = psnRange{f.next, k}
 	f.gapCount++
-	f.lost += k
 	if c.upper != nil {
 		c.upper.gap(f.side)
 	}
@@ -373,15 +378,18 @@ func (f *roceFlow) gap(k int, next *RoCE) {
 				same = psnDiff(next.PSN, m.psn) < packets(uint32(m.Size), m.mtu)
 			}
 		}
-		if !same {
-			f.abandon()
+		if same {
+			return
 		}
+		f.abandon()
 	}
-	if f.cur == nil && k == 1 && goesOn && op.class == classSend && c.MTU > 0 {
+	f.lost += k
+	if k == 1 && goesOn && op.class == classSend && c.MTU > 0 {
 		// What is missing can only be the First.
 		m := r.newMessage(c, f.side, Send)
 		m.psn, m.mtu = f.next, c.MTU
-		f.cur = m
+		f.cur, f.lost = m, f.lost-1
+		m.lost, f.lost = f.lost, 0
 	}
 }
 

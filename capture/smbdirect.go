@@ -91,7 +91,7 @@ func (x *smbdUpper) gap(from Side) { x.smb2.gap(from) }
 
 func (x *smbdUpper) send(m *Message) {
 	d := &x.dirs[m.From]
-	if m.lost > 0 {
+	if m.lost > 0 && (d.begun || !smbdNegotiation(m.head, m.Size, m.From)) {
 		x.interrupt(m.From)
 	}
 	u := &d.one
