@@ -160,6 +160,32 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
+// What is missing has a line where that was found out, and is in the message
+// that it is missing from.
+func TestMissing(t *testing.T) {
+	b := rewrite(t, captureFile("rxe-write.pcap"), "pcap")
+	out := bytes.Clone(b[:24])
+	dropped := false
+	for b = b[24:]; len(b) > 0; {
+		n := 16 + int(b[8]) + int(b[9])<<8
+		if b[16+42] == 0x07 && !dropped { // an RDMA WRITE Middle
+			dropped = true
+		} else {
+			out = append(out, b[:n]...)
+		}
+		b = b[n:]
+	}
+	got, complaints, err := dump(t, options{}, bytes.NewReader(out))
+	for _, want := range []string{"LOSS: PSN 9449753 is missing\n", "NOT COMPLETE: [1024, 2048) missing, 3977 of 5001 bytes there\n"} {
+		if err != nil || strings.Count(got, want) != 1 {
+			t.Errorf("no %q: %v\n%s", want, err, got)
+		}
+	}
+	if complaints != "rdmadump: 1 gaps of 1 PSNs in RoCE\n" {
+		t.Errorf("%q", complaints)
+	}
+}
+
 func TestFilter(t *testing.T) {
 	const file = "rxe-send8k.pcap"
 	all, _, _ := dump(t, options{file: captureFile(file)}, nil)

@@ -39,6 +39,9 @@ type line struct {
 	Missing  string    `json:"missing,omitempty"`
 }
 
+// lossKind is the kind of a line that says what is missing from the capture.
+const lossKind = "LOSS"
+
 // since returns the seconds from the first message on.
 func (p *printer) since(t time.Time) float64 {
 	if p.begun.IsZero() {
@@ -65,9 +68,12 @@ func (p *printer) print(l *line) {
 	if l.Detail != "" {
 		fmt.Fprintf(p.w, ", %s", l.Detail)
 	}
-	if l.Complete {
+	switch {
+	case l.Complete:
 		fmt.Fprintln(p.w, ", complete")
-	} else {
+	case l.Kind == lossKind:
+		fmt.Fprintf(p.w, ": %s\n", l.Missing)
+	default:
 		fmt.Fprintf(p.w, ", NOT COMPLETE: %s\n", l.Missing)
 	}
 }
@@ -190,7 +196,7 @@ func (p *printer) upper(u *capture.UpperMessage) {
 }
 
 func (p *printer) loss(x capture.Loss) {
-	l := line{Time: x.Time, Seconds: p.since(x.Time), Kind: "LOSS", Missing: x.String()}
+	l := line{Time: x.Time, Seconds: p.since(x.Time), Kind: lossKind, Missing: x.String()}
 	if c := x.Conn; c != nil {
 		if !p.filter.match(c) {
 			return
