@@ -90,6 +90,7 @@ const (
 	plainReadWrite    = 8 << 20 // whether any is made is up to the program; Linux on siw cannot connect where none may be
 	creditCeiling     = 255
 	defaultFragmented = 1 << 20
+	defaultLinger     = 5 * time.Second
 )
 
 var discardLogger = slog.New(slog.DiscardHandler)
@@ -149,7 +150,7 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 	}
 	s.probe = min(s.keepAlive, 20*time.Second)
 	if s.linger == 0 {
-		s.linger = 5 * time.Second
+		s.linger = defaultLinger
 	}
 	if s.negotiate <= 0 {
 		s.negotiate = 120 * time.Second
