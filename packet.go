@@ -350,9 +350,9 @@ func (p *PacketConn) read(b []byte) (int, netip.AddrPort, error) {
 
 // awaitRead waits until something may have changed. The caller holds rmu.
 func (p *PacketConn) awaitRead() {
-	if p.ud != nil && p.ud.first != nil && !p.ud.first.leading {
-		if p.ud.first.poll() == 0 {
-			p.ud.first.lead()
+	if l := p.firstQP(); l != nil && !l.leading && !l.dropped {
+		if l.poll() == 0 {
+			l.lead()
 		}
 		if p.readers > 0 { // somebody has to be next
 			p.readable.Signal()
@@ -362,6 +362,14 @@ func (p *PacketConn) awaitRead() {
 	p.readers++
 	p.readable.Wait()
 	p.readers--
+}
+
+// firstQP is the queue pair that readers lead, if there is one. The caller holds rmu.
+func (p *PacketConn) firstQP() *udQP {
+	if p.ud == nil {
+		return nil
+	}
+	return p.ud.first
 }
 
 // deliver puts a datagram where the reader finds it. The caller holds rmu, and wakes

@@ -35,10 +35,11 @@ type udPeer struct {
 
 // way is how a peer is reached: by which queue pair of ours, to which of its own.
 type way struct {
-	link  *udQP
-	ah    ibv.AH
-	to    ibv.UDParam
-	plain bool // the peer is not rdmanet
+	link   *udQP
+	ah     ibv.AH
+	to     ibv.UDParam
+	plain  bool // the peer is not rdmanet
+	learnt bool // from a datagram: the peer cannot be asked
 }
 
 // Bounds of what is kept of peers. They are variables for tests.
@@ -63,18 +64,31 @@ var (
 	// serves; softPause how long the software device is kept to.
 	failurePause = time.Second
 	softPause    = 30 * time.Second
+
+	// questionTimes is how long each question waits for its answer. Where the
+	// software device gets its turn then, as for connections, they add up to
+	// rdmaPatience.
+	questionTimes       = []time.Duration{time.Second, 2 * time.Second, 4 * time.Second}
+	questionTimesBeside = []time.Duration{rdmaPatience / 2, rdmaPatience / 2}
 )
 
 // stale reports whether the peer may be somewhere else by now.
 func (pe *udPeer) stale(now time.Duration) bool {
-	return now-max(time.Duration(pe.heard.Load()), pe.asked) > pe.patience
+	return !pe.way.learnt && now-max(time.Duration(pe.heard.Load()), pe.asked) > pe.patience
 }
 
-// from hears that the peer has sent something from a queue pair.
+// from hears that the peer has sent a datagram from a queue pair, if it was the peer.
 func (pe *udPeer) from(qpn uint32, now time.Duration) {
 	if pe.qpn.Load() == qpn {
 		pe.heard.Store(int64(now))
-	} else if pe.qpn.Load() != 0 && now-time.Duration(pe.suspected.Load()) > suspicionPause {
+	} else if now-time.Duration(pe.suspected.Load()) > suspicionPause {
+		pe.moved(qpn)
+	}
+}
+
+// moved hears that the peer may send from another queue pair now.
+func (pe *udPeer) moved(qpn uint32) {
+	if known := pe.qpn.Load(); known != 0 && known != qpn {
 		pe.suspect.Store(true)
 	}
 }

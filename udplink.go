@@ -151,12 +151,13 @@ func (p *PacketConn) received(from netip.AddrPort, payload []byte) {
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
 	p.deliver(from, payload)
-	switch {
-	case p.in.len() == 0:
-	case p.readers > 0:
+	if p.in.len() == 0 {
+		return
+	}
+	if p.readers > 0 {
 		p.readable.Signal()
-	case p.ud != nil && p.ud.first != nil && p.ud.first.sleeping:
-		p.ud.first.recvCQ.Interrupt()
+	} else if l := p.firstQP(); l != nil && l.sleeping && !l.kept {
+		l.recvCQ.Interrupt()
 	}
 }
 

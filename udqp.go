@@ -61,6 +61,7 @@ type udQP struct {
 	sendSGE                   [1]ibv.SGE
 	sendWCs                   [32]ibv.WC
 	retired                   []retiredAH
+	creating                  int // address handles
 	failed                    error
 }
 
@@ -74,7 +75,7 @@ type retiredAH struct {
 const (
 	udReceives    = 256
 	minUDReceives = 16
-	udSends       = 256
+	udSends       = 128
 
 	// udSlot is room for any datagram, whatever the MTU will be: 4096 is the
 	// largest of InfiniBand and RoCE. It keeps slots on cache lines.
@@ -250,7 +251,7 @@ func (l *udQP) keep() {
 // poll takes the datagrams that are there and returns how many receives were
 // completed. The caller holds rmu.
 func (l *udQP) poll() (total int) {
-	for {
+	for !l.dropped {
 		n, err := l.recvCQ.Poll(l.wcs[:])
 		if err != nil {
 			l.broken(err)
@@ -307,8 +308,10 @@ func (l *udQP) received(wc *ibv.WC) {
 // broken gives the queue pair up over an error of its receive side. The caller holds
 // rmu.
 func (l *udQP) broken(err error) {
-	l.dropped = true
-	l.giveUp(err)
+	if !l.dropped {
+		l.dropped = true
+		l.giveUp(err)
+	}
 }
 
 // giveUp has the queue pair dropped. The caller holds rmu or wmu.
@@ -431,6 +434,21 @@ func (l *udQP) awaitRoom() {
 		return
 	}
 	l.reap()
+}
+
+// createAH has the address handle of a way created, which may take a while. The caller
+// holds wmu, but not meanwhile.
+func (l *udQP) createAH(w *way, create func(ibv.PD) (ibv.AH, error)) (err error) {
+	if l.failed != nil {
+		return l.failed
+	}
+	l.creating++
+	l.p.wmu.Unlock()
+	w.ah, err = create(l.dom.pd)
+	l.p.wmu.Lock()
+	l.creating--
+	l.p.writable.Broadcast()
+	return err
 }
 
 // retire closes an address handle once no send can name it any more. The caller holds

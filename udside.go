@@ -203,7 +203,7 @@ func (u *udSide) drop(l *udQP, cause error) {
 	}
 	p.rmu.Unlock()
 	p.wmu.Lock()
-	for l.sendLeading {
+	for l.sendLeading || l.creating > 0 {
 		p.writable.Wait()
 	}
 	p.wmu.Unlock()
@@ -273,28 +273,30 @@ func (u *udSide) sender(l *udQP, host netip.Addr, wc *ibv.WC) (addr netip.AddrPo
 	}
 	addr, first, ok := u.peers.fromPlain(host, wc.SrcQP)
 	if first {
-		wc, header := *wc, slices.Clone(l.slots[wc.ID].Buf[:ibv.GRHLen])
-		u.p.wg.Go(func() { u.adopt(l, addr, &wc, header) })
+		u.adopt(l, addr, wc)
 	}
 	return addr, ok
 }
 
 // adopt takes the way to a peer that is not rdmanet, and can be asked for nothing, from
-// the first datagram that it has sent.
-func (u *udSide) adopt(l *udQP, addr netip.AddrPort, wc *ibv.WC, header []byte) {
+// the first datagram that it has sent. The caller holds rmu.
+func (u *udSide) adopt(l *udQP, addr netip.AddrPort, wc *ibv.WC) {
 	p := u.p
 	p.wmu.Lock()
 	defer p.wmu.Unlock()
 	pe := u.peer(addr)
-	if pe == nil || pe.resolving || l.failed != nil {
+	if pe == nil || pe.resolving || pe.way != nil {
 		return
 	}
 	pe.resolving = true
-	p.wmu.Unlock()
-	ah, err := l.dom.pd.CreateAHFromWC(l.id.Port(), wc, header)
-	p.wmu.Lock()
-	w := &way{link: l, ah: ah, to: ibv.UDParam{QPN: wc.SrcQP, QKey: ibv.QKeyUDP}, plain: true}
-	u.resolved(pe, w, err)
+	w := &way{link: l, to: ibv.UDParam{QPN: wc.SrcQP, QKey: ibv.QKeyUDP}, plain: true, learnt: true}
+	from, header := *wc, slices.Clone(l.slots[wc.ID].Buf[:ibv.GRHLen])
+	p.wg.Go(func() {
+		p.wmu.Lock()
+		defer p.wmu.Unlock()
+		err := l.createAH(w, func(pd ibv.PD) (ibv.AH, error) { return pd.CreateAHFromWC(l.id.Port(), &from, header) })
+		u.resolved(pe, w, err)
+	})
 }
 
 // write sends a datagram, or keeps it until it is known where to.
@@ -397,9 +399,7 @@ func (u *udSide) resolve(ctx context.Context, pe *udPeer) error {
 	p.wmu.Lock()
 	defer p.wmu.Unlock()
 	if old := pe.way; err == nil && (old == nil || old.link != w.link || old.to != w.to || old.plain != w.plain) {
-		p.wmu.Unlock()
-		w.ah, err = w.link.dom.pd.CreateAH(w.to.AH)
-		p.wmu.Lock()
+		err = w.link.createAH(w, func(pd ibv.PD) (ibv.AH, error) { return pd.CreateAH(w.to.AH) })
 	}
 	u.resolved(pe, w, err)
 	return err
@@ -488,9 +488,9 @@ func (u *udSide) unresolved(pe *udPeer, now time.Duration, err error) {
 // lookUp asks which queue pair serves an address. A question or its answer may be lost,
 // and Linux repeats it after four seconds only, so it is asked anew before that.
 func (u *udSide) lookUp(ctx context.Context, addr netip.AddrPort) (w *way, err error) {
-	tries := []time.Duration{time.Second, 2 * time.Second, 4 * time.Second}
+	tries := questionTimes
 	if u.p.soft != nil {
-		tries = []time.Duration{rdmaPatience / 2, rdmaPatience / 2} // as for a connection
+		tries = questionTimesBeside
 	}
 	for _, patience := range tries {
 		ctx, cancel := context.WithTimeout(ctx, patience)
@@ -571,8 +571,7 @@ func (u *udSide) answer(id ibv.ID) error {
 	if g, ok := parseGreeting(id.PrivateData()); !ok {
 		u.peers.ask(asker)
 	} else if pe := u.peers.get(netip.AddrPortFrom(asker.Addr(), g.port)); pe != nil {
-		u.peers.tick(u.p.now())
-		pe.from(g.qpn, u.p.now())
+		pe.moved(g.qpn)
 	}
 	return id.Accept(u.p.ctx, ibv.ConnParam{QPN: l.qp.QPN(), Private: u.greeting(l)})
 }
