@@ -163,16 +163,14 @@ func (p *PacketConn) received(from netip.AddrPort, payload []byte) {
 
 // inner is what package net has wrapped for its users.
 func inner(err error) error {
-	var op *net.OpError
-	if errors.As(err, &op) {
+	if op, ok := err.(*net.OpError); ok {
 		err = op.Err
+	}
+	if sys, ok := err.(*os.SyscallError); ok {
+		return sys.Err
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return os.ErrDeadlineExceeded
-	}
-	var sys *os.SyscallError
-	if errors.As(err, &sys) {
-		return sys.Err
 	}
 	return err
 }

@@ -347,7 +347,10 @@ func putGRH(b []byte, from, to netip.Addr) {
 	if from.Is4() {
 		h := b[ibv.GRHLen-20 : ibv.GRHLen]
 		h[0] = 0x45
-		src, dst := from.As4(), to.As4()
+		src, dst := from.As4(), [4]byte{}
+		if to.Is4() {
+			dst = to.As4()
+		}
 		copy(h[12:], src[:])
 		copy(h[16:], dst[:])
 		var sum uint32
