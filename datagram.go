@@ -66,7 +66,7 @@ func openDatagram(wc *ibv.WC, b []byte) (from netip.Addr, payload []byte, ok boo
 		return netip.Addr{}, nil, false
 	}
 	from, _, ok = ibv.GRHAddrs(b)
-	if !ok || from.IsUnspecified() || from.IsMulticast() || from == broadcast4 {
+	if !ok || from.IsUnspecified() || isGroup(from) {
 		return netip.Addr{}, nil, false
 	}
 	return from, b[ibv.GRHLen:wc.ByteLen], true

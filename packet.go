@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -48,7 +49,9 @@ func (lc *ListenConfig) ListenPacket(ctx context.Context, network, address strin
 // Datagrams may be lost, doubled and late, but those to one peer leave in the order
 // in which they were written. They are never fragmented: what is longer than
 // [PacketConn.MaxDatagramSize] matches syscall.EMSGSIZE. Empty ones are legal. One
-// that finds the reader's buffer full is dropped and counted.
+// that finds the reader's buffer full is dropped and counted. There are no IP multicast
+// and broadcast: an address of those is refused with an error that matches
+// errors.ErrUnsupported.
 //
 // A buffer that is passed to a method is the package's only until the call returns.
 //
@@ -404,6 +407,9 @@ func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
 	if !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified() {
 		return syscall.EDESTADDRREQ
 	}
+	if isGroup(to.Addr()) {
+		return errNoGroups
+	}
 	var err error
 	if p.ud == nil {
 		err = p.writeSoft(b, to)
@@ -416,6 +422,13 @@ func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
 	}
 	return err
 }
+
+// errNoGroups refuses multicast and broadcast on all devices alike.
+var errNoGroups = fmt.Errorf("IP multicast and broadcast: %w", errors.ErrUnsupported)
+
+// isGroup reports whether an address stands for several hosts. The broadcast address of
+// a network does not show it.
+func isGroup(a netip.Addr) bool { return a.IsMulticast() || a == broadcast4 }
 
 // writeSoft sends a datagram by the software device.
 func (p *PacketConn) writeSoft(b []byte, to netip.AddrPort) error {

@@ -91,7 +91,6 @@ func TestPacketFloodOfSenders(t *testing.T) {
 	set(t, &maxPeers, 8)
 	set(t, &maxAsked, 8)
 	set(t, &resolvers, 2)
-	set(t, &questionTimes, []time.Duration{time.Millisecond})
 	onFabric(t, func(t *testing.T, pn packetNet) {
 		client, server := pn.pair(t)
 		// Answered, every one of them.
@@ -118,7 +117,6 @@ func TestPacketFloodOfSenders(t *testing.T) {
 			server.WriteTo([]byte("hello"), client.LocalAddr())
 			return nil
 		})
-		pingPong(t, client, server)
 	})
 }
 

@@ -465,6 +465,25 @@ func TestPacketOverrun(t *testing.T) {
 	})
 }
 
+// Multicast and broadcast are refused alike on all devices.
+func TestPacketGroups(t *testing.T) {
+	eachPacketNet(t, func(t *testing.T, pn packetNet) {
+		p := pn.listen(t)
+		groups := map[string][]string{"udp4": {"224.0.0.251:5353", "255.255.255.255:9"}, "udp6": {"[ff02::fb]:5353"}}[pn.network]
+		for _, group := range groups {
+			_, err := p.WriteToUDPAddrPort([]byte("all"), netip.MustParseAddrPort(group))
+			requirePacketError(t, err, "write")
+			require.ErrorIs(t, err, errors.ErrUnsupported)
+			_, err = (&ListenConfig{Config: pn.cfg}).ListenPacket(tctx, pn.network, group)
+			requirePacketError(t, err, "listen")
+			require.ErrorIs(t, err, errors.ErrUnsupported)
+			_, err = (&Dialer{Config: pn.cfg}).Dial(pn.network, group)
+			requirePacketError(t, err, "dial")
+			require.ErrorIs(t, err, errors.ErrUnsupported)
+		}
+	})
+}
+
 // ListenPacket on a device without datagrams says so, and by default takes the software
 // device instead.
 func TestPacketUnsupported(t *testing.T) {

@@ -29,6 +29,9 @@ func (lc *ListenConfig) listenPacket(ctx context.Context, network, address strin
 		return nil, nil, err
 	}
 	local := preferred(locals)
+	if isGroup(local.Addr()) {
+		return nil, udpAddr(local), errNoGroups
+	}
 	p, err := bindPacket(ctx, &lc.Config, providers, local)
 	return p, udpAddr(local), err
 }
@@ -141,6 +144,9 @@ func (d *Dialer) dialPacket(ctx context.Context, network, address string) (p *Pa
 
 // tryPacket makes one attempt, with its share of the time that is left for tries.
 func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, remote netip.AddrPort, tries int) (*PacketConn, error) {
+	if isGroup(remote.Addr()) {
+		return nil, errNoGroups
+	}
 	ctx, cancel := share(ctx, tries)
 	defer cancel()
 	if tries > 1 && !isSoftware(provider) {
