@@ -281,6 +281,20 @@ func (p *PacketConn) SetReadBuffer(bytes int) error {
 	return nil
 }
 
+// SetWriteBuffer sets the size of the socket's buffer where the software device serves.
+// The send queue of an RDMA device is as long as it is.
+func (p *PacketConn) SetWriteBuffer(bytes int) error {
+	if p.closed.Load() {
+		return p.opError("set", net.ErrClosed)
+	}
+	if p.soft != nil {
+		if err := p.soft.conn.SetWriteBuffer(bytes); err != nil {
+			return p.opError("set", inner(err))
+		}
+	}
+	return nil
+}
+
 // Close ends the connection. What was handed to a device before is sent, within
 // Config.LingerTimeout; what still waits for an address to be resolved is dropped.
 func (p *PacketConn) Close() error {

@@ -303,6 +303,7 @@ func TestPacketErrors(t *testing.T) {
 		}
 		requirePacketError(t, server.SetReadBuffer(-1), "set")
 		require.NoError(t, server.SetReadBuffer(1<<20))
+		require.NoError(t, server.SetWriteBuffer(1<<20))
 
 		for _, p := range []*PacketConn{client, server} {
 			require.IsType(t, (*net.UDPAddr)(nil), p.LocalAddr())
@@ -317,6 +318,7 @@ func TestPacketErrors(t *testing.T) {
 			requirePacketError(t, p.SetReadDeadline(time.Time{}), "set")
 			requirePacketError(t, p.SetWriteDeadline(time.Time{}), "set")
 			requirePacketError(t, p.SetReadBuffer(1), "set")
+			requirePacketError(t, p.SetWriteBuffer(1), "set")
 			_, _, err = p.ReadFrom(b[:])
 			requirePacketError(t, err, "read")
 			require.ErrorIs(t, err, net.ErrClosed)
