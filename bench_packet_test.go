@@ -30,11 +30,13 @@ var (
 	yardSendRate1K = &yardstick{"`ib_send_bw -c UD -e`", "a second", perftestRate(1 << 10)}
 	yardUDPRate1K  = &yardstick{"UDP", "a second", packetRate("udp", 1<<10)}
 
-	yardTrip    = &yardstick{"rdmanet", "µs", packetTrip("rdmanet")}
-	yardUDPTrip = &yardstick{"UDP", "µs", packetTrip("udp")}
+	yardTrip    = &yardstick{"rdmanet", "µs", packetTrip("rdmanet", 0)}
+	yardUDPTrip = &yardstick{"UDP", "µs", packetTrip("udp", 0)}
 	yardUDLat   = &yardstick{"`ib_send_lat -c UD -e`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount, "-c", "UD", "-e", "-t", "2000", "-r", "2000")}
 
-	packetYardsticks = []*yardstick{yardRate64, yardSendRate64, yardUDPRate64, yardRate1K, yardSendRate1K, yardUDPRate1K, yardTrip, yardUDPTrip, yardUDLat}
+	yardPollTrip = &yardstick{"rdmanet with BusyPoll", "µs", packetTrip("rdmanet", yardBusyPoll)}
+
+	packetYardsticks = []*yardstick{yardRate64, yardSendRate64, yardUDPRate64, yardRate1K, yardSendRate1K, yardUDPRate1K, yardTrip, yardUDPTrip, yardUDLat, yardPollTrip}
 )
 
 var packetYardGroups = []yardGroup{
@@ -50,6 +52,7 @@ var packetYardGroups = []yardGroup{
 		{yardTrip, yardUDPTrip, map[string]float64{"rxe": 1}},
 		{yardTrip, yardUDLat, nil},
 	}},
+	{"64 B datagram one way, BusyPoll, µs", false, []yardRow{{yardPollTrip, yardUDPTrip, nil}}},
 }
 
 // BenchmarkPacketYardsticks is BenchmarkYardsticks for datagrams, on a device that has
@@ -79,7 +82,9 @@ func (s BenchService) listenPacket() (net.PacketConn, error) {
 	if s.Transport == "udp" {
 		return net.ListenPacket("udp", address)
 	}
-	return new(rdmanet.ListenConfig).ListenPacket(context.Background(), "udp", address)
+	var lc rdmanet.ListenConfig
+	lc.Config.BusyPoll = *benchBusyPoll
+	return lc.ListenPacket(context.Background(), "udp", address)
 }
 
 // packetReader is what both transports have to read without garbage.
@@ -154,8 +159,10 @@ func (f *benchFarEnd) PacketsReceived(_ struct{}, c *PacketCount) error {
 }
 
 // packetMeasure measures on a connected PacketConn, whose peer is in a fresh process.
-func packetMeasure(s BenchService, measure func(c net.Conn, peer *rpc.Client) (float64, error)) yardFunc {
+func packetMeasure(s BenchService, busyPoll time.Duration, measure func(c net.Conn, peer *rpc.Client) (float64, error)) yardFunc {
 	return func(tb testing.TB, _ string) (float64, error) {
+		defer func(d time.Duration) { *benchBusyPoll = d }(*benchBusyPoll)
+		*benchBusyPoll = busyPoll
 		scope := &benchScope{TB: tb}
 		defer scope.end()
 		peer := startBenchPeer(scope, 2)
@@ -164,7 +171,7 @@ func packetMeasure(s BenchService, measure func(c net.Conn, peer *rpc.Client) (f
 			return 0, err
 		}
 		scope.Cleanup(func() { peer.Call("FarEnd.Close", addr, new(struct{})) })
-		dial := rdmanet.Dial
+		dial := (&rdmanet.Dialer{Config: rdmanet.Config{BusyPoll: busyPoll}}).Dial
 		if s.Transport == "udp" {
 			dial = net.Dial
 		}
@@ -179,7 +186,7 @@ func packetMeasure(s BenchService, measure func(c net.Conn, peer *rpc.Client) (f
 
 // packetRate writes as fast as it goes and returns how many a second have arrived.
 func packetRate(transport string, size int) yardFunc {
-	return packetMeasure(BenchService{Transport: transport, Name: "sink"}, func(c net.Conn, peer *rpc.Client) (float64, error) {
+	return packetMeasure(BenchService{Transport: transport, Name: "sink"}, 0, func(c net.Conn, peer *rpc.Client) (float64, error) {
 		buf := make([]byte, size)
 		var got PacketCount
 		for _, count := range []int{yardPackets / 10, yardPackets} { // the first to warm up
@@ -200,8 +207,8 @@ func packetRate(transport string, size int) yardFunc {
 
 // packetTrip makes round trips and returns half of the median one. What is lost does not
 // count.
-func packetTrip(transport string) yardFunc {
-	return packetMeasure(BenchService{Transport: transport, Name: "echo"}, func(c net.Conn, _ *rpc.Client) (float64, error) {
+func packetTrip(transport string, busyPoll time.Duration) yardFunc {
+	return packetMeasure(BenchService{Transport: transport, Name: "echo"}, busyPoll, func(c net.Conn, _ *rpc.Client) (float64, error) {
 		buf := make([]byte, yardPingSize)
 		var trips []float64
 		for len(trips) < yardPingCount {
