@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 // packetFaulty is a fixed scenario on a device that may fail: one that listens and
 // answers, one that is connected and asks until it has its answers. Datagrams may be
 // lost, and an error of one call says nothing of the next, so both go on.
-func packetFaulty(cfg Config, fab packetNet) (opened bool, errs []error, bad error) {
+func packetFaulty(cfg Config, fab packetNet) (errs []error, bad error) {
 	var mu sync.Mutex
 	failed := func(err error) {
 		mu.Lock()
@@ -33,7 +34,7 @@ func packetFaulty(cfg Config, fab packetNet) (opened bool, errs []error, bad err
 	p, err := (&ListenConfig{Config: cfg}).ListenPacket(tctx, fab.network, fab.address)
 	if err != nil {
 		failed(err)
-		return false, errs, bad
+		return errs, bad
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -56,7 +57,7 @@ func packetFaulty(cfg Config, fab packetNet) (opened bool, errs []error, bad err
 	c, err := (&Dialer{Config: cfg, Timeout: patience}).Dial(fab.network, p.LocalAddr().String())
 	if err != nil {
 		failed(err)
-		return false, errs, bad
+		return errs, bad
 	}
 	b := make([]byte, 2000)
 	for i := range 10 {
@@ -88,7 +89,7 @@ func packetFaulty(cfg Config, fab packetNet) (opened bool, errs []error, bad err
 	if err := c.Close(); err != nil {
 		failed(err)
 	}
-	return true, errs, bad
+	return errs, bad
 }
 
 func packetFaults(t *testing.T, fault func(s *verbstest.Switch, n int) *verbstest.Fault) (felt int) {
@@ -101,7 +102,7 @@ func packetFaults(t *testing.T, fault func(s *verbstest.Switch, n int) *verbstes
 		f := fault(s, n)
 		var errs []error
 		var bad error
-		within(t, fmt.Sprintf("fault %d", n), func() { _, errs, bad = packetFaulty(Config{Provider: s}, pn) })
+		within(t, fmt.Sprintf("fault %d", n), func() { errs, bad = packetFaulty(Config{Provider: s}, pn) })
 		require.NoError(t, bad, "fault %d", n)
 		require.Empty(t, s.Live(), "fault %d left objects", n)
 		require.Zero(t, s.RegisteredBytes(), "fault %d left registered memory", n)
@@ -140,5 +141,28 @@ func TestPacketFaultsOfCompletions(t *testing.T) {
 		t.Run(status.String(), func(t *testing.T) {
 			packetFaults(t, func(s *verbstest.Switch, n int) *verbstest.Fault { return s.FailCompletion(n, status) })
 		})
+	}
+}
+
+// Without memory that can be registered nothing is opened, and with little of it there are
+// fewer receives.
+func TestPacketLittleMemory(t *testing.T) {
+	checkLeaks(t)
+	for fail := 1; ; fail++ {
+		s := newSwitch(t, newFabric())
+		for n := range fail {
+			s.FailNth(n+1, syscall.ENOMEM, verbstest.RegMR)
+		}
+		pn := packetNet{network: "udp4", address: "127.0.0.1:0", cfg: Config{Provider: s}}
+		p, err := (&ListenConfig{Config: pn.cfg}).ListenPacket(tctx, pn.network, pn.address)
+		if err != nil {
+			requirePacketError(t, err, "listen")
+			require.ErrorIs(t, err, syscall.ENOBUFS)
+			require.Greater(t, fail, 2)
+			return
+		}
+		require.Less(t, p.(*PacketConn).Stats().Receives, udReceives)
+		pingPong(t, pn.dial(t, p.LocalAddr()), p.(*PacketConn))
+		require.NoError(t, p.Close())
 	}
 }

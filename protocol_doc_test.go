@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"bytes"
+	"encoding/binary"
 	"os"
 	"strings"
 	"testing"
@@ -84,6 +85,9 @@ func TestProtocolDocVectors(t *testing.T) {
 		"empty-grant":     segment(segmentHeader{CreditsRequested: 255, CreditsGranted: 16}, ""),
 		"keepalive-probe": segment(segmentHeader{CreditsRequested: 255, Flags: flagResponseRequested}, ""),
 		"fin":             segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
+
+		"datagram-greeting":  greeting{port: 9053, qpn: 18}.append(nil),
+		"datagram-immediate": binary.BigEndian.AppendUint32(nil, immediateOf(9053)),
 	}
 	got := docVectors(t)
 	for name, bytesWanted := range want {
@@ -134,5 +138,11 @@ func TestProtocolDocVectorsDecode(t *testing.T) {
 	}
 	if !r.ended {
 		t.Error("fin did not end the stream")
+	}
+	if g, ok := parseGreeting(v["datagram-greeting"]); !ok || g != (greeting{port: 9053, qpn: 18}) {
+		t.Errorf("datagram-greeting: %+v", g)
+	}
+	if port, ok := portOf(binary.BigEndian.Uint32(v["datagram-immediate"])); !ok || port != 9053 {
+		t.Errorf("datagram-immediate: %d", port)
 	}
 }
