@@ -1,0 +1,149 @@
+package capture
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Side is an end of a connection.
+type Side uint8
+
+// The ends. Where the set-up was not captured, Initiator is the one that was
+// heard first.
+const (
+	Initiator Side = 0
+	Responder Side = 1
+)
+
+// Other returns the other end.
+func (s Side) Other() Side { return 1 - s }
+
+// Transport is how RDMA travels.
+type Transport uint8
+
+// The transports.
+const (
+	RoCE2 Transport = iota + 1
+	IWARP
+)
+
+// String returns the usual name.
+func (t Transport) String() string {
+	if t == IWARP {
+		return "iWARP"
+	}
+	return "RoCEv2"
+}
+
+// End is what is known of one end of a connection.
+type End struct {
+	Addr    netip.AddrPort // the port is 0 where it did not show
+	QP      uint32         // RoCE; 0 if it did not show
+	Private []byte         // the consumer's private data; RoCE pads it with zeros
+}
+
+// Conn is a pair of queue pairs that are connected.
+type Conn struct {
+	ID        int // from 1 on, in the order of their first messages
+	Transport Transport
+	Ends      [2]End // by Side
+	SetUp     bool   // the set-up was captured
+	Closed    bool   // so was the end
+	MTU       int    // RoCE: path MTU in bytes; 0 if it did not show
+	CRC       bool   // iWARP: FPDUs carry checksums
+	Markers   [2]bool
+	Protocol  Protocol    // what the Sends carry
+	Sent      [2]Counters // by who sent it
+	Opened    time.Time   // of the first packet
+	Last      time.Time   // of the last packet
+
+	packets uint64 // of both sides: the clock by which things are given up
+	upper   upper
+	roce    [2]*roceFlow
+	tcp     *tcpConn
+	cmKeys  []cmKey
+
+	newer, older *Conn // in order of use, see Reassembler.touch
+}
+
+// Counters count what one side of a connection has sent.
+type Counters struct {
+	Packets uint64
+	Bytes   uint64 // of packets, from the IP header on
+
+	Messages [StartReply + 1]uint64 // by Kind; complete or not
+	Payload  uint64                 // bytes of them that were captured
+	Partial  uint64                 // messages that are not complete
+
+	Repeats   uint64 // packets, or TCP segments, that came again
+	Reordered uint64 // that came too early
+	Lost      uint64 // PSNs, or bytes of TCP, that did not come
+	NAKs      uint64 // RoCE: negative acknowledgements but for RNR
+	RNRs      uint64 // RoCE: receiver not ready
+	Marked    uint64 // packets with FECN
+
+	// Latency is how long this side's requests took: a Read until its data was
+	// there, others until they were acknowledged. iWARP acknowledges only in
+	// TCP, so there it is Reads alone.
+	Latency Latency
+}
+
+// Latency sums up times.
+type Latency struct {
+	Count    uint64
+	Sum      time.Duration
+	Min, Max time.Duration
+	Log2     [32]uint64 // times of at least 2^i ns, and less than twice that; the last has all above too
+}
+
+func (l *Latency) add(d time.Duration) {
+	d = max(d, 0)
+	if l.Count == 0 || d < l.Min {
+		l.Min = d
+	}
+	l.Max = max(l.Max, d)
+	l.Count++
+	l.Sum += d
+	i := 0
+	for n := uint64(d); n > 1 && i < len(l.Log2)-1; n >>= 1 {
+		i++
+	}
+	l.Log2[i]++
+}
+
+// Mean returns the mean, 0 if there were none.
+func (l *Latency) Mean() time.Duration {
+	if l.Count == 0 {
+		return 0
+	}
+	return l.Sum / time.Duration(l.Count)
+}
+
+// Quantile returns a time that the fraction q of all does not exceed; it is
+// precise to a factor of two.
+func (l *Latency) Quantile(q float64) time.Duration {
+	want, sum := uint64(q*float64(l.Count)), uint64(0)
+	for i, n := range l.Log2 {
+		if sum += n; sum > want || sum == l.Count {
+			return min(time.Duration(2)<<i, l.Max)
+		}
+	}
+	return l.Max
+}
+
+// String names the connection by its ends.
+func (c *Conn) String() string {
+	return fmt.Sprintf("%v - %v", c.Ends[0].name(c.Transport), c.Ends[1].name(c.Transport))
+}
+
+func (e *End) name(t Transport) string {
+	s := e.Addr.String()
+	if e.Addr.Port() == 0 {
+		s = e.Addr.Addr().String()
+	}
+	if t == RoCE2 && e.QP != 0 {
+		s += fmt.Sprintf(" QP 0x%x", e.QP)
+	}
+	return s
+}

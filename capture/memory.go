@@ -1,0 +1,104 @@
+package capture
+
+// memory counts the bytes that are kept for packets that wait and messages that
+// are not complete, so that there is a bound to them.
+type memory struct {
+	limit, used int
+	peak        int
+	refused     uint64 // times that there was no room
+}
+
+// take accounts for n bytes more; it returns false, and does not, where that is
+// too much.
+func (m *memory) take(n int) bool {
+	if m == nil {
+		return true
+	}
+	if n > m.limit-m.used {
+		m.refused++
+		return false
+	}
+	m.used += n
+	m.peak = max(m.peak, m.used)
+	return true
+}
+
+func (m *memory) give(n int) {
+	if m != nil {
+		m.used -= n
+	}
+}
+
+// buffer holds the bytes of something that is put together from pieces, which
+// may come in any order and twice, and knows which of them are there. It may be
+// told to keep only the beginning, or nothing: it knows then how much there was.
+type buffer struct {
+	have ranges
+	data []byte // zero where nothing is
+	keep uint64 // bytes from the start on that are kept, if they fit into mem
+	mem  *memory
+	full bool // something was not kept for want of memory
+
+	expect uint64 // bytes that there will probably be
+}
+
+const (
+	grain     = 1 << 10 // least growth of a buffer in bytes
+	maxExpect = 1 << 20 // most that is allocated because it was announced
+)
+
+// put adds n bytes at offset off, of which data was captured from the first on.
+// What was not captured counts as missing.
+func (b *buffer) put(off uint64, data []byte) {
+	n := uint64(len(data))
+	b.have.add(off, off+n)
+	if off >= b.keep {
+		return
+	}
+	end := min(off+n, b.keep)
+	if end > uint64(len(b.data)) && !b.grow(end) {
+		b.full = true
+		return
+	}
+	copy(b.data[off:end], data)
+}
+
+func (b *buffer) grow(size uint64) bool {
+	if size <= uint64(cap(b.data)) {
+		b.data = b.data[:size]
+		return true
+	}
+	c := max(size, min(2*uint64(cap(b.data)), b.keep), min(b.expect, b.keep, maxExpect), grain)
+	if c > 1<<40 { // an offset that came off the wire
+		return false
+	}
+	if !b.mem.take(int(c) - cap(b.data)) {
+		if c = size; !b.mem.take(int(c) - cap(b.data)) {
+			return false
+		}
+	}
+	d := make([]byte, size, c)
+	copy(d, b.data)
+	b.data = d
+	return true
+}
+
+// clear forgets [from, to), the bytes too.
+func (b *buffer) clear(from, to uint64) {
+	b.have.remove(from, to)
+	if n := uint64(len(b.data)); from < n {
+		clear(b.data[from:min(to, n)])
+	}
+}
+
+// reset makes b as new, but for what can be used again.
+func (b *buffer) reset(keep uint64, mem *memory) {
+	clear(b.data) // what lies behind is zero
+	b.have, b.data, b.keep, b.mem, b.full, b.expect = b.have[:0], b.data[:0], keep, mem, false, 0
+}
+
+// release gives the memory back.
+func (b *buffer) release() {
+	b.mem.give(cap(b.data))
+	b.data, b.have = nil, nil
+}

@@ -1,0 +1,392 @@
+package capture
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+)
+
+// RPC-over-RDMA version 1, RFC 8166.
+
+const (
+	rpcMsg   = 0
+	rpcNoMsg = 1
+	rpcMsgP  = 2
+	rpcDone  = 3
+	rpcError = 4
+
+	rpcVersion = 1
+	maxCalls   = 4096 // of one side that wait for their replies
+)
+
+var errRPC = errors.New("rpc-over-rdma: not a header")
+
+// rpcHeader is the header of a message.
+type rpcHeader struct {
+	xid, credits, proc uint32
+	reads              []readSegment
+	writes             [][]ChunkSegment
+	reply              []ChunkSegment
+	hasReply           bool
+	size               int // bytes of the header
+}
+
+type readSegment struct {
+	position uint32
+	ChunkSegment
+}
+
+// xdr reads words; bad is set when there are none left.
+type xdr struct {
+	b   []byte
+	at  int
+	bad bool
+}
+
+func (x *xdr) word() uint32 {
+	if len(x.b)-x.at < 4 {
+		x.bad = true
+		return 0
+	}
+	x.at += 4
+	return binary.BigEndian.Uint32(x.b[x.at-4:])
+}
+
+func (x *xdr) segment() ChunkSegment {
+	g := ChunkSegment{Handle: x.word(), Length: x.word()}
+	g.Offset = uint64(x.word())<<32 | uint64(x.word())
+	return g
+}
+
+// more reads the word in front of an element of a list.
+func (x *xdr) more() bool {
+	v := x.word()
+	x.bad = x.bad || v > 1
+	return v == 1 && !x.bad
+}
+
+func (x *xdr) segments() []ChunkSegment {
+	n := x.word()
+	if x.bad || int(n) > (len(x.b)-x.at)/16 {
+		x.bad = true
+		return nil
+	}
+	list := make([]ChunkSegment, n)
+	for i := range list {
+		list[i] = x.segment()
+	}
+	return list
+}
+
+// parse reads the header at the beginning of b.
+func (h *rpcHeader) parse(b []byte) error {
+	x := xdr{b: b}
+	*h = rpcHeader{xid: x.word()}
+	version := x.word()
+	h.credits, h.proc = x.word(), x.word()
+	if x.bad || version != rpcVersion || h.proc > rpcError {
+		return errRPC
+	}
+	switch h.proc {
+	case rpcMsgP:
+		x.word() // alignment
+		x.word() // threshold
+		fallthrough
+	case rpcMsg, rpcNoMsg:
+		for x.more() {
+			h.reads = append(h.reads, readSegment{x.word(), x.segment()})
+		}
+		for x.more() {
+			h.writes = append(h.writes, x.segments())
+		}
+		if h.hasReply = x.more(); h.hasReply {
+			h.reply = x.segments()
+		}
+	}
+	h.size = x.at
+	if x.bad {
+		return errRPC
+	}
+	return nil
+}
+
+// rpcUpper follows a connection of RPC-over-RDMA. Calls may go both ways.
+type rpcUpper struct {
+	memories
+	queues [2]pendings         // by who sends
+	calls  [2]map[uint32]*call // by who calls, by XID
+}
+
+// call is one that waits for its reply, or for its data.
+type call struct {
+	reads   []*Segment
+	at      []uint32 // positions of reads
+	offered []*Segment
+	wait    *pending // nil once it was handed out
+}
+
+func newRPC(r *Reassembler, c *Conn) *rpcUpper {
+	x := &rpcUpper{}
+	x.init(r, c)
+	for i := range x.queues {
+		x.queues[i] = pendings{r: r, c: c}
+		x.calls[i] = map[uint32]*call{}
+	}
+	return x
+}
+
+func (x *rpcUpper) access(m *Message) {
+	x.memories.access(m)
+	x.pump()
+}
+
+func (x *rpcUpper) pump() {
+	for i := range x.queues {
+		if len(x.queues[i].queue) > 0 {
+			x.queues[i].pump()
+		}
+	}
+}
+
+func (x *rpcUpper) gap(from Side) {
+	x.memories.gap(from)
+	// The reply may be missing that would have set a time.
+	x.queues[from.Other()].limit()
+}
+
+func (x *rpcUpper) send(m *Message) {
+	u := &UpperMessage{Conn: x.c, From: m.From, Protocol: RPCRDMA, Time: m.Time, End: m.End, Sends: 1, Complete: m.Complete}
+	var h rpcHeader
+	head := m.head
+	if len(m.Missing) > 0 {
+		head = head[:min(uint64(len(head)), m.Missing[0].From)]
+	}
+	if m.HeadLost || h.parse(head) != nil {
+		u.Kind, u.Complete, u.HeadLost = Strange, false, m.HeadLost
+		u.Size, u.Got = m.Size, m.Got
+		if x.r.cfg.Data {
+			u.Data = slices.Clone(m.Data)
+		}
+		u.Missing = slices.Clone(m.Missing)
+		x.push(m.From, u, nil)
+		return
+	}
+	x.r.credit(Credit{Conn: x.c, From: m.From, Time: m.Time, Requested: int(h.credits), Granted: int(h.credits)})
+
+	// What came inline, counted from behind the header.
+	skip := uint64(h.size)
+	u.XID, u.Size, u.Got = h.xid, m.Size-skip, m.Got-skip
+	u.TailLost = m.TailLost
+	for _, g := range m.Missing {
+		u.Missing = append(u.Missing, Range{g.From - skip, g.To - skip})
+	}
+	if x.r.cfg.Data && m.Data != nil {
+		u.Data = slices.Clone(m.Data[skip:])
+	}
+	rest := xdr{b: head[h.size:]}
+	rest.word() // XID again
+	switch direction := rest.word(); {
+	case h.proc == rpcError:
+		u.Kind = Fault
+		x.push(m.From, u, nil)
+	case h.proc == rpcDone:
+		u.Kind = Strange
+		x.push(m.From, u, nil)
+	case h.proc == rpcNoMsg && len(h.reads) > 0, h.proc != rpcNoMsg && !rest.bad && direction == 0:
+		x.call(u, &h)
+	default:
+		x.reply(u, &h)
+	}
+}
+
+func (x *rpcUpper) push(from Side, u *UpperMessage, p *pending) {
+	if p == nil {
+		p = &pending{u: u, ready: func() bool { return true }, fill: func() {}}
+	}
+	x.queues[from].push(p)
+	x.pump()
+}
+
+// call enters the segments that a call names. If some are to be read, the call
+// is complete when they have been.
+func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
+	u.Kind = Call
+	side := u.From
+	if old := x.calls[side][h.xid]; old != nil {
+		x.end(side, h.xid, old) // sent again
+	}
+	if len(x.calls[side]) >= maxCalls {
+		for xid, c := range x.calls[side] {
+			x.end(side, xid, c)
+		}
+	}
+	c := &call{}
+	x.calls[side][h.xid] = c
+	for _, g := range h.reads {
+		c.reads = append(c.reads, x.name(side, g.ChunkSegment, true))
+		c.at = append(c.at, g.position)
+	}
+	for _, list := range h.writes {
+		u.Writes = append(u.Writes, Chunk{Segments: list})
+		for _, g := range list {
+			c.offered = append(c.offered, x.name(side, g, true))
+		}
+	}
+	if h.hasReply {
+		u.ReplyChunk = &Chunk{Segments: h.reply}
+		for _, g := range h.reply {
+			c.offered = append(c.offered, x.name(side, g, true))
+		}
+	}
+	if len(c.reads) == 0 {
+		x.push(side, u, nil)
+		return
+	}
+	c.wait = &pending{
+		u: u,
+		ready: func() bool {
+			for _, s := range c.reads {
+				if !s.Complete() {
+					return false
+				}
+			}
+			return true
+		},
+		fill: func() {
+			x.fillCall(u, c)
+			c.wait = nil
+			for _, s := range c.reads {
+				x.owned[side].Remove(s)
+			}
+		},
+	}
+	x.push(side, u, c.wait)
+}
+
+// fillCall puts the read chunks of a call where they were taken from: a chunk is
+// all read segments of one position, which counts from the beginning of the
+// whole message (RFC 8166). The message itself may be the chunk of position 0.
+func (x *rpcUpper) fillCall(u *UpperMessage, c *call) {
+	for i := 0; i < len(c.reads); {
+		j := i + 1
+		for j < len(c.reads) && c.at[j] == c.at[i] {
+			j++
+		}
+		k := x.r.chunk(c.reads[i:j])
+		k.Position = c.at[i]
+		u.ReadChunks = append(u.ReadChunks, k)
+		u.insert(&k, c.reads[i:j])
+		i = j
+	}
+}
+
+// insert puts chunk k into u at its position.
+func (u *UpperMessage) insert(k *Chunk, segs []*Segment) {
+	pad := uint64(0)
+	if k.Position != 0 {
+		pad = uint64(xdrPad(int(k.Size)))
+	}
+	at := uint64(k.Position)
+	if at > u.Size { // there is no such place
+		u.Complete = false
+		at = u.Size
+	}
+	n := k.Size + pad
+	for i := range u.Missing {
+		if u.Missing[i].From >= at {
+			u.Missing[i].From += n
+			u.Missing[i].To += n
+		} else if u.Missing[i].To > at {
+			u.Missing[i].To += n // a hole on both sides
+		}
+	}
+	pos := at
+	for _, s := range segs {
+		for _, gap := range s.Missing() {
+			u.Missing = append(u.Missing, Range{pos + gap.From, pos + gap.To})
+		}
+		pos += uint64(s.Length)
+	}
+	slices.SortFunc(u.Missing, func(a, b Range) int {
+		if a.From < b.From {
+			return -1
+		}
+		return 1
+	})
+	u.Size += n
+	u.Got += k.Got + pad
+	u.Complete = u.Complete && k.Complete
+	switch {
+	case k.Data == nil:
+		u.Data = nil
+	case uint64(len(u.Data)) < at: // some of it is missing
+		u.Data = nil
+	default:
+		u.Data = slices.Insert(u.Data, int(at), append(slices.Clone(k.Data), make([]byte, pad)...)...)
+	}
+}
+
+// reply takes the chunks that a reply says were written. The lengths in it are
+// those used.
+func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader) {
+	u.Kind = Reply
+	caller := u.From.Other()
+	take := func(list []ChunkSegment) Chunk {
+		segs := make([]*Segment, len(list))
+		for i, g := range list {
+			// Without the call there is nothing here yet but what was written.
+			segs[i] = x.name(caller, g, false)
+		}
+		k := x.r.chunk(segs)
+		for _, s := range segs {
+			x.owned[caller].Remove(s)
+		}
+		return k
+	}
+	for _, list := range h.writes {
+		k := take(list)
+		u.Writes = append(u.Writes, k)
+		u.Complete = u.Complete && k.Complete
+	}
+	if h.hasReply {
+		segs := make([]*Segment, len(h.reply))
+		for i, g := range h.reply {
+			segs[i] = x.name(caller, g, false)
+		}
+		k := x.r.chunk(segs)
+		u.ReplyChunk = &k
+		if h.proc == rpcNoMsg {
+			u.insert(&k, segs) // the whole reply
+		}
+		for _, s := range segs {
+			x.owned[caller].Remove(s)
+		}
+		u.Complete = u.Complete && k.Complete
+	}
+	if c := x.calls[caller][h.xid]; c != nil {
+		x.end(caller, h.xid, c)
+	}
+	x.push(u.From, u, nil)
+}
+
+// end forgets a call that was answered. If its data is not there yet it has the
+// window to come.
+func (x *rpcUpper) end(side Side, xid uint32, c *call) {
+	delete(x.calls[side], xid)
+	for _, s := range c.offered {
+		x.owned[side].Remove(s)
+	}
+	if c.wait != nil && c.wait.deadline == 0 {
+		c.wait.deadline = x.c.packets + 2*uint64(x.r.window)
+	}
+}
+
+func (x *rpcUpper) flush() {
+	for i := range x.queues {
+		x.queues[i].flush()
+	}
+}
+
+func (x *rpcUpper) forget() {
+	x.memories.forget()
+}

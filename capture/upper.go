@@ -1,0 +1,407 @@
+package capture
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Protocol is what the Sends of a connection carry.
+type Protocol uint8
+
+// The protocols.
+const (
+	Detect    Protocol = iota // not known yet
+	Unknown                   // none of the others
+	SMBDirect                 // [MS-SMBD], which rdmanet's streams are, too
+	RPCRDMA                   // RPC-over-RDMA version 1, RFC 8166
+)
+
+// String returns the protocol's name.
+func (p Protocol) String() string {
+	switch p {
+	case SMBDirect:
+		return "SMB Direct"
+	case RPCRDMA:
+		return "RPC-over-RDMA"
+	}
+	return "unknown"
+}
+
+// UpperKind says what an UpperMessage is.
+type UpperKind uint8
+
+// The kinds.
+const (
+	Negotiation UpperKind = iota + 1 // SMB Direct: Negotiate Request or Response
+	Payload                          // SMB Direct: a message, of one Send or many
+	Credits                          // SMB Direct: a Send without payload
+	Transfer                         // SMB2: data of a READ or WRITE that went by RDMA
+	Call                             // RPC
+	Reply                            // RPC
+	Fault                            // RPC-over-RDMA: RDMA_ERROR
+	Strange                          // not understood, or its beginning is missing
+)
+
+var upperKindNames = [...]string{"", "Negotiation", "Payload", "Credits", "Transfer", "Call", "Reply", "Fault", "Strange"}
+
+// String returns the name of the constant.
+func (k UpperKind) String() string {
+	if k > 0 && int(k) < len(upperKindNames) {
+		return upperKindNames[k]
+	}
+	return fmt.Sprintf("UpperKind(%d)", uint8(k))
+}
+
+// UpperMessage is a message of the protocol that the Sends of a connection
+// carry. It is valid, with everything in it, until the function returns that it
+// was given to.
+type UpperMessage struct {
+	Conn     *Conn
+	From     Side
+	Protocol Protocol
+	Kind     UpperKind
+	Time     time.Time // of its first packet
+	End      time.Time // of the last packet that carried any of it
+	Sends    int
+
+	Size     uint64 // bytes of the upper-layer message, as far as they are known
+	Got      uint64 // of them, those in the capture
+	Complete bool
+	Missing  []Range // bytes of Size that are not there
+	HeadLost bool    // bytes are missing in front of Size
+	TailLost bool    // bytes are missing behind Size
+
+	// Data, with Config.Data, is the message: Size bytes, zero where they are
+	// missing, or fewer where the last ones are. It may be nil where much is
+	// missing. Read chunks of RPC are where they were taken from; write
+	// chunks are not, as only the program knows where they belong.
+	Data []byte
+
+	Flags uint16 // SMB Direct: of all segments together
+
+	XID        uint32  // RPC
+	ReadChunks []Chunk // of a Call
+	Writes     []Chunk // write chunks: of a Reply those with data in them, of a Call those offered
+	ReplyChunk *Chunk  // the same of the reply chunk
+
+	Offset uint64 // Transfer: place in the file
+	ID     uint64 // Transfer: SMB2's MessageId
+}
+
+// Chunk is data of an RPC message that travels by RDMA.
+type Chunk struct {
+	Position uint32 // read chunk: XDR position in the message
+	Segments []ChunkSegment
+	Size     uint64
+	Got      uint64
+	Complete bool
+	Data     []byte // with Config.Data: Size bytes; may be nil if not complete
+}
+
+// ChunkSegment is a segment as RPC-over-RDMA names it.
+type ChunkSegment struct {
+	Handle uint32
+	Length uint32
+	Offset uint64
+}
+
+// clone copies u and what is valid only for a time.
+func (u *UpperMessage) clone() UpperMessage {
+	c := *u
+	c.Data, c.Missing = bytes.Clone(u.Data), slices.Clone(u.Missing)
+	return c
+}
+
+// Credit is the state of credits after a message that spends or grants some.
+type Credit struct {
+	Conn      *Conn
+	From      Side
+	Time      time.Time
+	Requested int    // by From
+	Granted   int    // by From, with this message
+	InHand    [2]int // how many messages either side may send now; less than that if the capture began late
+}
+
+// upper is a protocol above RDMA. It gets the messages of a connection, of each
+// side in order. A session layer of its own, one that moves large transfers by
+// RDMA Read and Write, needs no more than these, either: what it says in Sends,
+// and what was read and written by key, which memories puts together.
+type upper interface {
+	send(m *Message)
+	access(m *Message) // a Write or a Read
+	gap(from Side)     // packets of that side are missing
+	flush()
+	forget()
+}
+
+// decide settles what m's connection carries, if that shows by now.
+func (r *Reassembler) decide(m *Message) {
+	c := m.Conn
+	if m.Kind != Send || c.Protocol == Unknown {
+		return
+	}
+	switch c.Protocol = r.detect(m); c.Protocol {
+	case SMBDirect:
+		c.upper = newSMBDirect(r, c)
+	case RPCRDMA:
+		c.upper = newRPC(r, c)
+	}
+}
+
+// toUpper hands m on to the protocol of its connection.
+func (c *Conn) toUpper(m *Message) {
+	switch m.Kind {
+	case Send:
+		c.upper.send(m)
+	case Write, Read:
+		c.upper.access(m)
+	}
+}
+
+// detect finds out what a connection carries: by what was asked for, by the
+// private data of rdmanet, by the usual ports, by the looks of a Send.
+func (r *Reassembler) detect(m *Message) Protocol {
+	const undecided = 16 // Sends after which to give up
+	c := m.Conn
+	if r.cfg.Protocol != Detect {
+		return r.cfg.Protocol
+	}
+	for _, e := range c.Ends {
+		if len(e.Private) >= 13 && string(e.Private[8:12]) == "RDNT" {
+			return SMBDirect
+		}
+		switch e.Addr.Port() {
+		case 445, 5445:
+			return SMBDirect
+		case 20049:
+			return RPCRDMA
+		}
+	}
+	switch {
+	case m.HeadLost:
+	case looksLikeSMBDirect(m):
+		return SMBDirect
+	case looksLikeRPC(m):
+		return RPCRDMA
+	}
+	if c.Sent[0].Messages[Send]+c.Sent[1].Messages[Send] >= undecided {
+		return Unknown
+	}
+	return Detect
+}
+
+func looksLikeSMBDirect(m *Message) bool {
+	if smbdNegotiation(m.head, m.Size, Initiator) || smbdNegotiation(m.head, m.Size, Responder) {
+		return true
+	}
+	var h smbdHeader
+	if !h.parse(m.head, m.Size) || h.requested == 0 || h.flags&^(smbdResponseRequested|smbdFIN) != 0 ||
+		binary.LittleEndian.Uint16(m.head[6:]) != 0 {
+		return false
+	}
+	if h.length == 0 {
+		return m.Size == smbdHeaderLen && h.offset == 0 && h.remaining == 0
+	}
+	return h.offset == 24 && m.Size == uint64(h.offset)+uint64(h.length)
+}
+
+func looksLikeRPC(m *Message) bool {
+	var h rpcHeader
+	if h.parse(m.head) != nil || h.proc > rpcNoMsg {
+		return false
+	}
+	rest := m.head[h.size:]
+	return h.proc == rpcNoMsg || len(rest) >= 8 &&
+		binary.BigEndian.Uint32(rest) == h.xid && binary.BigEndian.Uint32(rest[4:]) <= 1
+}
+
+// memories is the memory that both sides have told each other the keys of.
+type memories struct {
+	r      *Reassembler
+	c      *Conn
+	owned  [2]Segments // by who owns it
+	pieces [2][]piece  // the same: what was written or read before the key was told
+}
+
+// piece is one Write or Read of memory that nobody has told the key of yet: the
+// packet that does may have been overtaken.
+type piece struct {
+	key        uint32
+	addr, size uint64
+	missing    []Range
+	data       []byte
+	from       Side
+	seen       uint64 // Conn.packets at that time
+}
+
+const maxPieces = 1024 // of one side's memory
+
+func (x *memories) init(r *Reassembler, c *Conn) {
+	x.r, x.c = r, c
+	for i := range x.owned {
+		x.owned[i] = Segments{bounded: true, keep: r.cfg.Data, mem: &r.mem}
+	}
+}
+
+// access takes a Write or Read, in the order of its side.
+func (x *memories) access(m *Message) {
+	if m.Kind == Write && m.HeadLost && m.Conn.Transport == RoCE2 || m.Overflow {
+		return // it is not known where it went, or what it was
+	}
+	owner := m.From.Other()
+	if s := x.owned[owner].At(m.Key, m.Addr, m.Size); s != nil {
+		before := s.buf.full
+		if s.placed(m.Addr, m.Size, m.Missing, m.Data); s.buf.full && !before {
+			x.r.lose(Loss{Conn: x.c, From: m.From, What: MemoryShort, Count: m.Size})
+		}
+		return
+	}
+	if len(x.pieces[owner]) >= maxPieces {
+		x.dropPiece(owner, 0)
+	}
+	if !x.r.mem.take(len(m.Data)) {
+		x.r.lose(Loss{Conn: x.c, From: m.From, What: MemoryShort, Count: m.Size})
+		return
+	}
+	x.pieces[owner] = append(x.pieces[owner], piece{m.Key, m.Addr, m.Size, slices.Clone(m.Missing), bytes.Clone(m.Data), m.From, x.c.packets})
+}
+
+func (x *memories) dropPiece(owner Side, i int) {
+	x.r.mem.give(len(x.pieces[owner][i].data))
+	x.pieces[owner] = slices.Delete(x.pieces[owner], i, i+1)
+}
+
+// name enters a segment of owner's, with what was written to it, or read from
+// it, just before. What is older belongs to an earlier use of the key, and so
+// does a segment that is there where this one is fresh.
+func (x *memories) name(owner Side, g ChunkSegment, fresh bool) *Segment {
+	if old := x.owned[owner].At(g.Handle, g.Offset, 0); fresh && old != nil {
+		x.owned[owner].Remove(old)
+	}
+	s := x.owned[owner].Add(g.Handle, g.Offset, g.Length)
+	for i := 0; i < len(x.pieces[owner]); i++ {
+		p := &x.pieces[owner][i]
+		if p.key != g.Handle || x.owned[owner].At(p.key, p.addr, p.size) != s {
+			continue
+		}
+		if x.c.packets-p.seen <= 2*uint64(x.r.window) {
+			s.placed(p.addr, p.size, p.missing, p.data)
+		}
+		x.dropPiece(owner, i)
+		i--
+	}
+	return s
+}
+
+// gap forgets the pieces that from has moved: the message is perhaps missing
+// that would have ended the use of their keys.
+func (x *memories) gap(from Side) {
+	for owner := range x.pieces {
+		for i := 0; i < len(x.pieces[owner]); i++ {
+			if x.pieces[owner][i].from == from {
+				x.dropPiece(Side(owner), i)
+				i--
+			}
+		}
+	}
+}
+
+func (x *memories) forget() {
+	x.gap(Initiator)
+	x.gap(Responder)
+	for i := range x.owned {
+		x.owned[i].Clear()
+	}
+}
+
+// pending is a message that waits for data, in the order in which it is to be
+// handed out.
+type pending struct {
+	u        *UpperMessage
+	ready    func() bool
+	fill     func() // completes u
+	deadline uint64 // Conn.packets; 0: there is no reason to give up
+}
+
+// pendings hands out messages in order.
+type pendings struct {
+	r     *Reassembler
+	c     *Conn
+	queue []*pending
+}
+
+const maxPending = 4096
+
+func (q *pendings) push(p *pending) {
+	q.queue = append(q.queue, p)
+	if len(q.queue) > maxPending {
+		q.first()
+	}
+	q.pump()
+}
+
+// pump hands out what is ready, or has waited for long enough.
+func (q *pendings) pump() {
+	for len(q.queue) > 0 {
+		p := q.queue[0]
+		if !p.ready() && (p.deadline == 0 || q.c.packets <= p.deadline) {
+			return
+		}
+		q.first()
+	}
+}
+
+func (q *pendings) first() {
+	p := q.queue[0]
+	q.queue = q.queue[:copy(q.queue, q.queue[1:])]
+	p.fill()
+	q.r.emit(p.u)
+}
+
+// limit sets a time until which the messages wait that have none.
+func (q *pendings) limit() {
+	for _, p := range q.queue {
+		if p.deadline == 0 {
+			p.deadline = q.c.packets + 2*uint64(q.r.window)
+		}
+	}
+}
+
+func (q *pendings) flush() {
+	for len(q.queue) > 0 {
+		q.first()
+	}
+}
+
+// emit hands out u.
+func (r *Reassembler) emit(u *UpperMessage) {
+	u.Complete = u.Complete && len(u.Missing) == 0 && !u.HeadLost && !u.TailLost
+	r.cfg.Upper(u)
+}
+
+func (r *Reassembler) credit(k Credit) {
+	if r.cfg.Credit != nil {
+		r.cfg.Credit(k)
+	}
+}
+
+// chunk returns what is in segs, which may be shorter than they were offered.
+func (r *Reassembler) chunk(segs []*Segment) Chunk {
+	c := Chunk{Complete: true}
+	for _, s := range segs {
+		c.Segments = append(c.Segments, ChunkSegment{s.Handle, s.Length, s.Offset})
+		c.Size += uint64(s.Length)
+		c.Got += uint64(s.Size(false))
+		c.Complete = c.Complete && s.Complete()
+	}
+	if r.cfg.Data && c.Size <= uint64(r.mem.limit) && (c.Complete || c.Size <= 4*c.Got+1<<20) {
+		c.Data = make([]byte, 0, c.Size)
+		for _, s := range segs {
+			c.Data = append(c.Data, s.Data(false)...)
+		}
+	}
+	return c
+}

@@ -1,0 +1,384 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+)
+
+func captureFile(name string) string {
+	return filepath.Join("..", "..", "testdata", "captures", name)
+}
+
+// dump runs the program and returns what it prints.
+func dump(t *testing.T, o options, stdin io.Reader) (stdout, stderr string, err error) {
+	t.Helper()
+	o.filter.all = !o.filter.addr.IsValid() && o.filter.port == 0 && o.filter.qp == 0
+	if o.memory == 0 {
+		o.memory = 64
+	}
+	var out, complaints bytes.Buffer
+	err = run(&o, stdin, &out, &complaints)
+	return out.String(), complaints.String(), err
+}
+
+func lines(s string) int { return strings.Count(s, "\n") }
+
+func TestLines(t *testing.T) {
+	for _, tt := range []struct {
+		file         string
+		upper        bool
+		lines        int
+		first, other string
+	}{
+		{"rxe-rping.pcap", false, 29, "REQ", "key 0x00000587"},
+		{"rxe-nfs.pcap", false, 107, "REQ", "invalidates"},
+		{"rxe-nfs.pcap", true, 80, "RPC-over-RDMA Call", "read chunk of 70001 at"},
+		{"siw-smbdirect.pcap", true, 72, "SMB Direct Negotiation 20 bytes, complete", "Transfer 131072 bytes"},
+		{"siw-terminate.pcap", false, 5, "StartRequest", "DDP tagged buffer error: base or bounds violation"},
+	} {
+		out, complaints, err := dump(t, options{file: captureFile(tt.file), upper: tt.upper}, nil)
+		if err != nil || complaints != "" {
+			t.Errorf("%s: %v, %s", tt.file, err, complaints)
+		}
+		first, _, _ := strings.Cut(out, "\n")
+		if lines(out) != tt.lines || !strings.Contains(first, tt.first) || !strings.Contains(out, tt.other) {
+			t.Errorf("%s: %d lines, want %d, with %q and %q:\n%s", tt.file, lines(out), tt.lines, tt.first, tt.other, out)
+		}
+		if strings.Contains(out, "NOT COMPLETE") {
+			t.Errorf("%s: something is not complete:\n%s", tt.file, out)
+		}
+	}
+}
+
+// rewrite returns a capture as pcapng, or compressed.
+func rewrite(t *testing.T, file, form string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(form, "ng") {
+		r, err := pcapgo.NewReader(bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ng bytes.Buffer
+		w, err := pcapgo.NewNgWriter(&ng, layers.LinkTypeEthernet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			data, ci, err := r.ReadPacketData()
+			if errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.WritePacket(gopacket.CaptureInfo{Timestamp: ci.Timestamp, CaptureLength: len(data), Length: ci.Length}, data); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		b = ng.Bytes()
+	}
+	if strings.Contains(form, "gz") {
+		var z bytes.Buffer
+		w := gzip.NewWriter(&z)
+		w.Write(b)
+		w.Close()
+		b = z.Bytes()
+	}
+	return b
+}
+
+func TestForms(t *testing.T) {
+	const file = "rxe-write.pcap"
+	want, _, err := dump(t, options{file: captureFile(file)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, form := range []string{"pcap", "pcap gz", "ng", "ng gz"} {
+		b := rewrite(t, captureFile(file), form)
+		got, _, err := dump(t, options{}, bytes.NewReader(b))
+		if err != nil || got != want {
+			t.Errorf("%s from standard input: %v, %d lines, want %d", form, err, lines(got), lines(want))
+		}
+		path := filepath.Join(t.TempDir(), "capture")
+		if err := os.WriteFile(path, b, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := dump(t, options{file: path}, nil); err != nil || got != want {
+			t.Errorf("%s: %v, %d lines, want %d", form, err, lines(got), lines(want))
+		}
+	}
+}
+
+// Of a file that ends too early, or is damaged, there is what comes before, and
+// an error that says where.
+func TestDamaged(t *testing.T) {
+	const file = "rxe-write.pcap"
+	want, _, _ := dump(t, options{file: captureFile(file)}, nil)
+	for _, form := range []string{"pcap", "ng", "pcap gz"} {
+		b := rewrite(t, captureFile(file), form)
+		got, _, err := dump(t, options{}, bytes.NewReader(b[:len(b)/2]))
+		if err == nil || !strings.Contains(err.Error(), "packet") {
+			t.Errorf("%s, half of it: %v", form, err)
+		}
+		if n := lines(got); n < 20 || n >= lines(want) {
+			t.Errorf("%s, half of it: %d lines, the whole has %d", form, n, lines(want))
+		}
+	}
+	b := rewrite(t, captureFile(file), "pcap")
+	copy(b[len(b)/2:], bytes.Repeat([]byte{0xff}, 4000))
+	if got, complaints, err := dump(t, options{}, bytes.NewReader(b)); err == nil && complaints == "" || lines(got) < 20 {
+		t.Errorf("damaged: %v, %q, %d lines", err, complaints, lines(got))
+	}
+	for name, b := range map[string][]byte{"empty": nil, "text": []byte("not a capture at all"), "short": {1, 2, 3}} {
+		if _, _, err := dump(t, options{}, bytes.NewReader(b)); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, _, err := dump(t, options{file: "no such file"}, nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// What is missing has a line where that was found out, and is in the message
+// that it is missing from.
+func TestMissing(t *testing.T) {
+	b := rewrite(t, captureFile("rxe-write.pcap"), "pcap")
+	out := bytes.Clone(b[:24])
+	dropped := false
+	for b = b[24:]; len(b) > 0; {
+		n := 16 + int(b[8]) + int(b[9])<<8
+		if b[16+42] == 0x07 && !dropped { // an RDMA WRITE Middle
+			dropped = true
+		} else {
+			out = append(out, b[:n]...)
+		}
+		b = b[n:]
+	}
+	got, complaints, err := dump(t, options{}, bytes.NewReader(out))
+	for _, want := range []string{"LOSS: PSN 9449753 is missing\n", "NOT COMPLETE: [1024, 2048) missing, 3977 of 5001 bytes there\n"} {
+		if err != nil || strings.Count(got, want) != 1 {
+			t.Errorf("no %q: %v\n%s", want, err, got)
+		}
+	}
+	if complaints != "rdmadump: 1 gaps of 1 PSNs in RoCE\n" {
+		t.Errorf("%q", complaints)
+	}
+}
+
+func TestFilter(t *testing.T) {
+	const file = "rxe-send8k.pcap"
+	all, _, _ := dump(t, options{file: captureFile(file)}, nil)
+	for _, tt := range []struct {
+		addr, qp string
+		port     int
+		some     bool // of the lines, not all and not none
+		none     bool
+	}{
+		{addr: "10.77.0.2"},
+		{addr: "10.77.0.9", none: true},
+		{qp: "0x12", some: true},
+		{qp: "4095", none: true},
+		{port: 1, none: true},
+	} {
+		o := options{file: captureFile(file)}
+		if err := o.filter.parse(tt.addr, tt.qp); err != nil {
+			t.Fatal(err)
+		}
+		o.filter.port = tt.port
+		out, _, err := dump(t, o, nil)
+		n := lines(out)
+		if err != nil || tt.none != (n == 0) || tt.some != (n > 0 && n < lines(all)) {
+			t.Errorf("%+v: %v, %d lines of %d", tt, err, n, lines(all))
+		}
+	}
+	var f filter
+	for _, bad := range [][2]string{{"nonsense", ""}, {"", "nonsense"}, {"", "0"}, {"", "0x1000000"}} {
+		if f.parse(bad[0], bad[1]) == nil {
+			t.Errorf("%q: no error", bad)
+		}
+	}
+}
+
+func TestJSON(t *testing.T) {
+	out, _, err := dump(t, options{file: captureFile("rxe-nfs.pcap"), json: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writes := 0
+	for d := json.NewDecoder(strings.NewReader(out)); ; {
+		var l line
+		if err := d.Decode(&l); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if l.Time.IsZero() || l.Conn != 1 || l.From == "" || !l.Complete {
+			t.Errorf("%+v", l)
+		}
+		if l.Kind == "Write" {
+			writes++
+		}
+	}
+	if writes != 18 {
+		t.Errorf("%d Writes, want 18", writes)
+	}
+}
+
+func TestStats(t *testing.T) {
+	plot := filepath.Join(t.TempDir(), "plot.svg")
+	o := options{file: captureFile("siw-smbdirect.pcap"), stats: true, json: true, plot: plot}
+	out, _, err := dump(t, o, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Packets != 727 || r.FPDUs["RDMA Write"] != 192 || len(r.Connections) != 1 || len(r.Losses) != 0 {
+		t.Errorf("%+v", r)
+	}
+	c := r.Connections[0]
+	if c.Protocol != "SMB Direct" || c.Upper["Payload"] != 64 || c.Upper["Transfer"] != 3 || c.Sides[1].Messages["Write"] != 16 {
+		t.Errorf("%+v", c)
+	}
+	if k := c.Sides[1].Credits; k == nil || k[0] < 0 || k[1] > 255 {
+		t.Errorf("credits %v", k)
+	}
+	if l := c.Sides[1].Latency; l == nil || l.Count != 1 || l.Min > l.Mean || l.Mean > l.Max {
+		t.Errorf("latency %+v", l)
+	}
+	svg, err := os.ReadFile(plot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := 0
+	for d := xml.NewDecoder(bytes.NewReader(svg)); ; {
+		token, err := d.Token()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "polyline" {
+			lines++
+		}
+	}
+	if lines != 4 {
+		t.Errorf("%d curves, want throughput and credits of both sides", lines)
+	}
+
+	text, _, err := dump(t, options{file: captureFile("rxe-nfs.pcap"), stats: true}, nil)
+	for _, want := range []string{"374 packets", "RC RDMA WRITE Middle 91", "#1 RoCEv2, RPC-over-RDMA, MTU 1024", "Call 40, Reply 40", "latency of"} {
+		if err != nil || !strings.Contains(text, want) {
+			t.Errorf("no %q: %v\n%s", want, err, text)
+		}
+	}
+}
+
+// -follow writes what the files were on the machines.
+func TestFollow(t *testing.T) {
+	sum := func(parts ...string) string {
+		h := sha256.New()
+		for _, p := range parts {
+			b, err := os.ReadFile(p)
+			if err != nil {
+				t.Error(err)
+			}
+			h.Write(b)
+		}
+		return hex.EncodeToString(h.Sum(nil))
+	}
+	for _, tt := range []struct {
+		file, pattern, digest string
+	}{
+		{"siw-smbdirect.pcap", "conn1-initiator-*.transfer", "b6dc9c1655a5cbe348859c0bbc710b2ad4f036be5a40a7b5b821745d4b74adae"},
+		{"siw-smbdirect.pcap", "conn1-responder-*.transfer", "d8fe9cc483cb1a3fab005f6c26718c2f07c07f7c74176ddc44fdcda11388c721"},
+	} {
+		dir := t.TempDir()
+		if _, _, err := dump(t, options{file: captureFile(tt.file), follow: dir, stats: true}, nil); err != nil {
+			t.Fatal(err)
+		}
+		parts, _ := filepath.Glob(filepath.Join(dir, tt.pattern))
+		if got := sum(parts...); got != tt.digest {
+			t.Errorf("%s: %v: digest %s", tt.file, parts, got)
+		}
+		if gaps, _ := filepath.Glob(filepath.Join(dir, "*.gaps")); len(gaps) != 0 {
+			t.Errorf("%s: %v", tt.file, gaps)
+		}
+		if _, _, err := dump(t, options{file: captureFile(tt.file), follow: dir}, nil); err == nil {
+			t.Error("files of an earlier run were added to")
+		}
+	}
+	dir := t.TempDir()
+	if _, _, err := dump(t, options{file: captureFile("rxe-nfs.pcap"), follow: dir}, nil); err != nil {
+		t.Fatal(err)
+	}
+	chunks, _ := filepath.Glob(filepath.Join(dir, "*.chunk"))
+	found := false
+	for i := range chunks {
+		for j := range chunks {
+			found = found || i != j && sum(chunks[i], chunks[j]) == "949acfaff4842a26314fe12b76c52cf97428a9300f0e050878a2870d9aa6a5e6"
+		}
+	}
+	if !found || len(chunks) != 3 {
+		t.Errorf("readme.bin is not among %v", chunks)
+	}
+}
+
+// A series of any length has a bounded number of bins, and loses nothing.
+func TestSeries(t *testing.T) {
+	var sum, low series
+	for i := range 10000 {
+		at := time.Duration(i) * 7 * time.Millisecond
+		sum.add(at, 2, false)
+		low.add(at, float64(i%13), true)
+	}
+	total := 0.0
+	for _, v := range sum.bins {
+		total += v
+	}
+	if len(sum.bins) > maxBins || total != 20000 {
+		t.Errorf("%d bins, sum %v", len(sum.bins), total)
+	}
+	for i, v := range low.bins {
+		if low.set[i] && v != 0 && i < len(low.bins)-1 {
+			t.Errorf("bin %d: lowest %v", i, v)
+		}
+	}
+}
+
+// The bar shows how far the file was read, and goes away.
+func TestProgress(t *testing.T) {
+	var out bytes.Buffer
+	p := &progress{w: &out, src: &source{size: 200, read: 50}, begun: time.Unix(0, 0)}
+	p.draw(time.Unix(1, 0))
+	p.done()
+	if !strings.Contains(out.String(), "[##########..............................]  25 %") || !strings.HasSuffix(out.String(), " \r") {
+		t.Errorf("%q", out.String())
+	}
+	if newProgress(true, &source{size: 1 << 30}, &out).w != nil {
+		t.Error("a bar where there is no terminal")
+	}
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/rdmanet/rdmanet/capture"
+)
+
+// printer prints a line for each message.
+type printer struct {
+	w      io.Writer
+	filter *filter
+	json   bool
+	begun  time.Time
+}
+
+// line is what is said of a message; the JSON form has all of it.
+type line struct {
+	Time     time.Time `json:"time"`
+	Seconds  float64   `json:"-"`
+	Conn     int       `json:"conn,omitempty"`
+	From     string    `json:"from,omitempty"`
+	To       string    `json:"to,omitempty"`
+	Kind     string    `json:"kind"`
+	Protocol string    `json:"protocol,omitempty"`
+	Size     uint64    `json:"size"`
+	Got      uint64    `json:"got"`
+	Packets  int       `json:"packets,omitempty"`
+	Sends    int       `json:"sends,omitempty"`
+	Duration float64   `json:"duration"` // seconds
+	Key      string    `json:"key,omitempty"`
+	Addr     string    `json:"addr,omitempty"`
+	Detail   string    `json:"detail,omitempty"`
+	Complete bool      `json:"complete"`
+	Missing  string    `json:"missing,omitempty"`
+}
+
+// lossKind is the kind of a line that says what is missing from the capture.
+const lossKind = "LOSS"
+
+// since returns the seconds from the first message on.
+func (p *printer) since(t time.Time) float64 {
+	if p.begun.IsZero() {
+		p.begun = t
+	}
+	return t.Sub(p.begun).Seconds()
+}
+
+func (p *printer) print(l *line) {
+	if p.json {
+		b, err := json.Marshal(l)
+		if err == nil {
+			p.w.Write(append(b, '\n'))
+		}
+		return
+	}
+	fmt.Fprintf(p.w, "%12.6f  #%-3d %s > %s  %s", l.Seconds, l.Conn, l.From, l.To, l.Kind)
+	if l.Size > 0 || l.Got > 0 {
+		fmt.Fprintf(p.w, " %d bytes", l.Size)
+	}
+	if l.Key != "" {
+		fmt.Fprintf(p.w, ", key %s at %s", l.Key, l.Addr)
+	}
+	if l.Detail != "" {
+		fmt.Fprintf(p.w, ", %s", l.Detail)
+	}
+	switch {
+	case l.Complete:
+		fmt.Fprintln(p.w, ", complete")
+	case l.Kind == lossKind:
+		fmt.Fprintf(p.w, ": %s\n", l.Missing)
+	default:
+		fmt.Fprintf(p.w, ", NOT COMPLETE: %s\n", l.Missing)
+	}
+}
+
+// end names an end of a connection.
+func end(c *capture.Conn, side capture.Side) string {
+	e := &c.Ends[side]
+	s := e.Addr.Addr().String()
+	if e.Addr.Port() != 0 {
+		s = e.Addr.String()
+	}
+	if c.Transport == capture.RoCE2 && e.QP != 0 {
+		s += fmt.Sprintf(" QP 0x%x", e.QP)
+	}
+	return s
+}
+
+// gaps says what is missing, the first few parts of it.
+func gaps(missing []capture.Range, size, got uint64, head, tail bool) string {
+	var parts []string
+	if head {
+		parts = append(parts, "the beginning")
+	}
+	for i, g := range missing {
+		if i == 4 {
+			parts = append(parts, fmt.Sprintf("%d more gaps", len(missing)-i))
+			break
+		}
+		parts = append(parts, g.String())
+	}
+	if tail {
+		parts = append(parts, "the end")
+	}
+	if len(parts) == 0 {
+		return fmt.Sprintf("%d of %d bytes can be used", got, size)
+	}
+	return fmt.Sprintf("%s missing, %d of %d bytes there", strings.Join(parts, ", "), got, size)
+}
+
+func (p *printer) message(m *capture.Message) {
+	c := m.Conn
+	if !p.filter.match(c) {
+		return
+	}
+	l := line{Time: m.Time, Seconds: p.since(m.Time), Conn: c.ID, From: end(c, m.From), To: end(c, m.From.Other()),
+		Kind: m.Kind.String(), Size: m.Size, Got: m.Got, Packets: m.Packets, Duration: m.End.Sub(m.Time).Seconds(), Complete: m.Complete}
+	var detail []string
+	say := func(format string, args ...any) { detail = append(detail, fmt.Sprintf(format, args...)) }
+	switch m.Kind {
+	case capture.Write, capture.Read, capture.CompareSwap, capture.FetchAdd:
+		l.Key, l.Addr = fmt.Sprintf("0x%08x", m.Key), fmt.Sprintf("0x%x", m.Addr)
+	case capture.Management:
+		l.Kind = m.CM.Attribute.String()
+		if m.CM.Reason != 0 {
+			say("reason %d", m.CM.Reason)
+		}
+	case capture.Terminate:
+		if m.Reason != nil {
+			say("%v", m.Reason)
+		}
+	case capture.Datagram:
+		say("from QP 0x%x", m.SrcQP)
+	}
+	switch m.Kind {
+	case capture.CompareSwap:
+		say("compare 0x%x, swap 0x%x, was 0x%x", m.Compare, m.Operand, m.Original)
+	case capture.FetchAdd:
+		say("add 0x%x, was 0x%x", m.Operand, m.Original)
+	}
+	if m.HasImm {
+		say("immediate 0x%08x", m.Imm)
+	}
+	if m.HasInvalidate {
+		say("invalidates 0x%08x", m.Invalidate)
+	}
+	if m.Packets > 1 {
+		say("%d packets in %v", m.Packets, m.End.Sub(m.Time))
+	}
+	if l.Detail = strings.Join(detail, ", "); !m.Complete {
+		l.Missing = gaps(m.Missing, m.Size, m.Got, m.HeadLost, m.TailLost)
+	}
+	p.print(&l)
+}
+
+func (p *printer) upper(u *capture.UpperMessage) {
+	c := u.Conn
+	if !p.filter.match(c) {
+		return
+	}
+	l := line{Time: u.Time, Seconds: p.since(u.Time), Conn: c.ID, From: end(c, u.From), To: end(c, u.From.Other()),
+		Kind: u.Protocol.String() + " " + u.Kind.String(), Protocol: u.Protocol.String(), Size: u.Size, Got: u.Got,
+		Sends: u.Sends, Duration: u.End.Sub(u.Time).Seconds(), Complete: u.Complete}
+	var detail []string
+	say := func(format string, args ...any) { detail = append(detail, fmt.Sprintf(format, args...)) }
+	if u.Protocol == capture.RPCRDMA {
+		say("XID 0x%08x", u.XID)
+	}
+	if u.Kind == capture.Transfer {
+		say("SMB2 message %d, at %d of the file", u.ID, u.Offset)
+	}
+	if u.Sends > 1 {
+		say("%d Sends", u.Sends)
+	}
+	for _, k := range u.ReadChunks {
+		say("read chunk of %d at %d", k.Size, k.Position)
+	}
+	for _, k := range u.Writes {
+		say("write chunk of %d in %d segments", k.Size, len(k.Segments))
+	}
+	if k := u.ReplyChunk; k != nil {
+		say("reply chunk of %d in %d segments", k.Size, len(k.Segments))
+	}
+	if u.Flags != 0 {
+		say("flags 0x%04x", u.Flags)
+	}
+	if l.Detail = strings.Join(detail, ", "); !u.Complete {
+		l.Missing = gaps(u.Missing, u.Size, u.Got, u.HeadLost, u.TailLost)
+	}
+	p.print(&l)
+}
+
+func (p *printer) loss(x capture.Loss) {
+	l := line{Time: x.Time, Seconds: p.since(x.Time), Kind: lossKind, Missing: x.String()}
+	if c := x.Conn; c != nil {
+		if !p.filter.match(c) {
+			return
+		}
+		l.Conn, l.From, l.To = c.ID, end(c, x.From), end(c, x.From.Other())
+	}
+	p.print(&l)
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"github.com/rdmanet/rdmanet/capture"
+)
+
+// source is a capture that is being read.
+type source struct {
+	name string
+	size int64 // bytes of the file; 0 if that is not known
+	read int64 // bytes of it read so far
+	file *os.File
+
+	next func() ([]byte, gopacket.CaptureInfo, error)
+	link func(ci *gopacket.CaptureInfo) capture.LinkType
+}
+
+const readAhead = 1 << 20
+
+// open opens the file with that name, or standard input if it is empty or "-".
+func open(name string, stdin io.Reader) (*source, error) {
+	s := &source{name: name}
+	in := stdin
+	if name == "" || name == "-" {
+		s.name = "standard input"
+	} else {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		s.file, in = f, f
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+			s.size = info.Size()
+		}
+	}
+	if err := s.start(in); err != nil {
+		s.close()
+		return nil, fmt.Errorf("%s: %w", s.name, err)
+	}
+	return s, nil
+}
+
+func (s *source) start(in io.Reader) error {
+	b := bufio.NewReaderSize(&counter{in, &s.read}, readAhead)
+	if magic, _ := b.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		z, err := gzip.NewReader(b)
+		if err != nil {
+			return err
+		}
+		b = bufio.NewReaderSize(z, readAhead)
+	}
+	magic, err := b.Peek(4)
+	if err != nil {
+		return errors.New("too short for a capture")
+	}
+	if bytes.Equal(magic, []byte{0x0a, 0x0d, 0x0d, 0x0a}) {
+		r, err := pcapgo.NewNgReader(b, pcapgo.NgReaderOptions{WantMixedLinkType: true})
+		if err != nil {
+			return err
+		}
+		s.next = r.ZeroCopyReadPacketData
+		s.link = func(ci *gopacket.CaptureInfo) capture.LinkType {
+			if len(ci.AncillaryData) > 0 {
+				if l, ok := ci.AncillaryData[0].(layers.LinkType); ok {
+					return capture.LinkType(l)
+				}
+			}
+			return capture.LinkType(r.LinkType())
+		}
+		return nil
+	}
+	r, err := pcapgo.NewReader(b)
+	if err != nil {
+		return err
+	}
+	r.SetSnaplen(0) // what the file says of it is often wrong
+	link := capture.LinkType(r.LinkType())
+	s.next = r.ZeroCopyReadPacketData
+	s.link = func(*gopacket.CaptureInfo) capture.LinkType { return link }
+	return nil
+}
+
+// each calls f with every packet. The error says where the file is damaged, or
+// ends too early; all packets in front of that have been handed out.
+func (s *source) each(f func(*capture.Packet)) error {
+	var p capture.Packet
+	for n := 1; ; n++ {
+		data, ci, err := s.next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			where := fmt.Sprintf("packet %d cannot be read", n)
+			if s.size > 0 {
+				if left := s.size - s.read; left > 0 {
+					where += fmt.Sprintf(", nor what comes behind it, at least %d bytes", left)
+				}
+			}
+			return fmt.Errorf("%s: %w", where, err)
+		}
+		p = capture.Packet{Time: ci.Timestamp, Link: s.link(&ci), Data: data, Length: ci.Length}
+		f(&p)
+	}
+}
+
+func (s *source) close() {
+	if s.file != nil {
+		s.file.Close()
+	}
+}
+
+// counter counts the bytes that are read.
+type counter struct {
+	r io.Reader
+	n *int64
+}
+
+func (c *counter) Read(b []byte) (int, error) {
+	n, err := c.r.Read(b)
+	*c.n += int64(n)
+	return n, err
+}
