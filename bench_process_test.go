@@ -124,6 +124,7 @@ type benchFarEnd struct {
 	mu    sync.Mutex
 	close map[string]func() // by address
 	idle  *idleConns        // of DialIdle
+	sink  packetSink        // of ListenPacket
 }
 
 // Listen starts a service on a port of its own and returns the address.

@@ -113,7 +113,10 @@ var yardGroups = []yardGroup{
 // repeat, and the ratios are those of one repeat, so that what else the machine
 // does falls on both. The table goes to the file table.md among the results of
 // the guest; vm/bench is the command for it.
-func BenchmarkYardsticks(b *testing.B) {
+func BenchmarkYardsticks(b *testing.B) { runYardsticks(b, yardsticks, yardGroups, "table.md") }
+
+// runYardsticks makes one table, a file among the results of the guest.
+func runYardsticks(b *testing.B, sticks []*yardstick, groups []yardGroup, file string) {
 	addr, dev := os.Getenv("RDMANET_VM_ADDR"), os.Getenv("RDMANET_VM_DEVICE")
 	if addr == "" {
 		b.Skip("RDMANET_VM_ADDR names no RDMA device: vm/bench runs this where there is one")
@@ -121,8 +124,8 @@ func BenchmarkYardsticks(b *testing.B) {
 	for b.Loop() {
 		values := make(map[*yardstick][]float64) // NaN where it could not be measured
 		for repeat := range *yardstickRepeats {
-			for i := range yardsticks {
-				y := yardsticks[(i+repeat)%len(yardsticks)] // who begins takes turns too
+			for i := range sticks {
+				y := sticks[(i+repeat)%len(sticks)] // who begins takes turns too
 				v, err := y.measure(b, addr)
 				if err != nil {
 					v = math.NaN()
@@ -132,13 +135,13 @@ func BenchmarkYardsticks(b *testing.B) {
 				values[y] = append(values[y], v)
 			}
 		}
-		table := yardTable(dev, values)
+		table := yardTable(dev, sticks, groups, values)
 		if dir := os.Getenv("RDMANET_VM_RESULTS"); dir == "" {
 			fmt.Print("\n" + table)
-		} else if err := os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644); err != nil {
+		} else if err := os.WriteFile(filepath.Join(dir, file), []byte(table), 0o644); err != nil {
 			b.Fatal(err)
 		}
-		for _, y := range yardsticks {
+		for _, y := range sticks {
 			if measured := len(present(values[y])); 2*measured <= *yardstickRepeats {
 				b.Errorf("%s was measured %d times in %d repeats", y.name, measured, *yardstickRepeats)
 			}
@@ -148,14 +151,14 @@ func BenchmarkYardsticks(b *testing.B) {
 }
 
 // yardTable is the comparison in Markdown.
-func yardTable(dev string, values map[*yardstick][]float64) string {
+func yardTable(dev string, sticks []*yardstick, groups []yardGroup, values map[*yardstick][]float64) string {
 	driver := strings.TrimRight(dev, "0123456789")
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	var t strings.Builder
 	fmt.Fprintf(&t, "%s: medians of %d repeats (quartiles), Linux %s, %s, %d processors\n\n",
-		dev, len(values[yardBulk]), bytes.TrimSpace(kernel), runtime.Version(), runtime.NumCPU())
+		dev, len(values[sticks[0]]), bytes.TrimSpace(kernel), runtime.Version(), runtime.NumCPU())
 	t.WriteString("| " + driver + " | rdmanet | against | it | ratio (quartiles) | to reach |\n|---|---|---|---|---|---|\n")
-	for _, g := range yardGroups {
+	for _, g := range groups {
 		for i, row := range g.rows {
 			what := g.what
 			if i > 0 {
@@ -179,7 +182,7 @@ func yardTable(dev string, values map[*yardstick][]float64) string {
 				what, summary("%.0f", ours), row.others.name, summary("%.0f", others), summary("%.2f", ratios), goal)
 		}
 	}
-	for _, y := range yardsticks {
+	for _, y := range sticks {
 		if missing := len(values[y]) - len(present(values[y])); missing > 0 {
 			fmt.Fprintf(&t, "\n%s (%s) could not be measured in %d of the repeats, which then do not count for it.\n",
 				y.name, y.unit, missing)
@@ -383,7 +386,7 @@ func TestYardTable(t *testing.T) {
 		yardPing: same, yardSendLatE: {10, nan, 10}, yardRPing: same, yardTCPPing: same,
 		yardPoll: same, yardSendLat: same,
 	}
-	got := yardTable("rxe0", values)
+	got := yardTable("rxe0", yardsticks, yardGroups, values)
 	for _, want := range []string{
 		"rxe0: medians of 3 repeats (quartiles), ",
 		"| 64 KiB writes, MiB/s | 60 (60, 70) | `ib_send_bw -e` | 70 (70, 100) | 1.00 (1.00, 1.00) | at least 0.95: met |\n",

@@ -114,6 +114,7 @@ const (
 	bufferTransfer    = 64 << 10
 	defaultFragmented = 1 << 20
 	defaultTransfer   = 64 << 20
+	defaultLinger     = 5 * time.Second
 )
 
 var discardLogger = slog.New(slog.DiscardHandler)
@@ -186,7 +187,7 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 	}
 	s.probe = min(s.keepAlive, 20*time.Second)
 	if s.linger == 0 {
-		s.linger = 5 * time.Second
+		s.linger = defaultLinger
 	}
 	if s.negotiate <= 0 {
 		s.negotiate = 120 * time.Second

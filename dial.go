@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,6 +17,10 @@ import (
 // and DialContext can be given to code that names the network itself. address
 // is host:port as for net.Dial. The connection returned is a *Conn; errors are
 // *net.OpError.
+//
+// With "udp", "udp4" and "udp6" it is a *PacketConn that sends to address and
+// receives from there only. Other than over UDP the address is asked for at once
+// where an RDMA device is to be used, so that Dial fails if nobody serves it.
 func Dial(network, address string) (net.Conn, error) {
 	return DialContext(context.Background(), network, address)
 }
@@ -42,7 +47,8 @@ type Dialer struct {
 	Timeout  time.Duration
 	Deadline time.Time
 
-	// LocalAddr is the *net.TCPAddr to dial from, nil for any.
+	// LocalAddr is the *net.TCPAddr to dial from, for datagrams the *net.UDPAddr,
+	// nil for any.
 	LocalAddr net.Addr
 
 	// Resolver looks names up; nil is net.DefaultResolver.
@@ -68,6 +74,13 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, d.Deadline)
 		defer cancel()
+	}
+	if strings.HasPrefix(network, "udp") {
+		p, addr, err := d.dialPacket(ctx, network, address)
+		if err != nil {
+			return nil, opError("dial", d.LocalAddr, addr, dialError(err))
+		}
+		return p, nil
 	}
 	c, addr, err := d.dial(ctx, network, address)
 	if err != nil {
@@ -99,15 +112,9 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (c *Conn, ad
 		local = ta.AddrPort()
 		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
 	}
-	remotes, err := resolve(ctx, d.resolver(), n, address, false)
+	remotes, err := d.remotes(ctx, n, local, address)
 	if err != nil {
 		return nil, nil, err
-	}
-	if local.Addr().IsValid() && !local.Addr().IsUnspecified() {
-		remotes = sameFamily(remotes, local.Addr())
-		if len(remotes) == 0 {
-			return nil, nil, &net.AddrError{Err: "no address of the same family as Dialer.LocalAddr", Addr: address}
-		}
 	}
 	var errs []error
 	tries := len(remotes) * len(providers)
@@ -127,6 +134,21 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (c *Conn, ad
 		}
 	}
 	return nil, addr, errors.Join(errs...)
+}
+
+// remotes are the addresses to dial that can be reached from local.
+func (d *Dialer) remotes(ctx context.Context, n network, local netip.AddrPort, address string) ([]netip.AddrPort, error) {
+	remotes, err := resolve(ctx, d.resolver(), n, address, false)
+	if err != nil {
+		return nil, err
+	}
+	if local.Addr().IsValid() && !local.Addr().IsUnspecified() {
+		remotes = sameFamily(remotes, local.Addr())
+		if len(remotes) == 0 {
+			return nil, &net.AddrError{Err: "no address of the same family as Dialer.LocalAddr", Addr: address}
+		}
+	}
+	return remotes, nil
 }
 
 // try makes one attempt, with its share of the time that is left for tries.

@@ -74,10 +74,12 @@ func TestBadAddresses(t *testing.T) {
 			same(t, "listen", ours, nets)
 		})
 	}
-	_, err := Dial("udp", "127.0.0.1:80")
-	var unknown net.UnknownNetworkError
-	require.ErrorAs(t, err, &unknown)
-	require.EqualValues(t, "udp", unknown)
+	for _, network := range []string{"unix", "udp5", "ip"} {
+		_, err := Dial(network, "127.0.0.1:80")
+		var unknown net.UnknownNetworkError
+		require.ErrorAs(t, err, &unknown)
+		require.EqualValues(t, network, unknown)
+	}
 }
 
 // silent is a listener that takes connections and says nothing: of TCP where that

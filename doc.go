@@ -65,6 +65,18 @@
 // [Conn.WriteMsg] and [Conn.ReadMsg] keep the boundaries of messages, for
 // programs that want them instead of a stream.
 //
+// # Datagrams
+//
+// [ListenPacket] returns a net.PacketConn, and Dial on "udp", "udp4" and "udp6" one
+// that is connected:
+//
+//	p, err := rdmanet.ListenPacket("udp", ":7777") // was: net.ListenPacket("udp", ":7777")
+//
+// Over RDMA devices they use UD queue pairs, which iWARP devices do not have; over the
+// software device they are UDP. Their addresses are *net.UDPAddr. [PacketConn] tells
+// what holds for them: above all that they are never fragmented, so that
+// [PacketConn.MaxDatagramSize] counts.
+//
 // # Memory and buffers
 //
 // A buffer that is passed to Read or Write belongs to the package only until

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet"
@@ -222,4 +223,48 @@ func connect() (server, client *rdmanet.Conn) {
 		log.Fatal(err)
 	}
 	return accepted.(*rdmanet.Conn), (<-dialed).(*rdmanet.Conn)
+}
+
+// Datagrams, as over UDP.
+func ExampleListenPacket() {
+	p, err := rdmanet.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer p.Close()
+	go func() {
+		buf := make([]byte, 1500)
+		for {
+			n, from, err := p.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			p.WriteTo(buf[:n], from)
+		}
+	}()
+
+	conn, err := rdmanet.Dial("udp", p.LocalAddr().String())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer conn.Close()
+	answer := make([]byte, 1500)
+	for { // datagrams may be lost
+		fmt.Fprint(conn, "hello in one piece")
+		conn.SetReadDeadline(time.Now().Add(time.Second))
+		n, err := conn.Read(answer)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			continue
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s\n", answer[:n])
+		break
+	}
+	_, err = conn.Write(make([]byte, conn.(*rdmanet.PacketConn).MaxDatagramSize()+1))
+	fmt.Println(errors.Is(err, syscall.EMSGSIZE))
+	// Output:
+	// hello in one piece
+	// true
 }

@@ -59,13 +59,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 	if err != nil {
 		return nil, nil, err
 	}
-	local := locals[0]
-	for _, a := range locals {
-		if a.Addr().Is4() { // as net has it: IPv4 where a name has both
-			local = a
-			break
-		}
-	}
+	local := preferred(locals)
 	backlog := lc.Backlog
 	if backlog <= 0 {
 		backlog = defaultBacklog
@@ -81,6 +75,17 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 		go l.run(ln)
 	}
 	return l, nil, nil
+}
+
+// preferred is the one to listen on of the addresses of a name: as net has it, IPv4
+// where there are both.
+func preferred(locals []netip.AddrPort) netip.AddrPort {
+	for _, a := range locals {
+		if a.Addr().Is4() {
+			return a
+		}
+	}
+	return locals[0]
 }
 
 // portTries is how often a port is looked for that is free on all providers, or

@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"bytes"
+	"encoding/binary"
 	"os"
 	"strings"
 	"testing"
@@ -91,13 +92,15 @@ func TestProtocolDocVectors(t *testing.T) {
 		"keepalive-probe": segment(segmentHeader{CreditsRequested: 255, Flags: flagResponseRequested}, ""),
 		"transfer-offer": transfer(transferHeader{Kind: transferOffer, ID: 7, Addr: 0x7fc13c5e1000, Key: 0x2ba401, Length: 100000},
 			segmentData(4000, 1364-transferHeaderLen)),
-		"transfer-done":     transfer(transferHeader{Kind: transferDone, ID: 7, Length: 100000}, 0),
-		"transfer-request":  transfer(transferHeader{Kind: transferRequest, ID: 7, Length: 100000}, 0),
-		"transfer-grant":    transfer(transferHeader{Kind: transferGrant, ID: 7, Addr: 0x7f5518200000, Key: 0x11c302, Length: 65536}, 0),
-		"transfer-written":  transfer(transferHeader{Kind: transferWritten, ID: 7, Length: 65536}, 0),
-		"transfer-withdraw": transfer(transferHeader{Kind: transferWithdraw, Flags: transferCut, ID: 7}, 0),
-		"transfer-end":      transfer(transferHeader{Kind: transferWritten, Flags: transferEnd, ID: 7}, 0),
-		"fin":               segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
+		"transfer-done":      transfer(transferHeader{Kind: transferDone, ID: 7, Length: 100000}, 0),
+		"transfer-request":   transfer(transferHeader{Kind: transferRequest, ID: 7, Length: 100000}, 0),
+		"transfer-grant":     transfer(transferHeader{Kind: transferGrant, ID: 7, Addr: 0x7f5518200000, Key: 0x11c302, Length: 65536}, 0),
+		"transfer-written":   transfer(transferHeader{Kind: transferWritten, ID: 7, Length: 65536}, 0),
+		"transfer-withdraw":  transfer(transferHeader{Kind: transferWithdraw, Flags: transferCut, ID: 7}, 0),
+		"transfer-end":       transfer(transferHeader{Kind: transferWritten, Flags: transferEnd, ID: 7}, 0),
+		"fin":                segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
+		"datagram-greeting":  greeting{port: 9053, qpn: 18}.append(nil),
+		"datagram-immediate": binary.BigEndian.AppendUint32(nil, immediateOf(9053)),
 	}
 	got := docVectors(t)
 	for name, bytesWanted := range want {
@@ -165,5 +168,11 @@ func TestProtocolDocVectorsDecode(t *testing.T) {
 		if err := th.parse(&h, b); err != nil || th.ID != 7 {
 			t.Errorf("%s: %+v, %v", name, th, err)
 		}
+	}
+	if g, ok := parseGreeting(v["datagram-greeting"]); !ok || g != (greeting{port: 9053, qpn: 18}) {
+		t.Errorf("datagram-greeting: %+v", g)
+	}
+	if port, ok := portOf(binary.BigEndian.Uint32(v["datagram-immediate"])); !ok || port != 9053 {
+		t.Errorf("datagram-immediate: %d", port)
 	}
 }

@@ -6,21 +6,36 @@ import (
 	"net/netip"
 )
 
-// network is a parsed network name: the address families it allows.
+// network is a parsed network name: the port space, "tcp" or "udp", and the address
+// families it allows.
 type network struct {
-	name string
-	ip4  bool
-	ip6  bool
+	ports string
+	ip4   bool
+	ip6   bool
 }
 
 func parseNetwork(name string) (network, error) {
 	switch name {
 	case "rdma", "tcp":
-		return network{name, true, true}, nil
+		return network{"tcp", true, true}, nil
 	case "rdma4", "tcp4":
-		return network{name, true, false}, nil
+		return network{"tcp", true, false}, nil
 	case "rdma6", "tcp6":
-		return network{name, false, true}, nil
+		return network{"tcp", false, true}, nil
+	}
+	return network{}, net.UnknownNetworkError(name)
+}
+
+// parsePacketNetwork is parseNetwork for datagrams. Where a connection could be meant
+// as well, in Dial, those that begin with "udp" are left for this.
+func parsePacketNetwork(name string) (network, error) {
+	switch name {
+	case "rdma", "udp":
+		return network{"udp", true, true}, nil
+	case "rdma4", "udp4":
+		return network{"udp", true, false}, nil
+	case "rdma6", "udp6":
+		return network{"udp", false, true}, nil
 	}
 	return network{}, net.UnknownNetworkError(name)
 }
@@ -46,7 +61,7 @@ func resolve(ctx context.Context, r *net.Resolver, n network, address string, li
 	if err != nil {
 		return nil, err
 	}
-	port, err := r.LookupPort(ctx, "tcp", service)
+	port, err := r.LookupPort(ctx, n.ports, service)
 	if err != nil {
 		return nil, err
 	}

@@ -64,7 +64,7 @@ func (p Program) useServer(ctx context.Context, o options, stdout *bufio.Reader)
 	}
 	fmt.Printf("server: process of its own, %s%s\n", readyPrefix, addr)
 	go io.Copy(os.Stdout, stdout)
-	return p.Client(ctx, o.dialer(), addr)
+	return p.use(ctx, o, addr)
 }
 
 // serverArgs are the flags of this process with those that make it a server.

@@ -24,7 +24,15 @@ type Program struct {
 	// Client uses the server at addr, which is what Serve gave to Ready. It
 	// returns in one line what it found, or an error.
 	Client func(ctx context.Context, dial DialFunc, addr string) (string, error)
+
+	// ServePacket and ClientPacket are in their place in a program of datagrams. The
+	// client dials, or opens a PacketConn of its own.
+	ServePacket  func(p net.PacketConn) error
+	ClientPacket func(ctx context.Context, dial DialFunc, listen ListenPacketFunc, addr string) (string, error)
 }
+
+// ListenPacketFunc opens a PacketConn at any address and port.
+type ListenPacketFunc func(ctx context.Context) (net.PacketConn, error)
 
 // DialFunc connects to addr.
 type DialFunc func(ctx context.Context, addr string) (net.Conn, error)
@@ -44,7 +52,7 @@ func Main(p Program) {
 	var o options
 	flag.StringVar(&o.serve, "serve", "", "be the server on this `address`")
 	flag.StringVar(&o.dial, "dial", "", "be the client of the server at this `address`")
-	flag.StringVar(&o.network, "network", "rdma", "rdma, rdma4 or rdma6; or tcp, tcp4, tcp6 for plain TCP through package net")
+	flag.StringVar(&o.network, "network", "rdma", "rdma, rdma4 or rdma6; or tcp, tcp4, tcp6, for datagrams udp, udp4, udp6, through package net")
 	flag.StringVar(&o.device, "device", "", "RDMA `device`, for instance iwarp; by default rdmanet chooses")
 	flag.BoolVar(&o.untilEOF, "until-eof", false, "with -serve: stop at the end of standard input")
 	flag.Usage = usage
@@ -91,13 +99,24 @@ func (p Program) server(ctx context.Context, o options) error {
 		}()
 	}
 
+	if p.ServePacket != nil {
+		pc, err := o.listenPacket(ctx, o.serve)
+		if err != nil {
+			return err
+		}
+		defer context.AfterFunc(ctx, func() { pc.Close() })()
+		return ended(ctx, p.ServePacket(pc))
+	}
 	ln, err := o.listen(ctx)
 	if err != nil {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { ln.Close() })()
+	return ended(ctx, p.Serve(ln))
+}
 
-	err = p.Serve(ln)
+// ended is how a server has ended.
+func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil // asked to stop, so the closed listener is no failure
 	}
@@ -106,12 +125,20 @@ func (p Program) server(ctx context.Context, o options) error {
 
 // client runs the client against the server that -dial names.
 func (p Program) client(ctx context.Context, o options) error {
-	found, err := p.Client(ctx, o.dialer(), o.dial)
+	found, err := p.use(ctx, o, o.dial)
 	if err != nil {
 		return err
 	}
 	fmt.Println("ok:", found)
 	return nil
+}
+
+// use is the client of the server at addr.
+func (p Program) use(ctx context.Context, o options, addr string) (string, error) {
+	if p.ClientPacket != nil {
+		return p.ClientPacket(ctx, o.packetDialer(), func(ctx context.Context) (net.PacketConn, error) { return o.listenPacket(ctx, ":0") }, addr)
+	}
+	return p.Client(ctx, o.dialer(), addr)
 }
 
 // readyPrefix begins the line that says where a server can be reached.

@@ -30,6 +30,30 @@ func (o options) dialer() DialFunc {
 	}
 }
 
+// listenPacket is listen for datagrams.
+func (o options) listenPacket(ctx context.Context, address string) (net.PacketConn, error) {
+	if o.plainUDP() {
+		var lc net.ListenConfig
+		return lc.ListenPacket(ctx, o.network, address)
+	}
+	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Device: o.device}}
+	return lc.ListenPacket(ctx, o.network, address)
+}
+
+// packetDialer is dialer for datagrams, which rdmanet tells by the network's name.
+func (o options) packetDialer() DialFunc {
+	dial, network := (&rdmanet.Dialer{Config: rdmanet.Config{Device: o.device}}).DialContext, strings.Replace(o.network, "rdma", "udp", 1)
+	if o.plainUDP() {
+		dial = new(net.Dialer).DialContext
+	}
+	return func(ctx context.Context, addr string) (net.Conn, error) {
+		return dial(ctx, network, addr)
+	}
+}
+
+// plainUDP is plainTCP for datagrams.
+func (o options) plainUDP() bool { return strings.HasPrefix(o.network, "udp") }
+
 // plainTCP reports whether package net is wanted. (To rdmanet itself the tcp
 // networks are other names for the rdma ones.)
 func (o options) plainTCP() bool { return strings.HasPrefix(o.network, "tcp") }

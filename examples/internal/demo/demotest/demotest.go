@@ -57,3 +57,22 @@ func Serve(t *testing.T, serve func(net.Listener) error) string {
 	})
 	return ln.Addr().String()
 }
+
+// ServePacket is Serve for datagrams.
+func ServePacket(t *testing.T, serve func(net.PacketConn) error) string {
+	t.Helper()
+	p, err := rdmanet.ListenPacket("rdma", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		serve(p)
+	}()
+	t.Cleanup(func() {
+		p.Close()
+		<-done
+	})
+	return p.LocalAddr().String()
+}

@@ -1,0 +1,80 @@
+package rdmanet
+
+import (
+	"net/netip"
+
+	"github.com/rdmanet/rdmanet/internal/ring"
+)
+
+// inbox holds the datagrams that wait for the reader, oldest first, in a piece of
+// memory that goes round. It allocates nothing once it has grown to what is used
+// of it. It is for one goroutine at a time.
+type inbox struct {
+	limit int // bytes, inboxCharge a datagram among them
+
+	mem     []byte
+	head, n int // where the oldest byte is, and how many there are
+	list    ring.Ring[letter]
+}
+
+// letter is one datagram.
+type letter struct {
+	from netip.AddrPort
+	n    int
+}
+
+const (
+	// inboxCharge is what a datagram counts beside its bytes, so that empty ones
+	// are bounded too.
+	inboxCharge = 128
+
+	inboxStart = 4 << 10
+)
+
+func (q *inbox) len() int { return q.list.Len() }
+
+// push appends a copy of b, or reports that there is no room for it. However low
+// the limit, there is room for one.
+func (q *inbox) push(from netip.AddrPort, b []byte) bool {
+	if q.len() > 0 && q.n+len(b)+(q.len()+1)*inboxCharge > q.limit {
+		return false
+	}
+	if q.n+len(b) > len(q.mem) {
+		q.grow(q.n + len(b))
+	}
+	q.list.Push(letter{from, len(b)})
+	at := q.at(q.n)
+	copy(q.mem, b[copy(q.mem[at:], b):])
+	q.n += len(b)
+	return true
+}
+
+// pop removes the oldest datagram, of which there must be one, and copies as much
+// of it as fits.
+func (q *inbox) pop(b []byte) (n int, from netip.AddrPort) {
+	l := q.list.Pop()
+	n = min(len(b), l.n)
+	first := copy(b[:n], q.mem[q.head:])
+	copy(b[first:n], q.mem)
+	q.head = q.at(l.n)
+	if q.n -= l.n; q.n == 0 {
+		q.head = 0 // the warmest memory is used first
+	}
+	return n, l.from
+}
+
+// at is the place of the i-th byte.
+func (q *inbox) at(i int) int {
+	i += q.head
+	if i >= len(q.mem) {
+		i -= len(q.mem)
+	}
+	return i
+}
+
+func (q *inbox) grow(n int) {
+	mem := make([]byte, max(inboxStart, 2*len(q.mem), n))
+	k := copy(mem[:q.n], q.mem[q.head:])
+	copy(mem[k:q.n], q.mem)
+	q.mem, q.head = mem, 0
+}

@@ -1,0 +1,565 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// ListenPacket opens a connection for datagrams at the local address. network is
+// "udp", "udp4" (IPv4 only), "udp6" (IPv6 only), or "rdma", "rdma4", "rdma6", which
+// mean the same here; address is host:port, where an empty host means every
+// address and port 0 a port that is free. What is returned is a *PacketConn.
+//
+// It takes the RDMA device that has the address, if that can do datagrams (siw
+// cannot), and the software device beside it: see [PacketConn].
+func ListenPacket(network, address string) (net.PacketConn, error) {
+	return new(ListenConfig).ListenPacket(context.Background(), network, address)
+}
+
+// ListenPacket opens a connection for datagrams; see the function ListenPacket.
+// ctx concerns opening only. Backlog does not apply.
+func (lc *ListenConfig) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
+	p, addr, err := lc.listenPacket(ctx, network, address)
+	if err != nil {
+		return nil, opError("listen", nil, addr, dialError(err))
+	}
+	return p, nil
+}
+
+// PacketConn sends and receives datagrams. It implements net.PacketConn, and
+// net.Conn where it came from Dial, which has connected it to one peer. All methods
+// may be called by several goroutines at once.
+//
+// Over an RDMA device each datagram is one Send of a UD queue pair; rdma_cm's port
+// space of UDP tells which queue pair serves an address. Over the software device it
+// is one UDP datagram, so that the peer may be any program that speaks UDP. One that
+// was opened with neither Config.Device nor Config.RequireRDMA has both, on the same
+// port: it receives by either, and sends to each peer by the RDMA device if the peer
+// answers there, else by the software device.
+//
+// Datagrams may be lost, doubled and late, but those to one peer leave in the order
+// in which they were written. They are never fragmented: what is longer than
+// [PacketConn.MaxDatagramSize] matches syscall.EMSGSIZE. Empty ones are legal. One
+// that finds the reader's buffer full is dropped and counted. There are no IP multicast
+// and broadcast: an address of those is refused with an error that matches
+// errors.ErrUnsupported.
+//
+// A buffer that is passed to a method is the package's only until the call returns.
+//
+// Before the first datagram to an address goes out by an RDMA device the address must be
+// resolved. That happens beside everything else: a few datagrams wait for it
+// meanwhile, and the call that wrote them returns at once. If nobody serves the
+// address the next write to it fails, with ECONNREFUSED or a timeout. What was
+// resolved is looked up again when the peer is silent for a while, so that a peer
+// that was started anew is found.
+type PacketConn struct {
+	cfg           Config
+	lasting       bool           // see acquireDomain
+	local, remote netip.AddrPort // remote is that of a connected one
+	laddr, raddr  *net.UDPAddr
+	limit         int // bytes of a datagram
+	log           *slog.Logger
+	start         time.Time // for now
+
+	soft *udpLink // the software device, if it serves
+	ud   *udSide  // RDMA devices, if any does
+
+	ctx    context.Context // until Close
+	cancel context.CancelFunc
+	closed atomic.Bool // set with both locks held
+	wg     sync.WaitGroup
+
+	stats packetStats
+
+	rmu      sync.Mutex
+	readable sync.Cond
+	readers  int // that wait for readable
+	in       inbox
+	readDue  deadline
+	news     error // for the next Read, once
+	lost     error // nothing will come any more
+
+	wmu      sync.Mutex
+	writable sync.Cond
+	writers  int
+	writeDue deadline
+}
+
+// Sizes of a PacketConn.
+const (
+	// readBuffer is what may wait for the reader, in bytes, until SetReadBuffer
+	// says otherwise: about what Linux gives a socket.
+	readBuffer    = 256 << 10
+	maxReadBuffer = 1 << 30
+)
+
+func newPacketConn(cfg *Config) *PacketConn {
+	p := &PacketConn{cfg: *cfg, lasting: cfg.Provider == nil, log: cfg.Logger, start: time.Now()}
+	if p.log == nil {
+		p.log = discardLogger
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.in.limit = readBuffer
+	p.readable.L, p.writable.L = &p.rmu, &p.wmu
+	p.readDue.fire = func() {
+		p.rmu.Lock()
+		defer p.rmu.Unlock()
+		if p.readDue.check() {
+			p.wakeReaders()
+		}
+	}
+	p.writeDue.fire = func() {
+		p.wmu.Lock()
+		defer p.wmu.Unlock()
+		if p.writeDue.check() {
+			p.wakeWriters()
+		}
+	}
+	return p
+}
+
+// at sets the local address, known once something is bound.
+func (p *PacketConn) at(local netip.AddrPort) {
+	p.local, p.laddr = local, udpAddr(local)
+}
+
+// now is the time since the connection was opened, which is cheap to keep.
+func (p *PacketConn) now() time.Duration { return time.Since(p.start) }
+
+// ReadFrom waits for a datagram and copies it into b; what does not fit is lost, as
+// with UDP. addr is a *net.UDPAddr. Errors: os.ErrDeadlineExceeded, net.ErrClosed.
+func (p *PacketConn) ReadFrom(b []byte) (n int, addr net.Addr, err error) {
+	n, from, err := p.read(b)
+	if err != nil {
+		return 0, nil, p.opError("read", err)
+	}
+	return n, udpAddr(from), nil
+}
+
+// ReadFromUDPAddrPort is ReadFrom without an allocation. An IPv4 address has four
+// bytes.
+func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (n int, addr netip.AddrPort, err error) {
+	n, addr, err = p.read(b)
+	if err != nil {
+		err = p.opError("read", err)
+	}
+	return n, addr, err
+}
+
+// Read is ReadFrom for a connected one.
+func (p *PacketConn) Read(b []byte) (int, error) {
+	n, _, err := p.read(b)
+	if err != nil {
+		err = p.opError("read", err)
+	}
+	return n, err
+}
+
+// WriteTo sends b to addr, a *net.UDPAddr. Errors: syscall.EMSGSIZE for more than
+// [PacketConn.MaxDatagramSize], os.ErrDeadlineExceeded while the device is busy,
+// net.ErrClosed; syscall.ECONNREFUSED or one that is a timeout where an earlier
+// datagram found that nobody serves the address; net.ErrWriteToConnected.
+func (p *PacketConn) WriteTo(b []byte, addr net.Addr) (int, error) {
+	ua, ok := addr.(*net.UDPAddr)
+	switch {
+	case ok && ua != nil:
+		return p.WriteToUDPAddrPort(b, ua.AddrPort())
+	case ok:
+		addr = nil
+	}
+	return 0, opError("write", p.laddr, addr, syscall.EINVAL)
+}
+
+// WriteToUDPAddrPort is WriteTo without an allocation.
+func (p *PacketConn) WriteToUDPAddrPort(b []byte, addr netip.AddrPort) (int, error) {
+	to := netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+	err := net.ErrWriteToConnected
+	if !p.remote.IsValid() {
+		err = p.write(b, to)
+	}
+	if err != nil {
+		return 0, opError("write", p.laddr, udpAddr(to), err)
+	}
+	return len(b), nil
+}
+
+// Write is WriteTo for a connected one. Otherwise the error matches
+// syscall.EDESTADDRREQ.
+func (p *PacketConn) Write(b []byte) (int, error) {
+	var err error = syscall.EDESTADDRREQ
+	if p.remote.IsValid() {
+		err = p.write(b, p.remote)
+	}
+	if err != nil {
+		return 0, p.opError("write", err)
+	}
+	return len(b), nil
+}
+
+// LocalAddr returns the local address, a *net.UDPAddr with the port that was chosen.
+func (p *PacketConn) LocalAddr() net.Addr { return p.laddr }
+
+// RemoteAddr returns the peer of a connected one, a *net.UDPAddr, else nil.
+func (p *PacketConn) RemoteAddr() net.Addr {
+	if p.raddr == nil {
+		return nil
+	}
+	return p.raddr
+}
+
+// MaxDatagramSize returns the most bytes that a datagram may have: of all devices and
+// interfaces that the local address may lead out by, the least of what one of their
+// packets carries. RDMA devices have 256 to 4096, by the MTU of their network.
+func (p *PacketConn) MaxDatagramSize() int { return p.limit }
+
+// SetDeadline bounds Read and Write calls, also those in progress; a zero t is no
+// bound.
+func (p *PacketConn) SetDeadline(t time.Time) error {
+	if err := p.SetReadDeadline(t); err != nil {
+		return err
+	}
+	return p.SetWriteDeadline(t)
+}
+
+// SetReadDeadline is SetDeadline for reading.
+func (p *PacketConn) SetReadDeadline(t time.Time) error {
+	p.rmu.Lock()
+	defer p.rmu.Unlock()
+	if p.closed.Load() {
+		return p.opError("set", net.ErrClosed)
+	}
+	p.readDue.set(t)
+	p.wakeReaders()
+	return nil
+}
+
+// SetWriteDeadline is SetDeadline for writing.
+func (p *PacketConn) SetWriteDeadline(t time.Time) error {
+	p.wmu.Lock()
+	defer p.wmu.Unlock()
+	if p.closed.Load() {
+		return p.opError("set", net.ErrClosed)
+	}
+	p.writeDue.set(t)
+	p.wakeWriters()
+	if p.soft != nil {
+		if err := p.soft.conn.SetWriteDeadline(t); err != nil {
+			return p.opError("set", inner(err))
+		}
+	}
+	return nil
+}
+
+// SetReadBuffer sets how many bytes of datagrams may wait for the reader, each
+// counted with 128 more; it begins with 256 KiB. At most it is 1 GiB, and one
+// datagram has always room. What an RDMA device itself holds until it is looked at
+// does not count.
+func (p *PacketConn) SetReadBuffer(bytes int) error {
+	if bytes < 0 || bytes > maxReadBuffer {
+		return p.opError("set", syscall.EINVAL)
+	}
+	p.rmu.Lock()
+	defer p.rmu.Unlock()
+	if p.closed.Load() {
+		return p.opError("set", net.ErrClosed)
+	}
+	p.in.limit = bytes
+	if p.soft != nil {
+		if err := p.soft.conn.SetReadBuffer(bytes); err != nil {
+			return p.opError("set", inner(err))
+		}
+	}
+	return nil
+}
+
+// SetWriteBuffer sets the size of the socket's buffer where the software device serves.
+// The send queue of an RDMA device is as long as it is.
+func (p *PacketConn) SetWriteBuffer(bytes int) error {
+	if p.closed.Load() {
+		return p.opError("set", net.ErrClosed)
+	}
+	if p.soft != nil {
+		if err := p.soft.conn.SetWriteBuffer(bytes); err != nil {
+			return p.opError("set", inner(err))
+		}
+	}
+	return nil
+}
+
+// Close ends the connection. What was handed to a device before is sent, within
+// Config.LingerTimeout; what still waits for an address to be resolved is dropped.
+func (p *PacketConn) Close() error {
+	if !p.shut() {
+		return p.opError("close", net.ErrClosed)
+	}
+	if err := p.release(); err != nil {
+		return p.opError("close", err)
+	}
+	return nil
+}
+
+// shut makes all calls fail that are in progress or yet to come.
+func (p *PacketConn) shut() bool {
+	p.rmu.Lock()
+	defer p.rmu.Unlock()
+	p.wmu.Lock()
+	defer p.wmu.Unlock()
+	if p.closed.Swap(true) {
+		return false
+	}
+	p.readDue.stop()
+	p.writeDue.stop()
+	p.wakeReaders()
+	p.wakeWriters()
+	p.cancel()
+	return true
+}
+
+// release gives back what shut has stopped the use of.
+func (p *PacketConn) release() (err error) {
+	if p.soft != nil {
+		err = inner(p.soft.conn.Close())
+	}
+	if p.ud != nil {
+		err = errors.Join(err, p.ud.listener.Close())
+	}
+	p.wg.Wait()
+	if p.ud != nil {
+		err = errors.Join(err, p.ud.release())
+	}
+	return err
+}
+
+// read takes the next datagram.
+func (p *PacketConn) read(b []byte) (int, netip.AddrPort, error) {
+	p.rmu.Lock()
+	defer p.rmu.Unlock()
+	for {
+		switch {
+		case p.closed.Load():
+			return 0, netip.AddrPort{}, net.ErrClosed
+		case p.readDue.expired:
+			return 0, netip.AddrPort{}, os.ErrDeadlineExceeded
+		case p.in.len() > 0:
+			n, from := p.in.pop(b)
+			p.stats.datagramsReceived.Add(1)
+			p.stats.bytesReceived.Add(uint64(n))
+			return n, from, nil
+		case p.news != nil:
+			err := p.news
+			p.news = nil
+			return 0, netip.AddrPort{}, err
+		case p.lost != nil:
+			return 0, netip.AddrPort{}, p.lost
+		}
+		p.awaitRead()
+	}
+}
+
+// awaitRead waits until something may have changed. The caller holds rmu.
+func (p *PacketConn) awaitRead() {
+	if l := p.firstQP(); l != nil && !l.leading && !l.dropped {
+		if l.poll() == 0 {
+			l.lead()
+		}
+		if p.readers > 0 { // somebody has to be next
+			p.readable.Signal()
+		}
+		return
+	}
+	p.readers++
+	p.readable.Wait()
+	p.readers--
+}
+
+// firstQP is the queue pair that readers lead, if there is one. The caller holds rmu.
+func (p *PacketConn) firstQP() *udQP {
+	if p.ud == nil {
+		return nil
+	}
+	return p.ud.first
+}
+
+// deliver puts a datagram where the reader finds it. The caller holds rmu, and wakes
+// readers.
+func (p *PacketConn) deliver(from netip.AddrPort, payload []byte) {
+	switch {
+	case p.remote.IsValid() && from != p.remote:
+		p.stats.strays.Add(1)
+	case !p.in.push(from, payload):
+		p.stats.overruns.Add(1)
+	}
+}
+
+// wakeReaders makes all who wait for datagrams look again. The caller holds rmu.
+func (p *PacketConn) wakeReaders() {
+	p.readable.Broadcast()
+	if p.ud == nil {
+		return
+	}
+	for _, l := range p.ud.links {
+		if l.sleeping {
+			l.recvCQ.Interrupt()
+		}
+	}
+}
+
+// write sends a datagram.
+func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
+	if len(b) > p.limit {
+		return syscall.EMSGSIZE
+	}
+	if !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified() {
+		return syscall.EDESTADDRREQ
+	}
+	if isGroup(to.Addr()) {
+		return errNoGroups
+	}
+	var err error
+	if p.ud == nil {
+		err = p.writeSoft(b, to)
+	} else {
+		err = p.ud.write(b, to)
+	}
+	if err == nil {
+		p.stats.datagramsSent.Add(1)
+		p.stats.bytesSent.Add(uint64(len(b)))
+	}
+	return err
+}
+
+// errNoGroups refuses multicast and broadcast on all devices alike.
+var errNoGroups = fmt.Errorf("IP multicast and broadcast: %w", errors.ErrUnsupported)
+
+// isGroup reports whether an address stands for several hosts. The broadcast address of
+// a network does not show it.
+func isGroup(a netip.Addr) bool { return a.IsMulticast() || a == broadcast4 }
+
+// writeSoft sends a datagram by the software device.
+func (p *PacketConn) writeSoft(b []byte, to netip.AddrPort) error {
+	if p.closed.Load() {
+		return net.ErrClosed
+	}
+	return p.soft.send(b, to)
+}
+
+// wakeWriters makes all who wait for room look again. The caller holds wmu.
+func (p *PacketConn) wakeWriters() {
+	p.writable.Broadcast()
+	if p.ud == nil {
+		return
+	}
+	for _, l := range p.ud.links {
+		if l.sendSleeping {
+			l.sendCQ.Interrupt()
+		}
+	}
+}
+
+// opError is the error of a call that is about this connection.
+func (p *PacketConn) opError(op string, err error) error {
+	return opError(op, p.laddr, p.RemoteAddr(), err)
+}
+
+// tell leaves an error to the next Read of a connected one, as a socket does when it
+// hears that nobody is there.
+func (p *PacketConn) tell(err error) {
+	if p.remote.IsValid() && !p.closed.Load() {
+		p.rmu.Lock()
+		p.news = err
+		p.wakeReaders()
+		p.rmu.Unlock()
+	}
+}
+
+func udpAddr(a netip.AddrPort) *net.UDPAddr { return net.UDPAddrFromAddrPort(a) }
+
+// PacketStats counts what a PacketConn has done since it was opened.
+type PacketStats struct {
+	DatagramsSent     uint64 // written without an error
+	DatagramsReceived uint64 // read
+	BytesSent         uint64 // payload
+	BytesReceived     uint64
+
+	// What was dropped: on arrival because the reader lagged behind, and because
+	// its sender is unknown, or not the peer of a connected one. An RDMA device
+	// drops by itself, and tells nobody, what comes with a wrong key, and while
+	// no receive is posted: those of Receives and what waits for the reader are
+	// there before that happens.
+	Overruns uint64
+	Strays   uint64
+
+	// What was written and then dropped: too much waited for an address to be
+	// resolved, or it came to nothing.
+	Unsent uint64
+
+	// Over RDMA devices: addresses that were asked for, those of them that came
+	// to nothing, and how often a write had to wait for the send queue.
+	Resolutions        uint64
+	ResolutionFailures uint64
+	QueueStalls        uint64
+
+	Peers    int // addresses that are known
+	Receives int // datagrams that RDMA devices have room for
+}
+
+// packetStats is PacketStats in the making.
+type packetStats struct {
+	datagramsSent, datagramsReceived, bytesSent, bytesReceived,
+	overruns, strays, unsent, resolutions, failures, stalls atomic.Uint64
+}
+
+// Stats returns the counters of the moment.
+func (p *PacketConn) Stats() PacketStats {
+	c := &p.stats
+	s := PacketStats{
+		DatagramsSent: c.datagramsSent.Load(), DatagramsReceived: c.datagramsReceived.Load(),
+		BytesSent: c.bytesSent.Load(), BytesReceived: c.bytesReceived.Load(),
+		Overruns: c.overruns.Load(), Strays: c.strays.Load(), Unsent: c.unsent.Load(),
+		Resolutions: c.resolutions.Load(), ResolutionFailures: c.failures.Load(), QueueStalls: c.stalls.Load(),
+	}
+	if p.ud != nil {
+		s.Peers, s.Receives = p.ud.count()
+	}
+	return s
+}
+
+// PacketInfo tells of one way by which a PacketConn sends and receives.
+type PacketInfo struct {
+	Device    string // "iwarp" for the software device
+	Transport string // "UDP", "RoCE"
+	Port      int    // of the device, counted from 1
+	QPN       uint32 // queue pair number, 0 over the software device
+	MTU       int    // bytes that a datagram may have there
+}
+
+// Info returns the ways that are open, RDMA devices first. One that was opened for
+// every address takes a device when the first peer needs it.
+func (p *PacketConn) Info() []PacketInfo {
+	var infos []PacketInfo
+	if p.ud != nil {
+		p.wmu.Lock()
+		for _, l := range p.ud.links {
+			infos = append(infos, l.info())
+		}
+		p.wmu.Unlock()
+	}
+	if p.soft != nil {
+		infos = append(infos, PacketInfo{Device: softwareName, Transport: "UDP", Port: 1, MTU: p.soft.limit})
+	}
+	return infos
+}
+
+var _ interface {
+	net.PacketConn
+	net.Conn
+} = (*PacketConn)(nil)

@@ -1,0 +1,644 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+)
+
+// set changes a variable for as long as the test runs. PacketConns are opened behind it.
+func set[T any](t testing.TB, v *T, to T) {
+	old := *v
+	*v = to
+	t.Cleanup(func() { *v = old })
+}
+
+// impatient makes peers be looked for often.
+func impatient(t testing.TB) {
+	set(t, &minPatience, 20*time.Millisecond)
+	set(t, &maxPatience, 40*time.Millisecond)
+	set(t, &failurePause, 20*time.Millisecond)
+	set(t, &suspicionPause, 10*time.Millisecond)
+}
+
+// onFabric runs f over the fabric.
+func onFabric(t *testing.T, f func(t *testing.T, pn packetNet)) {
+	eachPacketNet(t, func(t *testing.T, pn packetNet) {
+		if pn.fabric != nil {
+			f(t, pn)
+		}
+	})
+}
+
+// until has write send datagrams until one arrives at p.
+func until(t testing.TB, p *PacketConn, write func() error) (got []byte, from netip.AddrPort) {
+	t.Helper()
+	b := make([]byte, 5000)
+	require.True(t, eventually(func() bool {
+		if err := write(); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatal(err)
+		}
+		p.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		n, addr, err := p.ReadFromUDPAddrPort(b)
+		if err == nil {
+			got, from = b[:n], addr
+		} else {
+			requireTimeout(t, err)
+		}
+		return err == nil
+	}), "nothing arrives")
+	return got, from
+}
+
+// A server that is started anew has another queue pair, and its client finds it although
+// it sends nothing by itself.
+func TestPacketServerRestarts(t *testing.T) {
+	impatient(t)
+	eachPacketNet(t, func(t *testing.T, pn packetNet) {
+		server := pn.listen(t)
+		connected := pn.dial(t, server.LocalAddr())
+		client := pn.listen(t)
+		for round := range 3 {
+			at := addrPort(server.LocalAddr())
+			require.NoError(t, server.Close())
+			server = pn.listenAt(t, at.String())
+			msg := []byte(fmt.Sprintf("round %d", round))
+			until(t, server, func() error {
+				_, err := client.WriteToUDPAddrPort(msg, at)
+				return err
+			})
+			// The other is told, too, if it has looked while nobody was there.
+			until(t, server, func() error {
+				_, err := connected.Write(msg)
+				return err
+			})
+		}
+	})
+}
+
+// A client that is started anew, at the same port, gets the answers to what it asks.
+func TestPacketClientRestarts(t *testing.T) {
+	eachPacketNet(t, func(t *testing.T, pn packetNet) {
+		server := pn.listen(t)
+		client := pn.listen(t)
+		for range 5 {
+			_, err := client.WriteTo([]byte("ping"), server.LocalAddr())
+			require.NoError(t, err)
+			_, from := readFrom(t, server)
+			require.Equal(t, addrPort(client.LocalAddr()), from)
+			_, err = server.WriteToUDPAddrPort([]byte("pong"), from)
+			require.NoError(t, err)
+			got, _ := readFrom(t, client)
+			require.Equal(t, "pong", string(got))
+			at := client.LocalAddr().String()
+			require.NoError(t, client.Close())
+			client = pn.listenAt(t, at)
+			if pn.overVerbs() {
+				time.Sleep(2 * time.Millisecond)
+			}
+		}
+	})
+}
+
+// An address that nobody serves: a write says so once it is known, and the address is
+// found when somebody does.
+func TestPacketNobodyThere(t *testing.T) {
+	set(t, &failurePause, 50*time.Millisecond)
+	eachPacketNet(t, func(t *testing.T, pn packetNet) {
+		if !pn.overVerbs() {
+			return // UDP tells a connected one only, see TestPacketConnectedPeerGone
+		}
+		free := pn.listen(t)
+		to := free.LocalAddr()
+		require.NoError(t, free.Close())
+		p := pn.listen(t)
+		_, err := p.WriteTo([]byte("lost"), to)
+		require.NoError(t, err)
+		require.True(t, eventually(func() bool {
+			_, err = p.WriteTo([]byte("lost"), to)
+			return err != nil
+		}))
+		requirePacketError(t, err, "write")
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		s := p.Stats()
+		require.Positive(t, s.Unsent)
+		require.Positive(t, s.ResolutionFailures)
+
+		late := pn.listenAt(t, to.String())
+		until(t, late, func() error {
+			_, err := p.WriteTo([]byte("hello"), to)
+			return err
+		})
+		_, err = (&Dialer{Config: pn.cfg, Timeout: patience}).Dial(pn.network, "["+addrPort(to).Addr().String()+"]:1")
+		requirePacketError(t, err, "dial")
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	})
+}
+
+// The peer of a connected one goes: Read and Write say ECONNREFUSED, over UDP and verbs.
+func TestPacketConnectedPeerGone(t *testing.T) {
+	impatient(t)
+	eachPacketNet(t, func(t *testing.T, pn packetNet) {
+		client, server := pn.pair(t)
+		at := server.LocalAddr().String()
+		require.NoError(t, server.Close())
+		failed := make(chan error, 1)
+		go func() {
+			_, err := client.Read(make([]byte, 10))
+			failed <- err
+		}()
+		within(t, "Read", func() {
+			for {
+				select {
+				case err := <-failed:
+					requirePacketError(t, err, "read")
+					require.ErrorIs(t, err, syscall.ECONNREFUSED)
+					return
+				default:
+					client.Write([]byte("anybody there?"))
+					time.Sleep(time.Millisecond)
+				}
+			}
+		})
+		server = pn.listenAt(t, at)
+		until(t, server, func() error {
+			_, err := client.Write([]byte("hello"))
+			return err
+		})
+	})
+}
+
+// While one address is being resolved, which takes long, others are sent to; what was
+// written meanwhile arrives in order, and no more of it than is kept.
+func TestPacketResolvingHoldsUpNobody(t *testing.T) {
+	set(t, &questionTimes, slices.Repeat([]time.Duration{20 * time.Millisecond}, 1000))
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		client, server := pn.pair(t)
+		_, err := server.WriteTo([]byte("known"), client.LocalAddr())
+		require.NoError(t, err)
+		readFrom(t, client)
+		slow := pn.listen(t)
+		pn.fabric.Mute(true)
+		for i := range maxWaiting + 3 {
+			_, err := server.WriteTo([]byte{byte(i)}, slow.LocalAddr())
+			require.NoError(t, err)
+			_, err = server.WriteTo([]byte{byte(i)}, client.LocalAddr())
+			require.NoError(t, err)
+			got, _ := readFrom(t, client)
+			require.Equal(t, []byte{byte(i)}, got)
+		}
+		require.EqualValues(t, 3, server.Stats().Unsent)
+		pn.fabric.Mute(false)
+		for i := range maxWaiting {
+			got, from := readFrom(t, slow)
+			require.Equal(t, []byte{byte(i)}, got)
+			require.Equal(t, addrPort(server.LocalAddr()), from)
+		}
+	})
+}
+
+// Nobody answers: writes fail with a timeout, and Close does not wait for it.
+func TestPacketSilentHost(t *testing.T) {
+	set(t, &failurePause, time.Hour)
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		set(t, &questionTimes, []time.Duration{5 * time.Millisecond, 5 * time.Millisecond})
+		p, to := pn.listen(t), pn.listen(t).LocalAddr()
+		pn.fabric.Mute(true)
+		_, err := p.WriteTo([]byte("lost"), to)
+		require.NoError(t, err)
+		require.True(t, eventually(func() bool {
+			_, err = p.WriteTo([]byte("lost"), to)
+			return err != nil
+		}))
+		requirePacketError(t, err, "write")
+		requireTimeout(t, err)
+		require.EqualValues(t, 2, pn.fabric.Asked())
+
+		questionTimes = []time.Duration{time.Hour}
+		q := pn.listen(t)
+		_, err = q.WriteTo([]byte("lost"), to)
+		require.NoError(t, err)
+		within(t, "Close", func() { require.NoError(t, q.Close()) })
+		require.EqualValues(t, 1, q.Stats().Unsent+uint64(len(q.ud.peers.get(addrPort(to)).waiting)))
+	})
+}
+
+// A peer that answers is not asked for again; one that is silent is, less and less often,
+// and goes on being sent to.
+func TestPacketAsksOfSilentPeers(t *testing.T) {
+	set(t, &minPatience, 5*time.Millisecond)
+	set(t, &maxPatience, 10*time.Millisecond)
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		client, server := pn.pair(t)
+		asked := client.Stats().Resolutions
+		sent := uint64(0)
+		require.True(t, eventually(func() bool {
+			_, err := client.Write([]byte("hm"))
+			require.NoError(t, err)
+			sent++
+			got, _ := readFrom(t, server)
+			require.Equal(t, "hm", string(got))
+			return client.Stats().Resolutions >= asked+3
+		}))
+		require.Zero(t, client.Stats().Unsent)
+		client.wmu.Lock()
+		require.Equal(t, maxPatience, client.ud.peers.get(client.remote).patience)
+		client.wmu.Unlock()
+	})
+}
+
+// The table of peers is bounded, and their address handles with it.
+func TestPacketManyPeers(t *testing.T) {
+	set(t, &maxPeers, 3)
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		sw := pn.cfg.Provider.(*verbstest.Switch)
+		server := pn.listen(t)
+		for range 3 {
+			for range 4 {
+				client := pn.listen(t)
+				for range 2 {
+					_, err := server.WriteTo([]byte("hello"), client.LocalAddr())
+					require.NoError(t, err)
+					readFrom(t, client)
+				}
+				require.NoError(t, client.Close())
+				require.LessOrEqual(t, server.Stats().Peers, maxPeers)
+			}
+		}
+		require.LessOrEqual(t, sw.Live()["AH"], maxPeers+len(server.ud.first.retired))
+	})
+}
+
+// A full send queue holds the writer up, who notices deadlines and Close; what was taken
+// is sent in order.
+func TestPacketQueueFull(t *testing.T) {
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		client, server := pn.pair(t)
+		pn.fabric.Stall(true)
+		client.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+		taken := 0
+		var err error
+		for ; err == nil; taken++ {
+			require.LessOrEqual(t, taken, udSends)
+			_, err = client.Write([]byte(strconv.Itoa(taken)))
+		}
+		taken--
+		requirePacketError(t, err, "write")
+		requireTimeout(t, err)
+		require.Positive(t, client.Stats().QueueStalls)
+
+		const writers = 3
+		errs := make(chan error, writers)
+		client.SetWriteDeadline(time.Time{})
+		for range writers {
+			go func() {
+				_, err := client.Write([]byte("more"))
+				errs <- err
+			}()
+		}
+		pn.fabric.Stall(false)
+		for i := range taken {
+			got, _ := readFrom(t, server)
+			require.Equal(t, strconv.Itoa(i), string(got))
+		}
+		for range writers {
+			require.NoError(t, <-errs)
+			got, _ := readFrom(t, server)
+			require.Equal(t, "more", string(got))
+		}
+
+		pn.fabric.Stall(true)
+		closed := make(chan error, writers)
+		for range writers {
+			go func() {
+				var err error
+				for err == nil {
+					_, err = client.Write([]byte("too late"))
+				}
+				closed <- err
+			}()
+		}
+		time.Sleep(time.Millisecond)
+		client.cfg.LingerTimeout = -1
+		within(t, "Close", func() { require.NoError(t, client.Close()) })
+		for range writers {
+			err := <-closed
+			requirePacketError(t, err, "write")
+			require.ErrorIs(t, err, net.ErrClosed)
+		}
+		pn.fabric.Stall(false)
+	})
+}
+
+// The port's MTU falls: what is too long for it now is refused.
+func TestPacketMTUFalls(t *testing.T) {
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		client, server := pn.pair(t)
+		pn.fabric.SetMTU(256)
+		_, err := client.Write(make([]byte, 257))
+		requirePacketError(t, err, "write")
+		require.ErrorIs(t, err, syscall.EMSGSIZE)
+		_, err = client.Write(make([]byte, 256))
+		require.NoError(t, err)
+		got, _ := readFrom(t, server)
+		require.Len(t, got, 256)
+	})
+}
+
+// A queue pair that fails is replaced, and found again by its peers.
+func TestPacketQueuePairFails(t *testing.T) {
+	impatient(t)
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		client, server := pn.pair(t)
+		for _, p := range []*PacketConn{server, client} {
+			p.wmu.Lock()
+			qp := p.ud.links[0].qp
+			p.wmu.Unlock()
+			require.NoError(t, qp.SetError())
+			until(t, server, func() error {
+				_, err := client.Write([]byte("still there?"))
+				if errors.Is(err, ibv.WCFlushErr) {
+					err = nil
+				}
+				return err
+			})
+			until(t, client, func() error {
+				_, err := server.WriteTo([]byte("yes"), client.LocalAddr())
+				if errors.Is(err, ibv.WCFlushErr) {
+					err = nil
+				}
+				return err
+			})
+		}
+	})
+}
+
+// The device goes: reading says so.
+func TestPacketDeviceRemoved(t *testing.T) {
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		client, server := pn.pair(t)
+		pn.fabric.Remove()
+		for _, p := range []*PacketConn{client, server} {
+			p.SetReadDeadline(time.Now().Add(patience))
+			_, _, err := p.ReadFrom(make([]byte, 10))
+			requirePacketError(t, err, "read")
+			require.ErrorIs(t, err, syscall.ENODEV)
+			require.True(t, eventually(func() bool { return p.Stats().Receives == 0 }))
+		}
+		_, err := server.WriteTo([]byte("x"), client.LocalAddr())
+		if err == nil {
+			require.True(t, eventually(func() bool {
+				_, err = server.WriteTo([]byte("x"), client.LocalAddr())
+				return err != nil
+			}))
+		}
+		requirePacketError(t, err, "write")
+	})
+}
+
+// Where both devices serve, each peer is reached by the one that it has: one that has
+// RDMA by that, one that has not by UDP, at the same port.
+func TestPacketBothDevices(t *testing.T) {
+	set(t, &questionTimesBeside, []time.Duration{50 * time.Millisecond})
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		soft := iwarp.New(iwarp.Config{})
+		local := netip.MustParseAddrPort(pn.address)
+		server, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, local)
+		require.NoError(t, err)
+		defer server.Close()
+		require.Len(t, server.Info(), 2)
+		require.Equal(t, fabricMTU, server.MaxDatagramSize())
+
+		byRDMA := pn.dial(t, server.LocalAddr())
+		plain, err := net.Dial(pn.network, server.LocalAddr().String()) // not even rdmanet
+		require.NoError(t, err)
+		defer plain.Close()
+		for range 3 {
+			pingPong(t, byRDMA, server)
+			_, err = plain.Write([]byte("ping"))
+			require.NoError(t, err)
+			got, from := readFrom(t, server)
+			require.Equal(t, "ping", string(got))
+			require.Equal(t, addrPort(plain.LocalAddr()), from)
+			_, err = server.WriteToUDPAddrPort([]byte("pong"), from)
+			require.NoError(t, err)
+			plain.SetReadDeadline(time.Now().Add(patience))
+			var b [10]byte
+			n, err := plain.Read(b[:])
+			require.NoError(t, err)
+			require.Equal(t, "pong", string(b[:n]))
+		}
+		require.EqualValues(t, 1, server.Stats().Resolutions, "who comes by UDP is answered by UDP")
+
+		// And unasked: who cannot be resolved gets it by UDP.
+		silent, err := net.ListenPacket(pn.network, pn.address)
+		require.NoError(t, err)
+		defer silent.Close()
+		for i := range 3 {
+			_, err = server.WriteTo([]byte{byte(i)}, silent.LocalAddr())
+			require.NoError(t, err)
+		}
+		silent.SetReadDeadline(time.Now().Add(patience))
+		for i := range 3 {
+			var b [10]byte
+			n, _, err := silent.ReadFrom(b[:])
+			require.NoError(t, err)
+			require.Equal(t, []byte{byte(i)}, b[:n])
+		}
+		require.Zero(t, server.Stats().Unsent)
+
+		// A reader that waits for one device hears the other.
+		for _, write := range []func([]byte) (int, error){plain.Write, byRDMA.Write, plain.Write} {
+			got := make(chan string)
+			go func() {
+				var b [10]byte
+				n, _, err := server.ReadFrom(b[:])
+				got <- fmt.Sprint(string(b[:n]), err)
+			}()
+			time.Sleep(time.Millisecond)
+			_, err := write([]byte("x"))
+			require.NoError(t, err)
+			within(t, "Read", func() { require.Equal(t, "x<nil>", <-got) })
+		}
+		require.NoError(t, server.Close())
+	})
+}
+
+// plainPeer is a program that uses the verbs themselves and knows nothing of rdmanet.
+type plainPeer struct {
+	t  testing.TB
+	id ibv.ID
+	pd ibv.PD
+	cq ibv.CQ
+	qp ibv.QP
+	mr ibv.MR
+	b  []byte
+	ah ibv.AH
+	to ibv.UDParam
+}
+
+func newPlainPeer(t testing.TB, p ibv.Provider, at netip.Addr) *plainPeer {
+	e := &plainPeer{t: t, b: make([]byte, 8<<10)}
+	var err error
+	e.id, err = p.BindUD(tctx, netip.AddrPortFrom(at, 0))
+	require.NoError(t, err)
+	dev := e.id.Device()
+	e.pd, err = dev.AllocPD()
+	require.NoError(t, err)
+	e.cq, err = dev.CreateCQ(64)
+	require.NoError(t, err)
+	e.qp, err = e.id.CreateQP(e.pd, ibv.QPInit{SendCQ: e.cq, RecvCQ: e.cq, Cap: ibv.QPCap{MaxSendWR: 16, MaxRecvWR: 16, MaxSendSGE: 1, MaxRecvSGE: 1}})
+	require.NoError(t, err)
+	e.mr, err = e.pd.RegMR(e.b, ibv.AccessLocalWrite)
+	require.NoError(t, err)
+	return e
+}
+
+func (e *plainPeer) close() {
+	if e.ah != nil {
+		require.NoError(e.t, e.ah.Close())
+	}
+	for _, c := range []interface{ Close() error }{e.qp, e.mr, e.cq, e.pd, e.id} {
+		require.NoError(e.t, c.Close())
+	}
+}
+
+// ask resolves an address and returns the port that it has asked from.
+func (e *plainPeer) ask(p ibv.Provider, to netip.AddrPort) uint16 {
+	id, err := p.ResolveUD(tctx, netip.AddrPort{}, to)
+	require.NoError(e.t, err)
+	ctx, cancel := context.WithTimeout(tctx, patience)
+	defer cancel()
+	require.NoError(e.t, id.Connect(ctx, ibv.ConnParam{}))
+	e.to = id.UDParam()
+	e.ah, err = e.pd.CreateAH(e.to.AH)
+	require.NoError(e.t, err)
+	require.NoError(e.t, id.Close())
+	return id.LocalAddr().Port()
+}
+
+func (e *plainPeer) wr(payload string) ibv.SendWR {
+	n := copy(e.b, payload)
+	return ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: e.b[:n], LKey: e.mr.LKey()}},
+		AH: e.ah, RemoteQPN: e.to.QPN, RemoteQKey: e.to.QKey}
+}
+
+func (e *plainPeer) send(wr ibv.SendWR) {
+	e.t.Helper()
+	_, err := e.qp.PostSend([]ibv.SendWR{wr})
+	require.NoError(e.t, err)
+	require.Equal(e.t, ibv.WCSend, e.next().Op)
+}
+
+// expect posts a receive.
+func (e *plainPeer) expect() {
+	_, err := e.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{{Buf: e.b[4096:], LKey: e.mr.LKey()}}}})
+	require.NoError(e.t, err)
+}
+
+func (e *plainPeer) next() ibv.WC {
+	e.t.Helper()
+	var wcs [1]ibv.WC
+	require.True(e.t, eventually(func() bool {
+		n, err := e.cq.Poll(wcs[:])
+		require.NoError(e.t, err)
+		return n > 0
+	}))
+	require.Equal(e.t, ibv.WCSuccess, wcs[0].Status)
+	return wcs[0]
+}
+
+// A peer that is not rdmanet asks for us and sends, and is answered, although it cannot be
+// asked for itself. Before it has asked it is nobody.
+func TestPacketPlainPeerAsks(t *testing.T) {
+	eachPacketNet(t, func(t *testing.T, pn packetNet) {
+		if !pn.overVerbs() {
+			return // TestPacketBothDevices has a plain UDP peer
+		}
+		server := pn.listen(t)
+		at := addrPort(server.LocalAddr())
+		e := newPlainPeer(t, pn.cfg.Provider, at.Addr())
+		defer e.close()
+		port := e.ask(pn.cfg.Provider, at)
+		from := netip.AddrPortFrom(at.Addr(), port)
+		for i := range 3 {
+			msg := fmt.Sprint("ping ", i)
+			wr := e.wr(msg)
+			if i > 0 { // as udaddy has it
+				wr.Op, wr.Imm = ibv.OpSendImm, e.qp.QPN()
+			}
+			e.send(wr)
+			got, addr := readFrom(t, server)
+			require.Equal(t, msg, string(got))
+			require.Equal(t, from, addr)
+			e.expect()
+			_, err := server.WriteToUDPAddrPort([]byte(msg), addr)
+			require.NoError(t, err)
+			wc := e.next()
+			require.Equal(t, msg, string(e.b[4096+ibv.GRHLen:4096+int(wc.ByteLen)]))
+			require.Equal(t, e.to.QPN, wc.Imm, "what udaddy takes for the queue pair's number")
+		}
+
+		stranger := newPlainPeer(t, pn.cfg.Provider, at.Addr())
+		defer stranger.close()
+		stranger.to = e.to
+		var err error
+		stranger.ah, err = stranger.pd.CreateAH(e.to.AH)
+		require.NoError(t, err)
+		stranger.send(stranger.wr("who am I?"))
+		require.True(t, eventually(func() bool { return server.Stats().Strays == 1 }))
+	})
+}
+
+// A peer that is not rdmanet is asked for, and its answers are told from others'.
+func TestPacketPlainPeerAnswers(t *testing.T) {
+	eachPacketNet(t, func(t *testing.T, pn packetNet) {
+		if !pn.overVerbs() {
+			return
+		}
+		p := pn.cfg.Provider
+		ip := netip.MustParseAddrPort(pn.address).Addr()
+		ln, err := p.ListenUD(tctx, netip.AddrPortFrom(ip, 0), 0)
+		require.NoError(t, err)
+		defer ln.Close()
+		e := newPlainPeer(t, p, ip)
+		defer e.close()
+		for i := range 4 {
+			e.expect()
+			client := pn.listen(t)
+			_, err = client.WriteTo([]byte("ping"), udpAddr(ln.Addr()))
+			require.NoError(t, err)
+			id, err := ln.Accept(tctx)
+			require.NoError(t, err)
+			require.NoError(t, id.Accept(tctx, ibv.ConnParam{QPN: e.qp.QPN()}))
+			require.NoError(t, id.Close())
+			wc := e.next()
+			require.Equal(t, "ping", string(e.b[4096+ibv.GRHLen:4096+int(wc.ByteLen)]))
+			require.Equal(t, wc.SrcQP, wc.Imm)
+			if e.ah == nil {
+				e.ah, err = e.pd.CreateAHFromWC(e.id.Port(), &wc, e.b[4096:])
+				require.NoError(t, err)
+			}
+			e.to = ibv.UDParam{QPN: wc.SrcQP, QKey: ibv.QKeyUDP}
+			msg := fmt.Sprint("pong ", i)
+			e.send(e.wr(msg))
+			got, from := readFrom(t, client)
+			require.Equal(t, msg, string(got))
+			require.Equal(t, ln.Addr(), from)
+			require.NoError(t, client.Close())
+		}
+	})
+}

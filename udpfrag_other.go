@@ -1,0 +1,8 @@
+//go:build !linux
+
+package rdmanet
+
+import "syscall"
+
+// dontFragment leaves it to the limit: what fits the interface leaves it in one piece.
+func dontFragment(string, syscall.RawConn) error { return nil }

@@ -1,0 +1,176 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+)
+
+// Datagrams over the software device: each is one of UDP, with nothing added, so
+// that peers need not be rdmanet.
+
+const softwareName = iwarp.Name
+
+// isSoftware reports whether a provider is the software device.
+func isSoftware(p ibv.Provider) bool { return p.Name() == softwareName }
+
+// udpLink is a UDP socket.
+type udpLink struct {
+	p         *PacketConn
+	conn      *net.UDPConn
+	connected bool
+	limit     int
+}
+
+// Headers in front of a datagram's payload, and the most that UDP's length field
+// leaves for that (RFC 768, RFC 8200).
+const (
+	udpHeaders4 = 20 + 8
+	udpHeaders6 = 40 + 8
+	maxUDP4     = 65535 - udpHeaders4
+	maxUDP6     = 65535 - 8
+)
+
+// openUDP opens the socket, connected if remote is valid.
+func (p *PacketConn) openUDP(ctx context.Context, local, remote netip.AddrPort) error {
+	l := &udpLink{p: p, connected: remote.IsValid()}
+	if l.connected {
+		d := net.Dialer{ControlContext: func(_ context.Context, network, _ string, c syscall.RawConn) error { return dontFragment(network, c) }}
+		if local.IsValid() {
+			d.LocalAddr = udpAddr(local)
+		}
+		c, err := d.DialContext(ctx, "udp", remote.String())
+		if err != nil {
+			return inner(err)
+		}
+		l.conn = c.(*net.UDPConn)
+	} else {
+		lc := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error { return dontFragment(network, c) }}
+		network, host := "udp", ""
+		if a := local.Addr(); a.IsValid() {
+			host = a.String()
+			if network = "udp6"; a.Is4() {
+				network = "udp4"
+			}
+		}
+		c, err := lc.ListenPacket(ctx, network, net.JoinHostPort(host, strconv.Itoa(int(local.Port()))))
+		if err != nil {
+			return inner(err)
+		}
+		l.conn = c.(*net.UDPConn)
+	}
+	at := l.conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	p.at(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()))
+	l.limit = udpLimit(p.local.Addr())
+	p.soft = l
+	return nil
+}
+
+// udpLimit is what fits a packet of every interface that an address may lead out by.
+func udpLimit(local netip.Addr) int {
+	headers, most := udpHeaders6, maxUDP6
+	if local.Is4() {
+		headers, most = udpHeaders4, maxUDP4
+	}
+	ifis, err := net.Interfaces()
+	if err != nil {
+		return most
+	}
+	limit := most
+	for _, ifi := range ifis {
+		if ifi.Flags&net.FlagUp != 0 && ifi.MTU > headers && (local.IsUnspecified() || hasAddr(&ifi, local)) {
+			limit = min(limit, ifi.MTU-headers)
+		}
+	}
+	return limit
+}
+
+func hasAddr(ifi *net.Interface, addr netip.Addr) bool {
+	addrs, err := ifi.Addrs()
+	if err != nil {
+		return false
+	}
+	for _, a := range addrs {
+		// A prefix may stand for more than the address it is written with: all of
+		// 127.0.0.0/8 is the loopback interface's.
+		n, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		ip, ok := netip.AddrFromSlice(n.IP)
+		if ok && (ip.Unmap() == addr.WithZone("") || ip.IsLoopback() && n.Contains(addr.AsSlice())) {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *udpLink) send(b []byte, to netip.AddrPort) (err error) {
+	if l.connected {
+		_, err = l.conn.Write(b)
+	} else {
+		_, err = l.conn.WriteToUDPAddrPort(b, to)
+	}
+	return inner(err)
+}
+
+// receive takes what comes, for as long as the socket is open. The socket is emptied
+// whether anybody reads or not, so that what is dropped is counted.
+func (l *udpLink) receive() {
+	buf := make([]byte, 64<<10)
+	for {
+		n, from, err := l.conn.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			if l.p.closed.Load() || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			l.p.tell(inner(err))
+			select {
+			case <-time.After(time.Millisecond): // for one that does not go away
+			case <-l.p.ctx.Done():
+			}
+			continue
+		}
+		l.p.received(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), buf[:n])
+	}
+}
+
+// received takes a datagram that came by the software device.
+func (p *PacketConn) received(from netip.AddrPort, payload []byte) {
+	if p.ud != nil {
+		p.ud.peers.heardSoft(from, p.now())
+	}
+	p.rmu.Lock()
+	defer p.rmu.Unlock()
+	p.deliver(from, payload)
+	if p.in.len() == 0 {
+		return
+	}
+	if p.readers > 0 {
+		p.readable.Signal()
+	} else if l := p.firstQP(); l != nil && l.sleeping && !l.kept {
+		l.recvCQ.Interrupt()
+	}
+}
+
+// inner is what package net has wrapped for its users.
+func inner(err error) error {
+	if op, ok := err.(*net.OpError); ok {
+		err = op.Err
+	}
+	if sys, ok := err.(*os.SyscallError); ok {
+		return sys.Err
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return os.ErrDeadlineExceeded
+	}
+	return err
+}

@@ -1,0 +1,510 @@
+package rdmanet
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/vacancy"
+)
+
+// udQP is the UD queue pair by which a PacketConn sends and receives on one port of
+// an RDMA device.
+//
+// Receiving, under the PacketConn's rmu:
+//
+//  1. Receives are always posted, udReceives of them, and posted again as soon as
+//     what they were completed with is copied to the inbox.
+//  2. A Read that finds the inbox empty polls, and then leads: it waits for the
+//     completion queue, for everybody, as a connection's does (progress.go). Of
+//     several queue pairs the first is led so; the others have a goroutine each.
+//  3. While nobody reads, a keeper leads, so that what is too much is dropped here
+//     and counted, and the device always finds a receive.
+//
+// Sending, under its wmu:
+//
+//  1. Slots go round. A datagram goes inline where the device can, else it is copied
+//     to the slot's buffer, so the caller's is free at once.
+//  2. Every send has a completion, so that Close knows what is out. They are looked
+//     at when the queue is full.
+type udQP struct {
+	p    *PacketConn
+	id   ibv.ID
+	dom  *domain
+	qp   ibv.QP
+	zone string // of link-local addresses there
+
+	recvCQ, sendCQ ibv.CQ
+	recvMem        *buffer
+	sendMem        *buffer
+	inline         int    // bytes
+	room           uint64 // sends that may be posted at a time
+
+	// Under rmu.
+	leading  bool
+	sleeping bool
+	kept     bool // a keeper leads
+	alone    bool // nobody else ever does
+	dropped  bool // of no use any more
+	seat     vacancy.Seat
+	wcs      [32]ibv.WC
+	reposts  [32]ibv.RecvWR
+	slots    []ibv.SGE // of the receives
+
+	// Under wmu.
+	sendLeading, sendSleeping bool
+	posted, done              uint64 // sends
+	sendWR                    [1]ibv.SendWR
+	sendSGE                   [1]ibv.SGE
+	sendWCs                   [32]ibv.WC
+	retired                   []retiredAH
+	creating                  int // address handles
+	failed                    error
+}
+
+// retiredAH is an address handle that no more sends will name, and the number of
+// sends that may.
+type retiredAH struct {
+	ah    ibv.AH
+	after uint64
+}
+
+const (
+	udReceives    = 256
+	minUDReceives = 16
+	udSends       = 128
+
+	// udSlot is room for any datagram, whatever the MTU will be: 4096 is the
+	// largest of InfiniBand and RoCE. It keeps slots on cache lines.
+	maxUDPayload = 4096
+	udSlot       = (ibv.GRHLen + maxUDPayload + 63) &^ 63
+)
+
+var udKeepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
+
+// newUDQP makes the queue pair on an ID, which it takes over.
+func (p *PacketConn) newUDQP(id ibv.ID) (*udQP, error) {
+	l := &udQP{p: p, id: id}
+	if err := l.acquire(); err != nil {
+		l.close()
+		return nil, err
+	}
+	l.seat.Init(&udKeepers, func() { go l.keep() })
+	return l, nil
+}
+
+func (l *udQP) acquire() (err error) {
+	dev := l.id.Device()
+	if l.dom, err = acquireDomain(dev, l.p.lasting); err != nil {
+		return err
+	}
+	attr := dev.Attr()
+	recvs, sends := min(udReceives, attr.MaxQPWR, attr.MaxCQE), min(udSends, attr.MaxQPWR, attr.MaxCQE)
+	for {
+		l.recvMem, err = l.dom.pool(recvs * udSlot).get()
+		if err == nil || recvs/2 < minUDReceives || !errors.Is(err, syscall.ENOBUFS) {
+			break
+		}
+		recvs /= 2 // where little memory may be registered
+	}
+	if err != nil {
+		return err
+	}
+	sends = min(sends, recvs)
+	l.room = uint64(sends)
+	if l.recvCQ, err = dev.CreateCQ(recvs); err != nil {
+		return err
+	}
+	if l.sendCQ, err = dev.CreateCQ(sends); err != nil {
+		return err
+	}
+	l.inline = attr.MaxInlineUD
+	if l.qp, err = l.id.CreateQP(l.dom.pd, ibv.QPInit{SendCQ: l.sendCQ, RecvCQ: l.recvCQ,
+		Cap: ibv.QPCap{MaxSendWR: sends, MaxRecvWR: recvs, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInline: l.inline}}); err != nil {
+		return err
+	}
+	l.slots = make([]ibv.SGE, recvs)
+	for i := range l.slots {
+		l.slots[i] = ibv.SGE{Buf: l.recvMem.b[i*udSlot:][:udSlot:udSlot], LKey: l.recvMem.lkey}
+	}
+	wrs := make([]ibv.RecvWR, recvs)
+	for i := range wrs {
+		wrs[i] = ibv.RecvWR{ID: uint64(i), SGL: l.slots[i : i+1]}
+	}
+	if _, err = l.qp.PostRecv(wrs); err != nil {
+		return err
+	}
+	l.sendMem, err = l.dom.pool(sends * udSlot).get()
+	if err != nil {
+		return err
+	}
+	port, err := dev.Port(l.id.Port())
+	l.zone = port.NetDev
+	l.id.Notify(l.event)
+	return err
+}
+
+func (l *udQP) info() PacketInfo {
+	dev := l.id.Device()
+	mtu, _ := udMTU(dev, l.id.Port())
+	return PacketInfo{Device: dev.Name(), Transport: dev.Attr().Transport.String(), Port: l.id.Port(), QPN: l.qp.QPN(), MTU: mtu}
+}
+
+// udMTU is how many bytes a datagram may have on a port.
+func udMTU(dev ibv.Device, port int) (int, error) {
+	attr, err := dev.Port(port)
+	return min(attr.ActiveMTU, maxUDPayload), err
+}
+
+// event hears from the device that the queue pair is of no use any more. A port that
+// is down may come back.
+func (l *udQP) event(e ibv.Event) {
+	if e.Kind != ibv.EventQPFatal && e.Kind != ibv.EventDeviceRemoval {
+		return
+	}
+	err := errors.New(e.Kind.String())
+	if e.Err != nil {
+		err = fmt.Errorf("%s: %w", e.Kind, e.Err)
+	}
+	go func() {
+		l.p.wmu.Lock()
+		defer l.p.wmu.Unlock()
+		l.giveUp(err)
+	}()
+}
+
+// lead waits for datagrams once and takes them. The caller holds rmu.
+func (l *udQP) lead() {
+	l.leading = true
+	l.seat.Taken()
+	if !l.spin() {
+		l.sleep()
+	}
+	l.leading = false
+	switch {
+	case l.p.closed.Load() || l.dropped:
+		l.p.readable.Broadcast() // somebody waits to release it
+	case !l.alone:
+		l.seat.Vacant()
+	}
+}
+
+// spin polls for Config.BusyPoll and reports whether something came.
+func (l *udQP) spin() bool {
+	if l.p.cfg.BusyPoll <= 0 || l.kept || l.alone {
+		return false
+	}
+	for start := time.Now(); time.Since(start) < l.p.cfg.BusyPoll; {
+		if l.poll() > 0 || l.p.readDue.expired || l.p.closed.Load() || l.p.in.len() > 0 {
+			return true
+		}
+		l.p.rmu.Unlock() // let others in
+		l.p.rmu.Lock()
+	}
+	return false
+}
+
+// sleep waits for the next event: arm, look once more, then wait.
+func (l *udQP) sleep() {
+	if err := l.recvCQ.Arm(false); err != nil {
+		l.broken(err)
+		return
+	}
+	if l.poll() > 0 || l.p.closed.Load() || l.dropped {
+		return
+	}
+	l.sleeping = true
+	l.p.rmu.Unlock()
+	err := l.recvCQ.Wait(time.Time{})
+	l.p.rmu.Lock()
+	l.sleeping = false
+	switch {
+	case l.p.closed.Load() || l.dropped:
+	case err != nil && !errors.Is(err, ibv.ErrInterrupted):
+		l.broken(err)
+	default:
+		l.poll()
+	}
+}
+
+// keep leads while nobody reads, or always.
+func (l *udQP) keep() {
+	p := l.p
+	p.rmu.Lock()
+	defer p.rmu.Unlock()
+	if l.leading {
+		return // by somebody who came just now
+	}
+	l.kept = true
+	for !p.closed.Load() && !l.dropped && (p.readers == 0 || l.alone) {
+		l.lead()
+	}
+	l.kept = false
+	if p.readers > 0 {
+		p.readable.Signal()
+	}
+}
+
+// poll takes the datagrams that are there and returns how many receives were
+// completed. The caller holds rmu.
+func (l *udQP) poll() (total int) {
+	for !l.dropped {
+		n, err := l.recvCQ.Poll(l.wcs[:])
+		if err != nil {
+			l.broken(err)
+			break
+		}
+		if n == 0 {
+			break
+		}
+		total += n
+		l.p.ud.peers.tick(l.p.now())
+		again := 0
+		for i := range l.wcs[:n] {
+			wc := &l.wcs[i]
+			if wc.Status != ibv.WCSuccess {
+				l.broken(&ibv.WCError{Status: wc.Status, Op: ibv.WCRecv, ID: wc.ID, VendorErr: wc.VendorErr, Device: l.id.Device().Name()})
+				continue
+			}
+			l.received(wc)
+			l.reposts[again] = ibv.RecvWR{ID: wc.ID, SGL: l.slots[wc.ID : wc.ID+1]}
+			again++
+		}
+		if _, err := l.qp.PostRecv(l.reposts[:again]); err != nil {
+			l.broken(err)
+		}
+		if n < len(l.wcs) || l.p.in.len() > 0 && !l.kept {
+			break
+		}
+	}
+	if waiting := min(l.p.in.len(), l.p.readers); waiting > 1 {
+		l.p.readable.Broadcast()
+	} else if waiting == 1 {
+		l.p.readable.Signal()
+	}
+	return total
+}
+
+// received takes one datagram.
+func (l *udQP) received(wc *ibv.WC) {
+	host, payload, ok := openDatagram(wc, l.slots[wc.ID].Buf)
+	if ok && host.IsLinkLocalUnicast() && host.Is6() {
+		host = host.WithZone(l.zone)
+	}
+	var from netip.AddrPort
+	if ok {
+		from, ok = l.p.ud.sender(l, host, wc)
+	}
+	if !ok {
+		l.p.stats.strays.Add(1)
+		return
+	}
+	l.p.deliver(from, payload)
+}
+
+// broken gives the queue pair up over an error of its receive side. The caller holds
+// rmu.
+func (l *udQP) broken(err error) {
+	if !l.dropped {
+		l.dropped = true
+		l.giveUp(err)
+	}
+}
+
+// giveUp has the queue pair dropped. The caller holds rmu or wmu.
+func (l *udQP) giveUp(err error) {
+	if p := l.p; !p.closed.Load() {
+		p.wg.Go(func() { p.ud.drop(l, err) })
+	}
+}
+
+// errNoRoom says that the send queue is full.
+var errNoRoom = errors.New("the send queue is full")
+
+// post sends a datagram. The caller holds wmu.
+func (l *udQP) post(b []byte, w *way) error {
+	if l.failed != nil {
+		return l.failed
+	}
+	if l.posted-l.done == l.room && l.reap() == 0 {
+		if l.failed != nil {
+			return l.failed
+		}
+		return errNoRoom
+	}
+	sge, wr := &l.sendSGE[0], &l.sendWR[0]
+	*wr = ibv.SendWR{ID: l.posted, Op: ibv.OpSendImm, Flags: ibv.SendSignaled, Imm: immediateOf(l.p.local.Port()),
+		AH: w.ah, RemoteQPN: w.to.QPN, RemoteQKey: w.to.QKey}
+	if w.plain {
+		wr.Imm = l.qp.QPN()
+	}
+	switch {
+	case len(b) == 0:
+	case len(b) <= l.inline:
+		sge.Buf = b
+		wr.Flags |= ibv.SendInline
+		wr.SGL = l.sendSGE[:]
+	default:
+		slot := l.sendMem.b[int(l.posted%l.room)*udSlot:]
+		*sge = ibv.SGE{Buf: slot[:copy(slot[:udSlot], b)], LKey: l.sendMem.lkey}
+		wr.SGL = l.sendSGE[:]
+	}
+	_, err := l.qp.PostSend(l.sendWR[:])
+	*sge, *wr = ibv.SGE{}, ibv.SendWR{}
+	switch {
+	case errors.Is(err, ibv.ErrQueueFull):
+		return errNoRoom
+	case errors.Is(err, ibv.ErrLimit): // the port's MTU is not what it was
+		return fmt.Errorf("%w: %w", syscall.EMSGSIZE, err)
+	case err == nil:
+		l.posted++
+	}
+	return err
+}
+
+// reap takes the completions of sends that are there and returns how many. The caller
+// holds wmu.
+func (l *udQP) reap() (total int) {
+	for {
+		n, err := l.sendCQ.Poll(l.sendWCs[:])
+		if err != nil {
+			l.sendFailed(err)
+			return total
+		}
+		for i := range l.sendWCs[:n] {
+			wc := &l.sendWCs[i]
+			if wc.Status != ibv.WCSuccess {
+				l.sendFailed(&ibv.WCError{Status: wc.Status, Op: ibv.WCSend, ID: wc.ID, VendorErr: wc.VendorErr, Device: l.id.Device().Name()})
+			}
+		}
+		l.done += uint64(n)
+		total += n
+		if n < len(l.sendWCs) {
+			break
+		}
+	}
+	for len(l.retired) > 0 && l.retired[0].after <= l.done {
+		l.retired[0].ah.Close()
+		l.retired = l.retired[1:]
+	}
+	return total
+}
+
+// sendFailed gives the queue pair up over an error of its send side.
+func (l *udQP) sendFailed(err error) {
+	if l.failed == nil {
+		l.failed = err
+		l.giveUp(err)
+	}
+}
+
+// awaitRoom waits for the send queue, until something may have changed. The caller
+// holds wmu.
+func (l *udQP) awaitRoom() {
+	p := l.p
+	p.stats.stalls.Add(1)
+	if l.sendLeading {
+		p.writers++
+		p.writable.Wait()
+		p.writers--
+		return
+	}
+	l.sendLeading = true
+	defer func() {
+		l.sendLeading = false
+		p.writable.Broadcast()
+	}()
+	if err := l.sendCQ.Arm(false); err != nil {
+		l.sendFailed(err)
+		return
+	}
+	if l.reap() > 0 {
+		return
+	}
+	l.sendSleeping = true
+	p.wmu.Unlock()
+	err := l.sendCQ.Wait(time.Time{})
+	p.wmu.Lock()
+	l.sendSleeping = false
+	if err != nil && !errors.Is(err, ibv.ErrInterrupted) {
+		l.sendFailed(err)
+		return
+	}
+	l.reap()
+}
+
+// createAH has the address handle of a way created, which may take a while. The caller
+// holds wmu, but not meanwhile.
+func (l *udQP) createAH(w *way, create func(ibv.PD) (ibv.AH, error)) (err error) {
+	if l.failed != nil {
+		return l.failed
+	}
+	l.creating++
+	l.p.wmu.Unlock()
+	w.ah, err = create(l.dom.pd)
+	l.p.wmu.Lock()
+	l.creating--
+	l.p.writable.Broadcast()
+	return err
+}
+
+// retire closes an address handle once no send can name it any more. The caller holds
+// wmu.
+func (l *udQP) retire(ah ibv.AH) {
+	if l.posted == l.done {
+		ah.Close()
+		return
+	}
+	l.retired = append(l.retired, retiredAH{ah, l.posted})
+}
+
+// drain waits for what was posted to be sent, in a PacketConn that is shut.
+func (l *udQP) drain(until time.Time) {
+	for l.posted != l.done && l.failed == nil {
+		if n, err := l.sendCQ.Poll(l.sendWCs[:]); err != nil {
+			return
+		} else if n > 0 {
+			l.done += uint64(n)
+			continue
+		}
+		if err := l.sendCQ.Arm(false); err != nil {
+			return
+		}
+		n, err := l.sendCQ.Poll(l.sendWCs[:])
+		if l.done += uint64(n); err != nil || n > 0 {
+			continue
+		}
+		if err := l.sendCQ.Wait(until); err != nil && !errors.Is(err, ibv.ErrInterrupted) {
+			return
+		}
+	}
+}
+
+// close releases everything, in the order that verbs want.
+func (l *udQP) close() (err error) {
+	if l.qp != nil {
+		err = l.qp.Close()
+	}
+	for _, r := range l.retired {
+		err = errors.Join(err, r.ah.Close())
+	}
+	l.retired = nil
+	for _, cq := range []ibv.CQ{l.recvCQ, l.sendCQ} {
+		if cq != nil {
+			err = errors.Join(err, cq.Close())
+		}
+	}
+	err = errors.Join(err, l.id.Close())
+	for _, b := range []*buffer{l.recvMem, l.sendMem} {
+		if b != nil {
+			b.release()
+		}
+	}
+	if l.dom != nil {
+		err = errors.Join(err, l.dom.release())
+	}
+	return err
+}
