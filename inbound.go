@@ -351,6 +351,10 @@ func (c *Conn) askPiece(x *inbound) bool {
 	f := &fetch{x: x, in: l, b: l.b[:min(len(l.b), x.length-x.asked)]}
 	if c.in.mode == transferWrite {
 		mr, err := c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+		if err != nil && c.in.ahead == 0 && len(f.b) > pageSize {
+			f.b = f.b[:pageSize] // slower
+			mr, err = c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+		}
 		if err != nil {
 			c.in.spare = append(c.in.spare, l)
 			c.in.refused = err
