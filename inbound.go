@@ -351,8 +351,8 @@ func (c *Conn) askPiece(x *inbound) bool {
 	f := &fetch{x: x, in: l, b: l.b[:min(len(l.b), x.length-x.asked)]}
 	if c.in.mode == transferWrite {
 		mr, err := c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
-		if err != nil { // perhaps there is room for little
-			f.b = f.b[:min(len(f.b), pageSize)]
+		if err != nil && c.in.ahead == 0 && len(f.b) > pageSize {
+			f.b = f.b[:pageSize] // there may be room for little
 			mr, err = c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
 		}
 		if err != nil {
