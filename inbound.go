@@ -130,6 +130,17 @@ func (c *Conn) offered(t *transferHeader, size int, last bool) error {
 	return nil
 }
 
+// doneReading notes that a call that read has ended; what it has left is neglected
+// if no other comes.
+func (c *Conn) doneReading() {
+	c.in.reading--
+	if n := c.in.live.Len(); c.in.reading == 0 && n > 0 && !c.closed {
+		if x := *c.in.live.At(n - 1); x.asked < x.length {
+			c.watchNeglect()
+		}
+	}
+}
+
 // watchNeglect has somebody look whether the reader comes.
 func (c *Conn) watchNeglect() {
 	if c.in.neglect == nil {

@@ -302,7 +302,7 @@ func (c *Conn) read(p []byte) (n int, err error) {
 		return 0, nil
 	}
 	c.in.reading++
-	defer func() { c.in.reading-- }()
+	defer c.doneReading()
 	for n == 0 {
 		if err := c.waitReadable(); err != nil {
 			return 0, err
@@ -343,7 +343,7 @@ func (c *Conn) readMsg(p []byte) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.in.reading++
-	defer func() { c.in.reading-- }()
+	defer c.doneReading()
 	for {
 		if err := c.waitReadable(); err != nil {
 			if err == io.EOF && n > 0 {
@@ -396,7 +396,7 @@ func (c *Conn) detach() (data []byte, done func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.in.reading++
-	defer func() { c.in.reading-- }()
+	defer c.doneReading()
 	for {
 		if err := c.waitReadable(); err != nil {
 			return nil, nil, err
