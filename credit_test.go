@@ -364,7 +364,7 @@ func TestSmallWindows(t *testing.T) {
 // nothing moves any more.
 func TestWindowFollowsUse(t *testing.T) {
 	checkLeaks(t)
-	a, b := pipeOn(t, Config{})
+	a, b := pipeOn(t, Config{TransferSize: -1})
 	require.Equal(t, a.set.initial, a.Stats().ReceiveWindow)
 	require.True(t, eventually(func() bool {
 		exchange(t, a, b, 4<<20) // whether the window is used up is a matter of who runs when

@@ -90,7 +90,7 @@ func TestKeepAliveStalled(t *testing.T) {
 	for _, both := range []bool{false, true} {
 		t.Run(fmt.Sprint("both ", both), func(t *testing.T) {
 			checkLeaks(t)
-			a, b := pipeOn(t, Config{KeepAlive: time.Hour})
+			a, b := pipeOn(t, Config{KeepAlive: time.Hour, TransferSize: -1})
 			exchange(t, a, b, 2<<20) // every slot of the send queues has been used
 			want := pattern(1, 16<<20)
 			ends := []*Conn{a, b}
