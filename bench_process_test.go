@@ -59,6 +59,19 @@ func (t benchTarget) mustDial(tb testing.TB) net.Conn {
 	return c
 }
 
+// benchMemory returns memory to send from or to read into: of rdmanet's from the
+// size on from which that is good for something.
+func benchMemory(n int) (b []byte, free func()) {
+	if n < 1<<20 {
+		return make([]byte, n), func() {}
+	}
+	buf, err := rdmanet.Alloc(n)
+	if err != nil {
+		panic(err)
+	}
+	return buf.Bytes(), buf.Free
+}
+
 // A BenchService is what the far end is asked to serve, over which transport. It
 // is exported for net/rpc.
 type BenchService struct {
@@ -147,7 +160,9 @@ func (f *benchFarEnd) Listen(s BenchService, addr *string) error {
 				}
 				wg.Go(func() {
 					defer c.Close()
-					serve(c, make([]byte, s.Size))
+					buf, free := benchMemory(s.Size)
+					defer free()
+					serve(c, buf)
 				})
 			}
 		})

@@ -55,10 +55,10 @@ type yardstick struct {
 type yardFunc func(tb testing.TB, addr string) (float64, error)
 
 var (
-	yardBulk   = &yardstick{"rdmanet", "MiB/s", goBulk("rdmanet")}
+	yardBulk   = &yardstick{"rdmanet", "MiB/s", goBulk("rdmanet", yardBulkSize, yardBulkCount)}
 	yardSendBw = &yardstick{"`ib_send_bw -e`", "MiB/s", perftest("ib_send_bw", 3, yardBulkSize, yardBulkCount, "-e")}
 	yardRBulk  = &yardstick{"rsockets", "MiB/s", rstreamBulk}
-	yardTCP    = &yardstick{"TCP", "MiB/s", goBulk("tcp")}
+	yardTCP    = &yardstick{"TCP", "MiB/s", goBulk("tcp", yardBulkSize, yardBulkCount)}
 
 	yardPing     = &yardstick{"rdmanet", "µs", goPing("rdmanet", 0)}
 	yardSendLatE = &yardstick{"`ib_send_lat -e`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount, "-e", "-t", "2000", "-r", "2000")}
@@ -74,6 +74,39 @@ var (
 		yardPoll, yardSendLat,
 	}
 )
+
+// Large writes, which go by RDMA: from and to memory of rdmanet.Alloc's.
+const (
+	yardLargeBytes = 64 << 20 // in one measurement
+	yardMiB        = 1 << 20
+	yard16MiB      = 16 << 20
+)
+
+// largeSticks are rdmanet and the others with writes of one size.
+func largeSticks(size int) (ours, read, write, rsockets, tcp *yardstick) {
+	count := yardLargeBytes / size
+	name := func(s string) string { return fmt.Sprintf("%s, %d MiB", s, size>>20) }
+	return &yardstick{name("rdmanet"), "MiB/s", goBulk("rdmanet", size, count)},
+		&yardstick{name("`ib_read_bw -e`"), "MiB/s", perftest("ib_read_bw", 3, size, max(count, 5), "-e")},
+		&yardstick{name("`ib_write_bw`"), "MiB/s", perftest("ib_write_bw", 3, size, max(count, 5))},
+		&yardstick{name("rsockets"), "MiB/s", func(tb testing.TB, addr string) (float64, error) {
+			usec, err := rstream(size, max(count/2, 1), 1)(tb, addr)
+			return float64(size) / usec * 1e6 / (1 << 20), err
+		}},
+		&yardstick{name("TCP"), "MiB/s", goBulk("tcp", size, count)}
+}
+
+// largeGroup is the rows for one size, all of which rdmanet is to reach.
+func largeGroup(size int) ([]*yardstick, yardGroup) {
+	ours, read, write, rsockets, tcp := largeSticks(size)
+	return []*yardstick{ours, read, write, rsockets, tcp},
+		yardGroup{fmt.Sprintf("%d MiB writes, MiB/s", size>>20), true, []yardRow{
+			{ours, read, map[string]float64{"rxe": 1, "siw": 0.95}},
+			{ours, write, map[string]float64{"rxe": 1, "siw": 0.95}},
+			{ours, rsockets, map[string]float64{"rxe": 1}},
+			{ours, tcp, nil},
+		}}
+}
 
 // A yardRow puts one of ours against one of the others. A goal of zero is none.
 type yardRow struct {
@@ -114,6 +147,13 @@ var yardGroups = []yardGroup{
 // does falls on both. The table goes to the file table.md among the results of
 // the guest; vm/bench is the command for it.
 func BenchmarkYardsticks(b *testing.B) { runYardsticks(b, yardsticks, yardGroups, "table.md") }
+
+// BenchmarkLarge is BenchmarkYardsticks for large writes; the table is large.md.
+func BenchmarkLarge(b *testing.B) {
+	small, ofSmall := largeGroup(yardMiB)
+	large, ofLarge := largeGroup(yard16MiB)
+	runYardsticks(b, append(small, large...), []yardGroup{ofSmall, ofLarge}, "large.md")
+}
 
 // runYardsticks makes one table, a file among the results of the guest.
 func runYardsticks(b *testing.B, sticks []*yardstick, groups []yardGroup, file string) {
@@ -206,12 +246,13 @@ func summary(format string, sample []float64) string {
 		quantile(sample, 0.5), quantile(sample, 0.25), quantile(sample, 0.75))
 }
 
-// goBulk writes one way on a net.Conn; the clock stops when the far end has
-// said that all has come. A tenth of the work goes before.
-func goBulk(transport string) yardFunc {
-	return goMeasure(BenchService{Transport: transport, Name: "sink", Size: yardBulkSize}, 0,
+// goBulk writes one way on a net.Conn, count times size bytes; the clock stops
+// when the far end has said that all has come. A tenth of the work goes before.
+func goBulk(transport string, size, count int) yardFunc {
+	return goMeasure(BenchService{Transport: transport, Name: "sink", Size: size}, 0,
 		func(c net.Conn) (float64, error) {
-			buf := make([]byte, yardBulkSize)
+			buf, free := benchMemory(size)
+			defer free()
 			send := func(count int) error {
 				if _, err := c.Write(binary.BigEndian.AppendUint64(nil, uint64(count*len(buf)))); err != nil {
 					return err
@@ -224,12 +265,12 @@ func goBulk(transport string) yardFunc {
 				_, err := io.ReadFull(c, make([]byte, 1))
 				return err
 			}
-			if err := send(yardBulkCount / 10); err != nil {
+			if err := send(max(1, count/10)); err != nil {
 				return 0, err
 			}
 			start := time.Now()
-			err := send(yardBulkCount)
-			return yardBulkSize * yardBulkCount / time.Since(start).Seconds() / (1 << 20), err
+			err := send(count)
+			return float64(size*count) / time.Since(start).Seconds() / (1 << 20), err
 		})
 }
 
