@@ -130,7 +130,7 @@ func ExampleConn_WriteMsg() {
 			}
 		}
 	}()
-	p := make([]byte, server.MaxMessageSize())
+	p := make([]byte, 1024)
 	for range 3 {
 		n, err := server.ReadMsg(p)
 		if err != nil {

@@ -206,3 +206,35 @@ func TestFaultsOfCompletions(t *testing.T) {
 		})
 	}
 }
+
+// A queue pair that has failed and does not say so leaves nothing undone: deadlines
+// pass, Close ends.
+func TestSilentFailure(t *testing.T) {
+	checkLeaks(t)
+	m := newModest(t, 1<<20, 1<<14, false)
+	m.mute = true
+	sw := newSwitch(t, m)
+	a, b := pipeOn(t, Config{Provider: sw, LingerTimeout: 50 * time.Millisecond})
+	exchange(t, a, b, 100)
+	read := make(chan error, 1)
+	go func() {
+		_, err := a.Read(make([]byte, 1))
+		read <- err
+	}()
+	require.NoError(t, a.qp.SetError())
+	require.True(t, eventually(func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.flushed
+	}))
+	posts := sw.Calls(verbstest.PostRecv)
+	within(t, "Read", func() {
+		a.SetReadDeadline(time.Now())
+		requireTimeout(t, <-read)
+	})
+	within(t, "Close", func() {
+		a.Close()
+		b.Close()
+	})
+	require.LessOrEqual(t, sw.Calls(verbstest.PostRecv), posts+8, "receives were posted to be flushed")
+}

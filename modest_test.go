@@ -23,6 +23,7 @@ type modest struct {
 	buffer bool // sends complete before the peer has them
 	apart  bool // no regions of one queue pair, so no shared domain
 	lax    bool // says that peers may read all that is registered
+	mute   bool // nobody hears of the end of a connection
 	reads  atomic.Int64
 
 	mu   sync.Mutex
@@ -101,6 +102,12 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 type modestID struct {
 	ibv.ID
 	m *modest
+}
+
+func (i *modestID) Notify(f func(ibv.Event)) {
+	if !i.m.mute {
+		i.ID.Notify(f)
+	}
 }
 
 func (i *modestID) MaySendFirst() bool { return !i.m.shy && i.ID.MaySendFirst() }
