@@ -88,10 +88,13 @@
 // and more while its peer sends, up to [Config].MaxReceiveCredits buffers of
 // [Config].MaxReceiveSize bytes.
 //
-// Large amounts are moved best from and to memory that a device can be told of as
-// it is: [Alloc] has it, and [RegisterMemory] is for memory that the program has
-// mapped itself. What passes between ordinary memory takes its way through memory
-// that [Config].TransferMemory bounds.
+// What is large goes by RDMA between two rdmanet ends: the devices move it from
+// memory to memory, and no segments are cut. It does so from [Alloc]'s memory, from
+// memory that the program has mapped itself and made known by [RegisterMemory], and
+// on RDMA devices from any memory; [Config].TransferSize says from which length on.
+// Such a Write returns when the peer has taken the data, so until then its memory
+// is in use. A Read with room for 64 KiB has it put straight there; smaller ones,
+// and [Conn.WriteTo], go through memory that [Config].TransferMemory bounds.
 //
 // # When the peer is gone
 //
