@@ -136,7 +136,7 @@ func TestReadAmongMessages(t *testing.T) {
 // sent, and the reader must not take what came for all.
 func TestMessageCut(t *testing.T) {
 	checkLeaks(t)
-	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
+	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment, TransferSize: -1}})
 	require.NoError(t, client.WriteMsg([]byte("whole")))
 	require.NoError(t, client.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
 	err := client.WriteMsg(make([]byte, 1<<20)) // more than the peer keeps for its reader
