@@ -143,7 +143,7 @@ func (m *movement) run(a, b *Conn) {
 // it was felt.
 func transferFaults(t *testing.T, noRead bool, set func(s *verbstest.Switch, n int) *verbstest.Fault) (felt int) {
 	m := newMovement(noRead)
-	for n := 1; ; n += faultStep(n) {
+	for n := 1; ; n += faultStep(4 * n) {
 		s := verbstest.NewSwitch(newProvider(t))
 		m.cfg.Provider = s
 		m.errs, m.bad = nil, nil
