@@ -70,8 +70,8 @@ type Config struct {
 	// TransferMemory bounds the memory outside the Go heap, in bytes, that the
 	// connections of a device together hold at a time to bring large writes from
 	// and to ordinary memory on their way: 256 KiB to 1 GiB, 0 means 64 MiB. A
-	// connection that finds it used up sends and receives in segments. About a
-	// second after its last use the memory is given back.
+	// connection that finds it used up goes on by its segments and its receive
+	// buffers. About a second after its last use the memory is given back.
 	TransferMemory int
 
 	// KeepAlive is the time without a word from the peer after which it is

@@ -375,8 +375,8 @@ func (c *Conn) granted(t *transferHeader) error {
 func (o *outgoing) sendsNews() bool { return o.grants.Len() > 0 || o.withdraw != nil }
 
 // nextOutbound returns what the peer is to be told next of the transfers that
-// go out, and the RDMA Write that goes ahead of it, if one does.
-func (c *Conn) nextOutbound() (t transferHeader, w transferData) {
+// go out, and the grant that is answered by it, if one is.
+func (c *Conn) nextOutbound() (t transferHeader, _ *grant) {
 	if o := c.out.withdraw; o != nil {
 		c.out.withdraw = nil
 		t = transferHeader{Kind: transferWithdraw, ID: o.id}
@@ -388,20 +388,10 @@ func (c *Conn) nextOutbound() (t transferHeader, w transferData) {
 			t.Flags |= transferEnd
 			c.finish(o, o.moved)
 		}
-		return t, w
+		return t, nil
 	}
 	g := c.out.grants.Pop()
-	g.o.writing++
-	c.out.writing++
-	w = transferData{o: g.o, wr: ibv.SendWR{Op: ibv.OpWrite, RemoteAddr: g.addr, RKey: g.key,
-		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.lkey}}}}
-	return transferHeader{Kind: transferWritten, ID: g.o.id, Length: uint32(g.n)}, w
-}
-
-// transferData is an RDMA Write for a transfer.
-type transferData struct {
-	o  *outbound
-	wr ibv.SendWR
+	return transferHeader{Kind: transferWritten, ID: g.o.id, Length: uint32(g.n)}, &g
 }
 
 // wrote handles the completion of an RDMA Write of n bytes.

@@ -57,7 +57,8 @@ type mark struct {
 	seq   uint64
 	bytes int
 	bufs  []*buffer
-	data  transferData // the RDMA Write that it is
+	o     *outbound // what it is an RDMA Write of,
+	n     int       // and of how many bytes
 }
 
 const (
@@ -92,7 +93,7 @@ type parcel struct {
 	token uint32          // for the first, if not 0
 	bufs  []*buffer       // for the segments that do not go inline
 	head  *transferHeader // for the only segment
-	data  transferData    // to go ahead of it
+	grant *grant          // answered by an RDMA Write ahead of it
 }
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
@@ -118,7 +119,7 @@ func (c *Conn) releaseSends() {
 		for _, b := range m.bufs {
 			c.putSendBuffer(b)
 		}
-		if o := m.data.o; o != nil && o.done && !o.over && o.scratch != nil {
+		if o := m.o; o != nil && o.done && !o.over && o.scratch != nil {
 			o.over = true
 			o.closeMemory()
 		}
@@ -150,8 +151,8 @@ func (c *Conn) sent(wc *ibv.WC) {
 		for _, b := range m.bufs {
 			c.putSendBuffer(b)
 		}
-		if m.data.o != nil && wc.Status == ibv.WCSuccess {
-			c.wrote(m.data.o, len(m.data.wr.SGL[0].Buf))
+		if m.o != nil && wc.Status == ibv.WCSuccess {
+			c.wrote(m.o, m.n)
 		}
 	}
 	if wc.Status != ibv.WCSuccess {
@@ -320,7 +321,7 @@ func (c *Conn) postTransferNews() bool {
 	if c.in.receivesNews() {
 		t = c.nextInbound()
 	} else {
-		t, o.data = c.nextOutbound()
+		t, o.grant = c.nextOutbound()
 	}
 	o.head = &t
 	return c.post(o) == nil
@@ -380,10 +381,10 @@ func (c *Conn) post(o parcel) error {
 		wrs, sges, hdrs = b.wrs[:segs], b.sges[:2*segs], b.hdrs[:segs]
 	}
 	all := wrs
-	if o.data.o != nil {
+	if o.grant != nil {
 		all = s.one.wrs[:2]
 		wrs = all[1:]
-		c.postData(&all[0], &o.data)
+		c.answerGrant(&all[0], o.grant)
 	}
 	staged := 0
 	left := len(p)
@@ -454,13 +455,15 @@ func (c *Conn) post(o parcel) error {
 	return nil
 }
 
-// postData prepares the RDMA Write that goes ahead of a message.
-func (c *Conn) postData(wr *ibv.SendWR, d *transferData) {
+// answerGrant prepares the RDMA Write that goes ahead of a message.
+func (c *Conn) answerGrant(wr *ibv.SendWR, g *grant) {
 	s := &c.send
-	*wr = d.wr
 	s.seq++
-	wr.ID, wr.Flags = sendID|s.seq, ibv.SendSignaled
-	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, data: *d})
+	*wr = ibv.SendWR{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled, RemoteAddr: g.addr, RKey: g.key,
+		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.lkey}}}
+	g.o.writing++
+	c.out.writing++
+	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, o: g.o, n: g.n})
 	s.unmarked, s.since = 0, 0
 	c.stats.Signaled++
 	if c.sleeping {
