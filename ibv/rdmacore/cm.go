@@ -105,7 +105,8 @@ type id struct {
 	passive bool
 	ud      bool // in the port space of UDP
 
-	steps chan step // events of setting up
+	steps       chan step // events of setting up
+	established bool      // by an event; of the goroutine that hears of them
 
 	// calling is held while C sets the connection up, which on siw waits for
 	// TCP; it goes before mu.
@@ -275,7 +276,17 @@ func (i *id) managed(info *C.struct_rn_event_info) {
 	case cmDeviceRemoval:
 		i.event(ibv.Event{Kind: ibv.EventDeviceRemoval, Err: syscall.ENODEV})
 		i.step(step{event: cmDeviceRemoval})
-	case cmAddrResolved, cmAddrError, cmRouteResolved, cmRouteError, cmConnectError, cmUnreachable, cmRejected, cmEstablished:
+	case cmRejected, cmConnectError, cmUnreachable:
+		if i.established {
+			// The peer has given up before it heard that its answer arrived.
+			i.disconnected(i.stepError(newStep(info)))
+			return
+		}
+		i.step(newStep(info))
+	case cmEstablished:
+		i.established = true
+		i.step(newStep(info))
+	case cmAddrResolved, cmAddrError, cmRouteResolved, cmRouteError:
 		i.step(newStep(info))
 	}
 }
@@ -564,9 +575,9 @@ func (d *device) limitDepth(depth, peer int) int {
 	return min(depth, peer)
 }
 
-// established is told by the device that a message has come before the
+// heard is told by the device that a message has come before the
 // manager's last word, which may have been lost.
-func (i *id) established() {
+func (i *id) heard() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if !i.closed && i.passive {

@@ -342,7 +342,7 @@ func (d *device) event(info *C.struct_rn_async_info) {
 		}
 	case asyncCommEst:
 		if i, ok := lookup(info.handle).(*id); ok {
-			i.established()
+			i.heard()
 		}
 	case asyncPortErr:
 		d.all(func(i *id) {

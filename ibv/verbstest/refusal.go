@@ -17,6 +17,7 @@ var refusalTests = []subtest{
 	{"NotAcceptedInTime", testNotAcceptedInTime},
 	{"ListenerClosed", testListenerClosed},
 	{"RequestDropped", testRequestDropped},
+	{"AcceptGivenUp", testAcceptGivenUp},
 	{"ConnectCancelled", testConnectCancelled},
 	{"ConnectDeadline", testConnectDeadline},
 	{"ResolveContext", testResolveContext},
@@ -107,6 +108,28 @@ func testRequestDropped(t *testing.T, env Env) {
 		t.Fatal("Connect succeeded without an Accept")
 	} else if errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("Connect never heard of it: %v", err)
+	}
+}
+
+// testAcceptGivenUp closes the passive side in the midst of Accept, earlier and
+// later. The active side may see itself connected by then, and must be told.
+func testAcceptGivenUp(t *testing.T, env Env) {
+	l := env.listen(t)
+	for n := range 40 {
+		a := env.attempt(t, l, nil)
+		p, err := newEnd(a.request, PairConfig{}, nil)
+		must(t, "passive end", err)
+		p.atEnd(t)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n)*20*time.Microsecond)
+		_ = p.accept(ctx) // it may be in time
+		cancel()
+		must(t, "close", p.close())
+		if err := <-a.result; err == nil {
+			a.active.events.wait(t, ibv.EventDisconnected)
+		} else if errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("Connect was told nothing")
+		}
+		must(t, "close", a.active.close())
 	}
 }
 
