@@ -102,6 +102,8 @@ type Conn struct {
 	probing   bool      // the peer, or its device, must answer,
 	asked     time.Time // which it was asked to do then
 	warm      bool      // there are credits or receives to give back when idle
+
+	emptyReads bool // the peer's device answers Reads of no bytes
 }
 
 // segment is received payload that waits for the reader.

@@ -9,8 +9,9 @@ import "time"
 // connection is broken. That question and its answer need a credit each, which
 // are not to be had while a program does not read what the other end writes, for
 // as long as it likes. Then an RDMA Read of no bytes asks the peer's device, which
-// answers whatever the program does. Where the connection allows no Reads it is a
-// Write, and up to this side's device to find that nobody acknowledges it.
+// answers whatever the program does. Where the connection allows no Reads, or the
+// peer's device is known to fail at empty ones, it is a Write, and up to this
+// side's device to find that nobody acknowledges it.
 //
 // Giving memory back: credits cannot be called in, as posted receives cannot
 // be taken out of a queue pair. But their holder can use them up: a side that
@@ -82,6 +83,9 @@ func (c *Conn) look(now time.Time) time.Duration {
 	case wait <= 0:
 		c.asked = now
 		c.ask()
+		if c.closed || c.dead != nil {
+			return 0
+		}
 		wait = c.set.probe
 	case c.probing || c.send.probe:
 		wait = min(wait, c.set.probe)
@@ -93,21 +97,26 @@ func (c *Conn) look(now time.Time) time.Duration {
 }
 
 // ask wants an answer from the peer, or where that may not be possible from its
-// device. It never wants both: siw that is about to send, the peer's answer for
-// instance, answers an empty Read with whatever it sent last, and breaks the
-// connection.
+// device.
 func (c *Conn) ask() {
+	for c.send.posting { // whether a message can go is not known before its end
+		c.waitPosted()
+	}
+	c.pass() // what woke us up may have been meant for a writer
+	if c.closed || c.dead != nil {
+		return
+	}
 	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
-	if !able && c.postBarrier() {
+	if !able && c.emptyReads && c.postBarrier() {
 		c.probing = true
 		return
 	}
 	c.probing, c.send.probe = able, true
 	c.sendControl() // the answer may be here when it returns
-	if !c.send.probe || c.send.posting {
+	if !c.send.probe {
 		return
 	}
-	if c.probing = c.postBarrier(); !c.probing {
+	if c.probing = c.emptyReads && c.postBarrier(); !c.probing {
 		c.postTouch()
 	}
 }

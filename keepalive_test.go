@@ -87,14 +87,19 @@ func TestKeepAliveUnanswered(t *testing.T) {
 // Programs that do not read break no connection, however long they take, in
 // one direction or both.
 func TestKeepAliveStalled(t *testing.T) {
-	for _, both := range []bool{false, true} {
-		t.Run(fmt.Sprint("both ", both), func(t *testing.T) {
+	for _, s := range []struct {
+		name         string
+		both, garble bool
+	}{{"one writes", false, false}, {"both write", true, false}, {"garbled reads", true, true}} {
+		t.Run(s.name, func(t *testing.T) {
 			checkLeaks(t)
-			a, b := pipeOn(t, Config{KeepAlive: time.Hour, TransferSize: -1})
+			m := newModest(t, 1<<20, 1<<14, false)
+			m.garble = s.garble
+			a, b := pipeOn(t, Config{KeepAlive: time.Hour, TransferSize: -1, Provider: m})
 			exchange(t, a, b, 2<<20) // every slot of the send queues has been used
 			want := pattern(1, 16<<20)
 			ends := []*Conn{a, b}
-			if !both {
+			if !s.both {
 				ends = ends[:1]
 			}
 			errs := make(chan error, 4)
@@ -124,6 +129,11 @@ func TestKeepAliveStalled(t *testing.T) {
 					c.quietFor(time.Hour)
 					require.True(t, eventually(func() bool { return !c.isProbing() }), "no answer")
 				}
+			}
+			if s.garble || testDevice(t).Attr().EmptyReadsGarbled {
+				require.Zero(t, m.reads.Load())
+			} else {
+				require.NotZero(t, m.reads.Load())
 			}
 			for i := range ends {
 				reader := []*Conn{b, a}[i]

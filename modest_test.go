@@ -24,6 +24,7 @@ type modest struct {
 	apart  bool // no regions of one queue pair, so no shared domain
 	lax    bool // says that peers may read all that is registered
 	mute   bool // nobody hears of the end of a connection
+	garble bool // says that it fails at Reads of no bytes
 	reads  atomic.Int64
 
 	mu   sync.Mutex
@@ -93,6 +94,7 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = min(a.MaxInline, d.m.inline), min(a.MaxQPWR, d.m.wrs), 2, d.m.pins
 	a.SendsBuffered = a.SendsBuffered || d.m.buffer
 	a.ReadsUnchecked = a.ReadsUnchecked || d.m.lax
+	a.EmptyReadsGarbled = a.EmptyReadsGarbled || d.m.garble
 	if d.m.apart {
 		a.Caps &^= ibv.CapQPRegion
 	}

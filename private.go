@@ -27,6 +27,7 @@ const (
 	featureTransfer     uint16 = 1 << 3 // large transfers, transfer.go
 	featureEarly        uint16 = 1 << 4 // the negotiation message follows here
 	featureNoRead       uint16 = 1 << 5 // large transfers without RDMA Read, either way
+	featureNoEmptyRead  uint16 = 1 << 6 // to be spared RDMA Reads of no bytes
 )
 
 // privateData is what one end says of itself before the negotiation.

@@ -133,13 +133,17 @@ func (s *setup) param(early []byte) ibv.ConnParam {
 // private is what we say of ourselves.
 func (s *setup) private() privateData {
 	attr := s.id.Device().Attr()
-	return privateData{
+	p := privateData{
 		ird:        uint32(min(readDepth, attr.MaxQPRdAtom)),
 		ord:        uint32(min(readDepth, attr.MaxQPInitRdAtom)),
 		rdmanet:    true,
 		features:   s.set.features(),
 		maxReceive: uint32(s.set.maxReceive),
 	}
+	if attr.EmptyReadsGarbled {
+		p.features |= featureNoEmptyRead
+	}
+	return p
 }
 
 // connect is the active side: from a resolved ID to a connection. It takes the
@@ -339,6 +343,19 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	return c, nil
 }
 
+// emptyReads reports whether the peer's device answers RDMA Reads of no bytes
+// whatever it does. Of iWARP devices only a peer that is rdmanet says so.
+func (s *setup) emptyReads(peer privateData) bool {
+	switch {
+	case s.id.Param().InitiatorDepth == 0:
+		return false
+	case peer.rdmanet:
+		return peer.features&featureNoEmptyRead == 0
+	default:
+		return s.id.Device().Attr().Transport != ibv.TransportIWARP
+	}
+}
+
 // newConn makes the Conn, with receives posted, that start sets going. granted
 // says that the peer knows of those that were posted before.
 func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, error) {
@@ -346,6 +363,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 	c.agreed, c.peer = a, peer
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
 	c.out.mode, c.in.mode = transferModes(s.private(), peer)
+	c.emptyReads = s.emptyReads(peer)
 	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin}
 	c.pool, c.sends = s.dom.pool(int(a.maxReceive)), s.dom.pool(int(a.maxSend))
 	c.credits = credits{

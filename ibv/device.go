@@ -148,6 +148,11 @@ type DeviceAttr struct {
 	// [SendInline] may be in use even after later ones have completed.
 	SendsBuffered bool
 
+	// EmptyReadsGarbled is set when the device may answer an RDMA Read of no bytes
+	// with some that it has sent before, if it is sending at that moment; which
+	// breaks the connection.
+	EmptyReadsGarbled bool
+
 	// ReadsUnchecked is set when the device lets the peer of a connection read
 	// every region of the queue pair's domain, [AccessRemoteRead] or not.
 	ReadsUnchecked bool

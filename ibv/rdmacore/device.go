@@ -211,6 +211,7 @@ func (d *device) query() error {
 		d.attr.ReadsOutOfOrder = true
 		d.attr.ReadsStall = true
 		d.attr.SendsBuffered = true // it hands TCP the pages of unsignalled sends, and copies the others
+		d.attr.EmptyReadsGarbled = true
 		d.attr.ReadsUnchecked = true
 		d.attr.VagueErrors = true
 	case vendorRXE: // which raises one for solicited completions, but not for failures
