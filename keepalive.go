@@ -102,7 +102,6 @@ func (c *Conn) ask() {
 	for c.send.posting { // whether a message can go is not known before its end
 		c.waitPosted()
 	}
-	c.pass() // what woke us up may have been meant for a writer
 	if c.closed || c.dead != nil {
 		return
 	}

@@ -157,6 +157,46 @@ func TestKeepAliveStalled(t *testing.T) {
 	}
 }
 
+// A side that is to ask while it posts something does so afterwards, when it
+// knows whether it can.
+func TestKeepAliveDuringPost(t *testing.T) {
+	checkLeaks(t)
+	a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1})
+	pass(t, a, b)
+	pass(t, b, a)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := a.Write(make([]byte, 64<<20))
+		wrote <- err
+	}()
+	require.True(t, eventually(func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.send.posting || a.credits.maySendControl() || a.stats.CreditStalls == 0 {
+			return false
+		}
+		a.send.posting = true // as if somebody did
+		return true
+	}))
+	asked := make(chan struct{})
+	go func() {
+		a.quietFor(time.Hour)
+		close(asked)
+	}()
+	require.True(t, eventually(func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.send.posting = a.asked.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
+		a.writable.Broadcast()
+		return !a.send.posting
+	}))
+	within(t, "ask", func() { <-asked })
+	require.True(t, eventually(func() bool { return !a.isProbing() }), "no answer")
+	require.NoError(t, b.Close())
+	require.Error(t, <-wrote)
+	require.NoError(t, a.Close())
+}
+
 // wire carries TCP between two ends until it is cut, of which nobody is told.
 type wire struct {
 	ln  net.Listener

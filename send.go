@@ -447,7 +447,7 @@ func (c *Conn) post(o parcel) error {
 	}
 	c.sendControl()
 	if c.writers > 0 {
-		c.writable.Signal()
+		c.writable.Broadcast() // keep-alive may wait beside a writer
 	}
 	if err != nil {
 		return c.dead
