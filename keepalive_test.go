@@ -84,6 +84,21 @@ func TestKeepAliveUnanswered(t *testing.T) {
 	require.NoError(t, server.Close())
 }
 
+// requireSilence waits until nothing is on the way any more, which is when
+// keep-alive begins.
+func requireSilence(t *testing.T, a, b *Conn) {
+	t.Helper()
+	heard := func() uint64 {
+		x, y := a.Stats(), b.Stats()
+		return x.received() + y.received()
+	}
+	require.True(t, eventually(func() bool {
+		before := heard()
+		time.Sleep(50 * time.Millisecond)
+		return heard() == before
+	}))
+}
+
 // Programs that do not read break no connection, however long they take, in
 // one direction or both.
 func TestKeepAliveStalled(t *testing.T) {
@@ -112,18 +127,7 @@ func TestKeepAliveStalled(t *testing.T) {
 			for _, c := range ends {
 				require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))
 			}
-			// Silence is what keep-alive is for: nothing is on the way.
-			heard := func() (n uint64) {
-				for _, st := range []Stats{a.Stats(), b.Stats()} {
-					n += st.received()
-				}
-				return n
-			}
-			require.True(t, eventually(func() bool {
-				before := heard()
-				time.Sleep(50 * time.Millisecond)
-				return heard() == before
-			}))
+			requireSilence(t, a, b)
 			for range 10 {
 				for _, c := range []*Conn{a, b} {
 					c.quietFor(time.Hour)
@@ -169,15 +173,12 @@ func TestKeepAliveDuringPost(t *testing.T) {
 		_, err := a.Write(make([]byte, 64<<20))
 		wrote <- err
 	}()
-	require.True(t, eventually(func() bool {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.send.posting || a.credits.maySendControl() || a.stats.CreditStalls == 0 {
-			return false
-		}
-		a.send.posting = true // as if somebody did
-		return true
-	}))
+	require.True(t, eventually(func() bool { return a.Stats().CreditStalls > 0 }))
+	requireSilence(t, a, b)
+	a.mu.Lock()
+	require.False(t, a.credits.maySendControl())
+	a.send.posting = true // as if somebody did
+	a.mu.Unlock()
 	asked := make(chan struct{})
 	go func() {
 		a.quietFor(time.Hour)
