@@ -75,13 +75,6 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		ctx, cancel = context.WithDeadline(ctx, d.Deadline)
 		defer cancel()
 	}
-	if strings.HasPrefix(network, "udp") {
-		p, addr, err := d.dialPacket(ctx, network, address)
-		if err != nil {
-			return nil, opError("dial", d.LocalAddr, addr, dialError(err))
-		}
-		return p, nil
-	}
 	c, addr, err := d.dial(ctx, network, address)
 	if err != nil {
 		return nil, opError("dial", d.LocalAddr, addr, dialError(err))
@@ -89,13 +82,40 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	return c, nil
 }
 
-// dial tries every address on every provider. addr is the address that an
-// error is about, nil when none was reached.
-func (d *Dialer) dial(ctx context.Context, network, address string) (c *Conn, addr net.Addr, err error) {
+// dial also returns the address that an error is about, nil when none was
+// reached.
+func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, net.Addr, error) {
+	if strings.HasPrefix(network, "udp") {
+		n, err := parsePacketNetwork(network)
+		if err != nil {
+			return nil, nil, err
+		}
+		return d.dialEach(ctx, n, address, d.tryPacket)
+	}
 	n, err := parseNetwork(network)
 	if err != nil {
 		return nil, nil, err
 	}
+	return d.dialEach(ctx, n, address, d.try)
+}
+
+// tryFunc makes one attempt to reach an address by a provider. What it returns
+// besides an error does not count.
+type tryFunc func(ctx context.Context, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error)
+
+// within is try with its share of the time that is left for tries.
+func (try tryFunc) within(ctx context.Context, tries int, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := share(ctx, tries)
+	defer cancel()
+	if tries > 1 && !isSoftware(p) {
+		ctx, cancel = context.WithTimeout(ctx, rdmaPatience)
+		defer cancel()
+	}
+	return try(ctx, p, local, remote)
+}
+
+// dialEach tries every address on every provider.
+func (d *Dialer) dialEach(ctx context.Context, n network, address string, try tryFunc) (net.Conn, net.Addr, error) {
 	if err := d.check(); err != nil {
 		return nil, nil, err
 	}
@@ -103,29 +123,25 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (c *Conn, ad
 	if err != nil {
 		return nil, nil, err
 	}
-	var local netip.AddrPort
-	if d.LocalAddr != nil {
-		ta, ok := d.LocalAddr.(*net.TCPAddr)
-		if !ok || ta == nil {
-			return nil, nil, &net.AddrError{Err: "Dialer.LocalAddr must be a *net.TCPAddr", Addr: d.LocalAddr.String()}
-		}
-		local = ta.AddrPort()
-		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
+	local, err := n.local(d.LocalAddr)
+	if err != nil {
+		return nil, nil, err
 	}
 	remotes, err := d.remotes(ctx, n, local, address)
 	if err != nil {
 		return nil, nil, err
 	}
 	var errs []error
+	var addr net.Addr
 	tries := len(remotes) * len(providers)
 	for _, remote := range remotes {
 		for _, p := range providers {
-			c, err := d.try(ctx, p, local, remote, tries)
+			c, err := try.within(ctx, tries, p, local, remote)
 			if err == nil {
 				return c, nil, nil
 			}
 			tries--
-			addr = net.TCPAddrFromAddrPort(remote)
+			addr = n.addr(remote)
 			d.log("dial failed", addr, err)
 			errs = append(errs, err)
 			if ctx.Err() != nil {
@@ -151,14 +167,8 @@ func (d *Dialer) remotes(ctx context.Context, n network, local netip.AddrPort, a
 	return remotes, nil
 }
 
-// try makes one attempt, with its share of the time that is left for tries.
-func (d *Dialer) try(ctx context.Context, p ibv.Provider, local, remote netip.AddrPort, tries int) (*Conn, error) {
-	ctx, cancel := share(ctx, tries)
-	defer cancel()
-	if tries > 1 && p != software {
-		ctx, cancel = context.WithTimeout(ctx, rdmaPatience)
-		defer cancel()
-	}
+// try is a tryFunc of connections.
+func (d *Dialer) try(ctx context.Context, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
 	for attempt := 1; ; attempt++ {
 		id, err := p.Resolve(ctx, local, remote)
 		if err != nil {

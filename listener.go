@@ -48,18 +48,10 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := lc.check(); err != nil {
-		return nil, nil, err
-	}
-	providers, err := lc.providers()
+	providers, local, err := lc.place(ctx, n, address)
 	if err != nil {
 		return nil, nil, err
 	}
-	locals, err := resolve(ctx, net.DefaultResolver, n, address, true)
-	if err != nil {
-		return nil, nil, err
-	}
-	local := preferred(locals)
 	backlog := lc.Backlog
 	if backlog <= 0 {
 		backlog = defaultBacklog
@@ -77,6 +69,22 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 	return l, nil, nil
 }
 
+// place is where to listen: on which devices, at which address.
+func (lc *ListenConfig) place(ctx context.Context, n network, address string) ([]ibv.Provider, netip.AddrPort, error) {
+	if err := lc.check(); err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	providers, err := lc.providers()
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	locals, err := resolve(ctx, net.DefaultResolver, n, address, true)
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	return providers, preferred(locals), nil
+}
+
 // preferred is the one to listen on of the addresses of a name: as net has it, IPv4
 // where there are both.
 func preferred(locals []netip.AddrPort) netip.AddrPort {
@@ -92,15 +100,20 @@ func preferred(locals []netip.AddrPort) netip.AddrPort {
 // on the one that is dialled with.
 const portTries = 16
 
-// bind listens on every provider, on the same port. One that does not have the
-// address is left out, if another has it.
-func (l *Listener) bind(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
+// onFreePort binds again if the port that was chosen is in use on some provider.
+func onFreePort(local netip.AddrPort, bind func() error) error {
 	for try := 1; ; try++ {
-		err := l.bindOnce(ctx, providers, local)
+		err := bind()
 		if err == nil || local.Port() != 0 || !inUse(err) || try == portTries {
 			return err
 		}
 	}
+}
+
+// bind listens on every provider, on the same port. One that does not have the
+// address is left out, if another has it.
+func (l *Listener) bind(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
+	return onFreePort(local, func() error { return l.bindOnce(ctx, providers, local) })
 }
 
 func (l *Listener) bindOnce(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {

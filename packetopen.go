@@ -17,18 +17,10 @@ func (lc *ListenConfig) listenPacket(ctx context.Context, network, address strin
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := lc.check(); err != nil {
-		return nil, nil, err
-	}
-	providers, err := lc.providers()
+	providers, local, err := lc.place(ctx, n, address)
 	if err != nil {
 		return nil, nil, err
 	}
-	locals, err := resolve(ctx, net.DefaultResolver, n, address, true)
-	if err != nil {
-		return nil, nil, err
-	}
-	local := preferred(locals)
 	if isGroup(local.Addr()) {
 		return nil, udpAddr(local), errNoGroups
 	}
@@ -38,13 +30,12 @@ func (lc *ListenConfig) listenPacket(ctx context.Context, network, address strin
 
 // bindPacket opens a PacketConn on every provider, on the same port. One that does not
 // have the address, or no datagrams, is left out, if another has.
-func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort) (*PacketConn, error) {
-	for try := 1; ; try++ {
-		p, err := bindPacketOnce(ctx, cfg, providers, local)
-		if err == nil || local.Port() != 0 || !inUse(err) || try == portTries {
-			return p, err
-		}
-	}
+func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort) (p *PacketConn, err error) {
+	err = onFreePort(local, func() error {
+		p, err = bindPacketOnce(ctx, cfg, providers, local)
+		return err
+	})
+	return p, err
 }
 
 func bindPacketOnce(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort) (*PacketConn, error) {
@@ -95,63 +86,10 @@ func (p *PacketConn) abandon() error {
 	return p.release()
 }
 
-// dialPacket tries every address on every provider. addr is the address that an error
-// is about, nil when none was reached.
-func (d *Dialer) dialPacket(ctx context.Context, network, address string) (p *PacketConn, addr net.Addr, err error) {
-	n, err := parsePacketNetwork(network)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := d.check(); err != nil {
-		return nil, nil, err
-	}
-	providers, err := d.providers()
-	if err != nil {
-		return nil, nil, err
-	}
-	var local netip.AddrPort
-	if d.LocalAddr != nil {
-		ua, ok := d.LocalAddr.(*net.UDPAddr)
-		if !ok || ua == nil {
-			return nil, nil, &net.AddrError{Err: "Dialer.LocalAddr must be a *net.UDPAddr", Addr: d.LocalAddr.String()}
-		}
-		local = ua.AddrPort()
-		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
-	}
-	remotes, err := d.remotes(ctx, n, local, address)
-	if err != nil {
-		return nil, nil, err
-	}
-	var errs []error
-	tries := len(remotes) * len(providers)
-	for _, remote := range remotes {
-		for _, provider := range providers {
-			p, err := d.tryPacket(ctx, provider, local, remote, tries)
-			if err == nil {
-				return p, nil, nil
-			}
-			tries--
-			addr = udpAddr(remote)
-			d.log("dial failed", addr, err)
-			errs = append(errs, err)
-			if ctx.Err() != nil {
-				return nil, addr, errors.Join(errs...)
-			}
-		}
-	}
-	return nil, addr, errors.Join(errs...)
-}
-
-// tryPacket makes one attempt, with its share of the time that is left for tries.
-func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, remote netip.AddrPort, tries int) (*PacketConn, error) {
+// tryPacket is a tryFunc of datagrams.
+func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
 	if isGroup(remote.Addr()) {
 		return nil, errNoGroups
-	}
-	ctx, cancel := share(ctx, tries)
-	defer cancel()
-	if tries > 1 && !isSoftware(provider) {
-		ctx, cancel = context.WithTimeout(ctx, rdmaPatience)
-		defer cancel()
 	}
 	p := newPacketConn(&d.Config)
 	p.remote, p.raddr = remote, udpAddr(remote)

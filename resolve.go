@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 )
@@ -41,6 +42,33 @@ func parsePacketNetwork(name string) (network, error) {
 }
 
 func (n network) allows(a netip.Addr) bool { return a.Is4() && n.ip4 || a.Is6() && n.ip6 }
+
+// addr is a as net has it for the network.
+func (n network) addr(a netip.AddrPort) net.Addr {
+	if n.ports == "udp" {
+		return udpAddr(a)
+	}
+	return tcpAddr(a)
+}
+
+// local is the address that Dialer.LocalAddr names, if any.
+func (n network) local(a net.Addr) (netip.AddrPort, error) {
+	if a == nil {
+		return netip.AddrPort{}, nil
+	}
+	var ap netip.AddrPort
+	tcp, _ := a.(*net.TCPAddr)
+	udp, _ := a.(*net.UDPAddr)
+	switch {
+	case n.ports == "tcp" && tcp != nil:
+		ap = tcp.AddrPort()
+	case n.ports == "udp" && udp != nil:
+		ap = udp.AddrPort()
+	default:
+		return ap, &net.AddrError{Err: fmt.Sprintf("Dialer.LocalAddr must be a %T", n.addr(ap)), Addr: a.String()}
+	}
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
+}
 
 // lookup is what the resolver is asked for.
 func (n network) lookup() string {
