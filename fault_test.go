@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -237,4 +238,36 @@ func TestSilentFailure(t *testing.T) {
 		b.Close()
 	})
 	require.LessOrEqual(t, sw.Calls(verbstest.PostRecv), posts+8, "receives were posted to be flushed")
+}
+
+// Who cannot be accepted for lack of memory hears that this is why, and the
+// listener serves others when there is some again.
+func TestRefusedForMemory(t *testing.T) {
+	checkLeaks(t)
+	for name, lack := range map[string]func(*verbstest.Switch){
+		"memory":           func(s *verbstest.Switch) { s.LimitMemory(1) },
+		"completion queue": func(s *verbstest.Switch) { s.FailNth(1, syscall.ENOMEM, verbstest.CreateCQ) },
+		"queue pair":       func(s *verbstest.Switch) { s.FailNth(1, syscall.ENOMEM, verbstest.CreateQP) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			sw := newSwitch(t, nil)
+			ln, err := (&ListenConfig{Config: Config{Provider: sw}}).Listen(tctx, "rdma4", local4)
+			require.NoError(t, err)
+			lack(sw)
+			_, err = (&Dialer{Config: Config{Provider: newProvider(t)}}).Dial("rdma4", ln.Addr().String())
+			require.ErrorIs(t, err, syscall.ECONNREFUSED)
+			require.ErrorContains(t, err, "STATUS_INSUFFICIENT_RESOURCES")
+			require.ErrorContains(t, err, "locked memory")
+			sw.LimitMemory(0)
+			client, err := (&Dialer{Config: Config{Provider: newProvider(t)}}).Dial("rdma4", ln.Addr().String())
+			require.NoError(t, err)
+			server, err := ln.Accept()
+			require.NoError(t, err)
+			exchange(t, client, server, 10<<10)
+			require.NoError(t, client.Close())
+			require.NoError(t, server.Close())
+			require.NoError(t, ln.Close())
+			requireReleased(t, sw)
+		})
+	}
 }

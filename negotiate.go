@@ -45,14 +45,14 @@ var (
 type statusError uint32
 
 func (e statusError) Error() string {
-	name := "status"
+	name, advice := "status", ""
 	switch uint32(e) {
 	case statusNotSupported:
 		name = "STATUS_NOT_SUPPORTED"
 	case statusInsufficientResources:
-		name = "STATUS_INSUFFICIENT_RESOURCES"
+		name, advice = "STATUS_INSUFFICIENT_RESOURCES", "; it lacks memory or queues, which a limit on locked memory may be the cause of"
 	}
-	return fmt.Sprintf("smb direct: negotiation refused by the peer: %s (%#08x)", name, uint32(e))
+	return fmt.Sprintf("smb direct: negotiation refused by the peer: %s (%#08x)%s", name, uint32(e), advice)
 }
 
 // negotiateRequest is the wire form of [MS-SMBD] 2.2.1 without Reserved.

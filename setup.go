@@ -47,10 +47,24 @@ func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
 	s := &setup{id: id, set: cfg.settings(id.Device(), passive), lasting: cfg.Provider == nil}
 	s.due = time.Now().Add(s.set.negotiate)
 	if err := s.acquire(); err != nil {
+		if passive {
+			s.decline(err)
+		}
 		s.abandon()
 		return nil, err
 	}
 	return s, nil
+}
+
+// decline says why the connection is not accepted, as an early negotiation that
+// fails: in the private data of the rejection. It is in vain after an Accept.
+func (s *setup) decline(err error) {
+	if !errors.Is(err, syscall.ENOBUFS) && !errors.Is(err, syscall.ENOMEM) || !parsePrivate(s.id.PrivateData()).rdmanet {
+		return
+	}
+	var b [negotiateResponseLen]byte
+	resp := refusal(statusInsufficientResources)
+	s.id.Reject(s.param(b[:resp.put(b[:])]).Private)
 }
 
 func (s *setup) acquire() (err error) {
@@ -185,7 +199,7 @@ func (s *setup) initiate(ctx context.Context) (*Conn, error) {
 	n := req.put(b[:])
 	binary.LittleEndian.PutUint16(b[n:], uint16(len(s.posted)))
 	if err := s.id.Connect(ctx, s.param(b[:])); err != nil {
-		return nil, err
+		return nil, explain(err)
 	}
 	peer := parsePrivate(s.id.PrivateData())
 	if answer := earlyResponse(s.id.PrivateData()); answer != nil {
@@ -218,6 +232,20 @@ func (s *setup) initiate(ctx context.Context) (*Conn, error) {
 	return s.establish(a, peer, nil)
 }
 
+// explain adds to a rejection what the peer said of the reason.
+func explain(err error) error {
+	var r *ibv.RejectError
+	if !errors.As(err, &r) {
+		return err
+	}
+	if answer := earlyResponse(r.Private); answer != nil {
+		if _, why := new(limits).acceptResponse(answer); why != nil {
+			return fmt.Errorf("%w: %w", err, why)
+		}
+	}
+	return err
+}
+
 // accept is the passive side: from a connection request to a connection. It
 // takes the ID over.
 func accept(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
@@ -227,6 +255,7 @@ func accept(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 	}
 	c, err := s.respond(ctx)
 	if err != nil {
+		s.decline(err)
 		s.abandon()
 		return nil, err
 	}
