@@ -150,15 +150,12 @@ func (l *lossy) connect(name string, keepAlive time.Duration) *Conn {
 	return l.early[name]
 }
 
-// meet returns when both ends have called it.
+// meet returns when both ends have called it, at the listening end, which cuts
+// the link, when the other will return whatever becomes of the link.
 func (l *lossy) meet(c *Conn) {
 	l.Helper()
-	if l.listens {
-		pass1(l, c, true)
-		pass1(l, c, false)
-	} else {
-		pass1(l, c, false)
-		pass1(l, c, true)
+	for _, reads := range []bool{true, false, true} {
+		pass1(l, c, reads == l.listens)
 	}
 }
 
