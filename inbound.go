@@ -39,6 +39,8 @@ type incoming struct {
 	ahead   int   // pieces in scratch, or on their way there
 	refused error // why there was no memory for one more
 	spare   []*landing
+	keeps   bool    // a buffer of its own,
+	own     *buffer // for a piece when there is no other memory, unless it is in use
 	neglect *time.Timer
 }
 
@@ -71,8 +73,8 @@ type fetch struct {
 	over  bool // the device will not touch the memory any more
 }
 
-// landing is our own memory for data to be copied from: scratch, or a receive
-// buffer where there is none.
+// landing is our own memory for data to be copied from: scratch, or a buffer of a
+// receive's size where there is none.
 type landing struct {
 	b       []byte
 	lkey    uint32
@@ -367,7 +369,7 @@ func (c *Conn) askPiece(x *inbound) bool {
 			mr, err = c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
 		}
 		if err != nil {
-			c.in.spare = append(c.in.spare, l)
+			c.putLanding(l)
 			c.in.refused = err
 			return false
 		}
@@ -379,8 +381,15 @@ func (c *Conn) askPiece(x *inbound) bool {
 	return true
 }
 
-// landing returns memory for one piece. When there is no scratch, one receive
-// buffer at a time has to do. nil means neither.
+func (c *Conn) releaseOwn() {
+	if c.in.own != nil {
+		c.in.own.release()
+		c.in.own = nil
+	}
+}
+
+// landing returns memory for one piece. When there is no scratch, one buffer at a
+// time has to do. nil means neither.
 func (c *Conn) landing() *landing {
 	if n := len(c.in.spare); n > 0 {
 		l := c.in.spare[n-1]
@@ -402,12 +411,41 @@ func (c *Conn) landing() *landing {
 	if c.in.ahead > 0 {
 		return nil
 	}
-	buf, err := c.pool.get()
-	if err != nil {
-		c.in.refused = err
-		return nil
+	buf := c.in.own
+	if buf == nil {
+		var err error
+		if buf, err = c.pool.get(); err != nil {
+			c.in.refused = err
+			return nil
+		}
 	}
+	c.in.own = nil
 	return &landing{b: buf.b, lkey: buf.lkey, buf: buf}
+}
+
+// putLanding takes back what landing has returned.
+func (c *Conn) putLanding(l *landing) {
+	switch {
+	case c.closed:
+		l.release()
+	case l.buf == nil:
+		c.in.spare = append(c.in.spare, l)
+		c.warmUp()
+	case c.in.keeps && c.in.own == nil:
+		c.in.own = l.buf // there may be scratch next time
+	default:
+		l.release()
+	}
+}
+
+// keepOwn gets the memory without which what the peer offers could not be read
+// when no more can be registered.
+func (c *Conn) keepOwn() (err error) {
+	if c.in.mode == transferRead && c.id.Device().Attr().PinsMemory {
+		c.in.keeps = true
+		c.in.own, err = c.pool.get()
+	}
+	return err
 }
 
 func (l *landing) release() {
@@ -423,12 +461,7 @@ func (l *landing) release() {
 // donePiece gives back the memory of a piece that has been read.
 func (c *Conn) donePiece(f *fetch) {
 	c.in.ahead--
-	if f.in.buf != nil || c.closed {
-		f.in.release() // of receive buffers: there may be scratch next time
-	} else {
-		c.in.spare = append(c.in.spare, f.in)
-		c.warmUp()
-	}
+	c.putLanding(f.in)
 	if c.in.eager {
 		c.readAhead()
 	}
@@ -473,6 +506,7 @@ func (c *Conn) releaseFetches() {
 		}
 	}
 	c.releaseSpare()
+	c.releaseOwn()
 }
 
 // straightFrom is the room that a Read must have for the device to put a transfer

@@ -50,6 +50,9 @@ type pool struct {
 	least int       // of them there were since trim has looked
 	slabs []*slab
 	timer *time.Timer // for trim, of a private domain that has grown
+
+	refused error     // why it could not grow,
+	again   time.Time // and when to try again
 }
 
 // slab is a registered stretch of memory.
@@ -77,10 +80,14 @@ const (
 	slabBuffers = 128 // at most
 
 	// A private domain begins with what an idle connection takes: its receives,
-	// one more to grant, and something to send from. It grows in small steps, so
+	// one more to grant, something to send from and to read into. It grows in small steps, so
 	// that what it does not need any more can be given back.
-	firstBuffers = 6
-	privateSlab  = 64 << 10
+	firstBuffers = 7
+
+	// A pool that could not grow does not try again for growAgain: it is asked
+	// with every message, and to ask the kernel in vain is dear.
+	growAgain   = 50 * time.Millisecond
+	privateSlab = 64 << 10
 )
 
 var domains struct {
@@ -225,6 +232,9 @@ func (d *domain) pool(n int) *pool {
 		p = &pool{dom: d, size: size}
 		d.pools[size] = p
 	}
+	p.mu.Lock()
+	p.again = time.Time{} // for somebody new it tries at once
+	p.mu.Unlock()
 	return p
 }
 
@@ -234,8 +244,13 @@ func (p *pool) get() (*buffer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.free) == 0 {
-		if err := p.grow(); err != nil {
-			return nil, noMemory(p.dom.dev, p.size, "MaxReceiveCredits", err)
+		if p.refused != nil && time.Now().Before(p.again) {
+			return nil, p.refused
+		}
+		if p.refused = p.grow(); p.refused != nil {
+			p.refused = noMemory(p.dom.dev, p.size, "MaxReceiveCredits", p.refused)
+			p.again = time.Now().Add(growAgain)
+			return nil, p.refused
 		}
 	}
 	b := p.free[len(p.free)-1]

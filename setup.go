@@ -448,6 +448,9 @@ func (c *Conn) provision() (err error) {
 		}
 		c.send.spare = c.send.own
 	}
+	if err := c.keepOwn(); err != nil {
+		return err
+	}
 	least := make([]*buffer, 0, minCredits)
 	for c.posted.Len()+len(least) < min(minCredits, c.set.initial) {
 		buf, err := c.pool.get()
@@ -478,6 +481,7 @@ func (c *Conn) recall() {
 		c.posted.Pop().release()
 	}
 	c.releaseSends()
+	c.releaseOwn()
 }
 
 // sendMessage sends a negotiation message. It costs no credit.
