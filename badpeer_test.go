@@ -340,8 +340,12 @@ func (p *badPeer) negotiate() negotiateResponse {
 // listenBad is where connections are dialled to a bad peer.
 func listenBad(t testing.TB) ibv.Listener {
 	t.Helper()
-	ln, err := newProvider(t).Listen(tctx, netip.MustParseAddrPort(local4), 0)
-	require.NoError(t, err)
+	local := netip.MustParseAddrPort(local4)
+	var ln ibv.Listener
+	require.NoError(t, onFreePort(local, func() (err error) {
+		ln, err = newProvider(t).Listen(tctx, local, 0)
+		return err
+	}))
 	t.Cleanup(func() { ln.Close() })
 	return ln
 }

@@ -90,8 +90,7 @@ func silent(t testing.TB) (address string, accepted <-chan struct{}) {
 	if overIWARP(t) {
 		return silentTCP(t)
 	}
-	ln, err := newProvider(t).Listen(tctx, netip.MustParseAddrPort(local4), 0)
-	require.NoError(t, err)
+	ln := listenBad(t)
 	return ln.Addr().String(), hold(t, ln, func() (io.Closer, error) { return ln.Accept(tctx) })
 }
 
@@ -131,8 +130,7 @@ func hold(t testing.TB, ln io.Closer, accept func() (io.Closer, error)) (accepte
 // mute is a listener whose queue pairs come up, and then say nothing.
 func mute(t testing.TB) (address string) {
 	t.Helper()
-	ln, err := newProvider(t).Listen(tctx, netip.MustParseAddrPort(local4), 0)
-	require.NoError(t, err)
+	ln := listenBad(t)
 	done := make(chan struct{})
 	var setups []*setup
 	go func() {

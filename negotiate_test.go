@@ -94,7 +94,7 @@ func TestRefusal(t *testing.T) {
 func TestStatusErrorNamesTheStatus(t *testing.T) {
 	for status, want := range map[uint32]string{
 		statusNotSupported:          "smb direct: negotiation refused by the peer: STATUS_NOT_SUPPORTED (0xc00000bb)",
-		statusInsufficientResources: "smb direct: negotiation refused by the peer: STATUS_INSUFFICIENT_RESOURCES (0xc000009a)",
+		statusInsufficientResources: "smb direct: negotiation refused by the peer: STATUS_INSUFFICIENT_RESOURCES (0xc000009a); it lacks memory or queues, which a limit on locked memory may be the cause of",
 		0xC0000022:                  "smb direct: negotiation refused by the peer: status (0xc0000022)",
 	} {
 		if got := statusError(status).Error(); got != want {

@@ -555,9 +555,9 @@ func TestTransferNeverTaken(t *testing.T) {
 	setWithdrawWithin(t, 100*time.Millisecond)
 	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
 		buf := alloc(t, breachWrite)
-		c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
 		wrote := writing(c, buf.Bytes())
 		h := p.offered(reads)
+		c.SetWriteDeadline(time.Now())
 		if reads {
 			require.Equal(t, transferHeader{Kind: transferWithdraw, ID: 1}, p.told(transferWithdraw))
 		} else {
