@@ -91,6 +91,22 @@ func (b *buffer) clear(from, to uint64) {
 	}
 }
 
+// end returns where the last bytes that are there end.
+func (b *buffer) end() uint64 {
+	if n := len(b.have); n > 0 {
+		return b.have[n-1].To
+	}
+	return 0
+}
+
+// advance drops the first n bytes.
+func (b *buffer) advance(n uint64) {
+	b.have.advance(n)
+	k := copy(b.data, b.data[min(n, uint64(len(b.data))):])
+	clear(b.data[k:])
+	b.data = b.data[:k]
+}
+
 // reset makes b as new, but for what can be used again.
 func (b *buffer) reset(keep uint64, mem *memory) {
 	clear(b.data) // what lies behind is zero

@@ -292,7 +292,9 @@ func (r *Reassembler) newMessage(c *Conn, from Side, kind Kind) *Message {
 		m = &Message{}
 	}
 	buf, missing := m.buf, m.Missing[:0]
-	*m = Message{Conn: c, From: from, Kind: kind, Time: r.now, End: r.now, buf: buf, Missing: missing}
+	s := &c.Sent[from]
+	s.begun++
+	*m = Message{Conn: c, From: from, Kind: kind, Time: r.now, End: r.now, nth: s.begun, buf: buf, Missing: missing}
 	keep := r.keep
 	if kind == Send && r.cfg.Upper != nil {
 		keep = max(keep, headLen)

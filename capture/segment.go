@@ -132,22 +132,13 @@ func (s *Segment) Place(offset uint64, data []byte) bool {
 func (s *Segment) placed(offset, size uint64, missing []Range, data []byte) {
 	off := offset - s.Offset
 	s.buf.clear(off, off+size)
-	at := uint64(0)
-	piece := func(to uint64) {
-		if at >= to {
-			return
-		}
+	present(missing, size, func(from, to uint64) {
 		if data == nil {
-			s.buf.have.add(off+at, off+to)
+			s.buf.have.add(off+from, off+to)
 		} else {
-			s.buf.put(off+at, data[at:to])
+			s.buf.put(off+from, data[from:to])
 		}
-	}
-	for _, gap := range missing {
-		piece(gap.From)
-		at = gap.To
-	}
-	piece(size)
+	})
 }
 
 // Size returns how many bytes of the segment there are. With padding they are

@@ -21,7 +21,7 @@ const (
 
 // smb2Upper follows the transfers of a connection.
 type smb2Upper struct {
-	memories
+	*memories
 	queue pendings
 	open  map[transferKey]*transfer
 }
@@ -37,19 +37,9 @@ type transfer struct {
 	segs []*Segment
 }
 
-func (x *smb2Upper) init(r *Reassembler, c *Conn) {
-	x.memories.init(r, c)
-	x.queue = pendings{r: r, c: c}
-}
-
 func (x *smb2Upper) access(m *Message) {
 	x.memories.access(m)
 	x.queue.pump()
-}
-
-func (x *smb2Upper) forget() {
-	x.memories.forget()
-	x.open = nil
 }
 
 // message looks through u, whose beginning is b: a request or response, or
