@@ -112,7 +112,8 @@ func sends(tb testing.TB, file string) (all [][]byte) {
 // The input says for each packet of a capture what becomes of it. Whatever that
 // is, what is called complete is among what was sent, in the same order.
 func FuzzReassembly(f *testing.F) {
-	captures := []string{"rxe-nfs.pcap", "rxe-rping.pcap", "rxe-send8k.pcap", "siw-crc-p2p-rping.pcap", "siw-smbdirect-frag.pcap", "siw-rping.pcap"}
+	captures := []string{"rxe-nfs.pcap", "rxe-rping.pcap", "rxe-send8k.pcap", "siw-crc-p2p-rping.pcap", "siw-smbdirect-frag.pcap", "siw-rping.pcap",
+		"rxe-transfers.pcap", "siw-transfers.pcap"}
 	packets := map[string][]Packet{}
 	want := map[string]contents{}
 	for i, name := range captures {
@@ -187,7 +188,7 @@ func protected(p, q *Packet) bool {
 // that all memory is given back. Checksums are passed over, or hardly anything
 // would get through.
 func FuzzPackets(f *testing.F) {
-	for _, name := range []string{"rxe-nfs.pcap", "siw-smbdirect-frag.pcap", "rxe-atomic.pcap", "siw-terminate.pcap"} {
+	for _, name := range []string{"rxe-nfs.pcap", "siw-smbdirect-frag.pcap", "rxe-atomic.pcap", "siw-terminate.pcap", "rxe-transfers.pcap", "siw-transfers.pcap"} {
 		var b []byte
 		for _, p := range frames(f, name) {
 			if len(p.Data) > 400 || len(b) > 3000 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -104,6 +105,13 @@ func checkMessage(tb testing.TB, m *Message, data bool) {
 			tb.Errorf("%v: bytes of %v are not zero", m.Kind, g)
 		}
 	}
+}
+
+// stream returns the bytes that rdmanet ends exchange in tests.
+func stream(n int, seed byte) []byte {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{seed}).Read(b)
+	return b
 }
 
 func digest(b []byte) string {

@@ -121,6 +121,13 @@ type sessionSide struct {
 	past   []pastUse        // of memory, latest last
 	queue  []queued         // what is to be handed out, oldest first
 	writes []piece          // since the last one that was said to be written
+	early  []early          // from the receiver, about transfers that have not begun yet
+}
+
+// early is the word that a transfer is over, which has overtaken its offer.
+type early struct {
+	id, length uint32
+	nth        uint64
 }
 
 // queued is something that waits for a transfer in front of it, or is one.
@@ -156,7 +163,8 @@ type largeTransfer struct {
 	from, until, doubt uint64
 
 	over      bool // no more will be moved
-	withdrawn bool
+	withdrawn bool   // by the sender
+	short     bool   // by the receiver's word, too
 	denied    bool   // the receiver says that it has taken less than it has read
 	out       bool   // all was handed out
 	deadline  uint64 // Conn.packets: then it is handed out as it is; 0: there is no reason to
@@ -204,11 +212,18 @@ func (x *session) begin(u *UpperMessage, h *transferHeader, payload []byte) {
 	t.buf.expect = t.size
 	x.put(t, 0, u.Got, payload)
 	t.moved = t.initial
+	s.early = slices.DeleteFunc(s.early, func(e early) bool { return int32(e.id-t.id) < 0 })
+	if len(s.early) > 0 {
+		t.until = s.early[0].nth
+	}
 	if h.op == Offer {
 		x.claim(t, next)
 	}
 	s.live = append(s.live, t)
 	s.queue = append(s.queue, queued{t: t, held: transferCost})
+	if len(s.early) > 0 {
+		x.end(t, s.early[0])
+	}
 	x.pump(u.From)
 }
 
@@ -232,7 +247,7 @@ func (x *session) claim(t *largeTransfer, next bool) {
 	}
 	for i := 0; i < len(x.pieces[owner]); i++ {
 		p := &x.pieces[owner][i]
-		if !t.memory.contains(p.key, p.addr, p.size) {
+		if p.nth > t.until || !t.memory.contains(p.key, p.addr, p.size) {
 			continue
 		}
 		if p.nth > t.from {
@@ -322,8 +337,9 @@ func (x *session) control(m *Message, h *transferHeader) {
 	case Written:
 		x.written(m, h)
 	case Withdraw:
-		if t := x.sides[m.From].find(h.id); t != nil && t.op == Offer && !t.over {
+		if t := x.sides[m.From].find(h.id); t != nil && t.op == Offer && (!t.over || t.short) {
 			t.withdrawn, t.u.Cut = true, h.flags&flagCut != 0
+			x.pump(m.From)
 		}
 	}
 }
@@ -341,38 +357,38 @@ func (s *sessionSide) find(id uint32) *largeTransfer {
 func (x *session) done(m *Message, h *transferHeader) {
 	from := m.From.Other()
 	s := &x.sides[from]
+	e := early{h.id, h.memory.Length, m.nth}
 	for _, t := range slices.Clone(s.live) {
-		if int32(t.id-h.id) > 0 || t.over {
-			continue
+		if int32(t.id-h.id) <= 0 && !t.over {
+			x.end(t, e)
 		}
-		length := t.size - t.initial
-		if t.id == h.id && uint64(h.memory.Length) < length && t.withdrawn {
-			t.shorten(t.initial + uint64(h.memory.Length))
-		} else {
-			t.withdrawn, t.u.Cut = false, false // too late
+	}
+	if int32(h.id-s.last) > 0 {
+		if len(s.early) >= maxLive {
+			s.early = slices.Delete(s.early, 0, 1)
 		}
-		t.until = m.nth
-		x.end(t)
+		s.early = append(s.early, e)
 	}
 	x.pump(from)
 }
 
 // shorten ends t at size.
 func (t *largeTransfer) shorten(size uint64) {
-	t.size = size
-	t.u.Withdrawn = true
-	if !t.u.Cut {
-		t.rest = 0
-	}
+	t.size, t.short, t.u.Withdrawn = size, true, true
 	if size < t.base {
 		t.denied, t.size = true, t.base
 	}
 	t.buf.have.remove(t.size-t.base, math.MaxUint64)
 }
 
-// end notes that t is over. What was sent by then may still come.
-func (x *session) end(t *largeTransfer) {
-	t.over = true
+// end notes that t is over, as e says. What was sent by then may still come.
+func (x *session) end(t *largeTransfer, e early) {
+	if size := t.initial + uint64(e.length); t.id == e.id && t.op == Offer && size < t.size {
+		t.shorten(size)
+	} else {
+		t.withdrawn, t.u.Cut = false, false // too late
+	}
+	t.over, t.until = true, e.nth
 	if t.deadline == 0 {
 		t.deadline = x.c.packets + 2*uint64(x.r.window)
 	}
@@ -398,7 +414,7 @@ func (x *session) written(m *Message, h *transferHeader) {
 	n := uint64(h.memory.Length)
 	switch {
 	case h.flags&flagEnd != 0:
-		t.u.Cut = h.flags&flagCut != 0
+		t.withdrawn, t.u.Cut = true, h.flags&flagCut != 0
 		t.shorten(t.moved)
 	case n > t.size-t.moved:
 		t.over, t.deadline = true, 1
@@ -480,7 +496,7 @@ func (x *session) pump(from Side) {
 			for t.size-t.base > partLen && (t.buf.have.covers(0, partLen) && !t.withdrawn || t.buf.end() > maxAhead) {
 				x.part(t, partLen)
 			}
-			there := t.buf.have.covers(0, t.size-t.base) && (t.over || !t.withdrawn)
+			there := t.buf.have.covers(0, t.size-t.base) && t.withdrawn == t.short
 			if !there && (t.deadline == 0 || x.c.packets <= t.deadline) {
 				return
 			}
@@ -514,10 +530,10 @@ func (x *session) part(t *largeTransfer, n uint64) {
 	u.Offset, u.Size = t.base, n
 	u.Got = t.buf.have.total(n)
 	u.Missing = t.buf.have.missing(nil, n)
-	u.Rest = t.rest + t.size - t.base - n
-	if t.withdrawn && !t.over {
-		u.TailLost = true // how far it went was said in a Send that is missing
+	if u.Rest = t.rest + t.size - t.base - n; t.short && !u.Cut {
+		u.Rest = 0
 	}
+	u.TailLost = t.withdrawn != t.short // a Send is missing: how far it went, or whether the message goes on
 	if t.denied {
 		u.Kind, u.Complete = Strange, false
 	}

@@ -168,10 +168,16 @@ func (p *printer) upper(u *capture.UpperMessage) {
 		Sends: u.Sends, Duration: u.End.Sub(u.Time).Seconds(), Complete: u.Complete}
 	var detail []string
 	say := func(format string, args ...any) { detail = append(detail, fmt.Sprintf(format, args...)) }
+	if u.Op == capture.Offer || u.Op == capture.Grant {
+		l.Key, l.Addr = fmt.Sprintf("0x%08x", u.Memory.Handle), fmt.Sprintf("0x%x", u.Memory.Offset)
+	}
 	if u.Protocol == capture.RPCRDMA {
 		say("XID 0x%08x", u.XID)
 	}
-	if u.Kind == capture.Transfer {
+	switch {
+	case u.Op != 0:
+		transfer(u, say)
+	case u.Kind == capture.Transfer:
 		say("SMB2 message %d, at %d of the file", u.ID, u.Offset)
 	}
 	if u.Sends > 1 {
@@ -193,6 +199,35 @@ func (p *printer) upper(u *capture.UpperMessage) {
 		l.Missing = gaps(u.Missing, u.Size, u.Got, u.HeadLost, u.TailLost)
 	}
 	p.print(&l)
+}
+
+// transfer says what concerns one of rdmanet's large transfers.
+func transfer(u *capture.UpperMessage, say func(format string, args ...any)) {
+	way := "RDMA Read"
+	if u.Op == capture.Request {
+		way = "RDMA Write"
+	}
+	switch u.Kind {
+	case capture.Control:
+		say("%v of transfer %d", u.Op, u.ID)
+		if u.Op != capture.Withdraw {
+			say("%d bytes", u.Memory.Length)
+		}
+	case capture.Transfer:
+		say("transfer %d by %s", u.ID, way)
+		if u.Offset > 0 {
+			say("from its byte %d on", u.Offset)
+		}
+	}
+	if u.Rest > 0 {
+		say("%d more of the message", u.Rest)
+	}
+	switch {
+	case u.Cut:
+		say("withdrawn, and the message cut")
+	case u.Withdrawn:
+		say("withdrawn")
+	}
 }
 
 func (p *printer) loss(x capture.Loss) {
