@@ -61,6 +61,10 @@ const (
 	// maxLive is how many transfers of a side are followed, four times as many as
 	// the protocol allows, and how many earlier uses of memory are remembered.
 	maxLive = 64
+
+	// liveAtOnce is how many transfers of a side may not be over: as one more
+	// begins, those before them are.
+	liveAtOnce = 16
 )
 
 // transferHeader is the header behind that of a Data Transfer message.
@@ -121,13 +125,27 @@ type sessionSide struct {
 	past   []pastUse        // of memory, latest last
 	queue  []queued         // what is to be handed out, oldest first
 	writes []piece          // since the last one that was said to be written
-	early  []early          // from the receiver, about transfers that have not begun yet
+	dones  []done           // the receiver's latest, oldest first
+
+	// Of offers up to hole it is not known what memory they were of. They were over
+	// by the receiver's message floor; never if it has not said so yet.
+	hole  uint32
+	floor uint64
+
+	gaps []gapBehind // in what the receiver has sent, oldest first
 }
 
-// early is the word that a transfer is over, which has overtaken its offer.
-type early struct {
+// gapBehind says that packets are missing behind a message, or behind several, of
+// one side, by Message.nth.
+type gapBehind struct {
+	first, last uint64
+}
+
+// done is the receiver's word that a transfer is over, and those before it. It may
+// overtake the offer.
+type done struct {
 	id, length uint32
-	nth        uint64
+	nth        uint64 // Message.nth
 }
 
 // queued is something that waits for a transfer in front of it, or is one.
@@ -159,10 +177,12 @@ type largeTransfer struct {
 
 	// Offer: which Reads belong here, by Message.nth. Those up to from and those
 	// behind until are of an earlier and a later use of the memory. Of those
-	// behind doubt that cannot be told, as packets are missing.
+	// behind doubt that cannot be told, as packets are missing, unless the
+	// reader says later that this very transfer is done: they wait for that.
 	from, until, doubt uint64
+	doubtful           []piece
 
-	over      bool // no more will be moved
+	over      bool   // no more will be moved
 	withdrawn bool   // by the sender
 	short     bool   // by the receiver's word, too
 	denied    bool   // the receiver says that it has taken less than it has read
@@ -190,7 +210,9 @@ func (g *ChunkSegment) contains(key uint32, addr, size uint64) bool {
 // the data that came along.
 func (x *session) begin(u *UpperMessage, h *transferHeader, payload []byte) {
 	s := &x.sides[u.From]
-	next := h.id == s.last+1
+	if h.id != s.last+1 {
+		s.lose(h.id - 1)
+	}
 	if s.last = h.id; len(s.live) >= maxLive {
 		x.abandon(u.From, s.live[0])
 	}
@@ -212,49 +234,90 @@ func (x *session) begin(u *UpperMessage, h *transferHeader, payload []byte) {
 	t.buf.expect = t.size
 	x.put(t, 0, u.Got, payload)
 	t.moved = t.initial
-	s.early = slices.DeleteFunc(s.early, func(e early) bool { return int32(e.id-t.id) < 0 })
-	if len(s.early) > 0 {
-		t.until = s.early[0].nth
-	}
+	e := s.over(t.id)
+	t.until = e.nth
 	if h.op == Offer {
-		x.claim(t, next)
+		x.claim(t)
 	}
 	s.live = append(s.live, t)
 	s.queue = append(s.queue, queued{t: t, held: transferCost})
-	if len(s.early) > 0 {
-		x.end(t, s.early[0])
+	if e.nth < never {
+		x.end(t, e)
 	}
 	x.pump(u.From)
 }
 
+// over returns the first word that the transfer with that ID is over.
+func (s *sessionSide) over(id uint32) done {
+	for _, e := range s.dones {
+		if int32(e.id-id) >= 0 {
+			return e
+		}
+	}
+	return done{nth: never}
+}
+
+// lose notes that nothing is known of transfers up to id.
+func (s *sessionSide) lose(id uint32) {
+	s.hole, s.floor = id, s.over(id).nth
+}
+
 // claim settles which Reads belong to t, and takes those that are there already:
-// the offer may have been overtaken. next says that no offer is missing in front.
-func (x *session) claim(t *largeTransfer, next bool) {
+// the offer may have been overtaken.
+func (x *session) claim(t *largeTransfer) {
 	owner := t.u.From
 	s := &x.sides[owner]
-	if !next { // what was read may have been offered by one that is missing
-		t.from = x.c.Sent[owner.Other()].begun
+	t.from = s.floor
+	begun := uint64(0)
+	for _, e := range s.dones {
+		if int32(t.id-e.id) >= liveAtOnce {
+			begun = e.nth // all transfers from now on began behind that
+		}
 	}
+	t.from = max(t.from, begun)
+	s.gaps = slices.DeleteFunc(s.gaps, func(g gapBehind) bool { return g.last < begun })
 	for _, p := range s.past {
 		if p.memory.overlaps(&t.memory) {
 			t.from = max(t.from, p.until)
 		}
 	}
 	for _, o := range s.live {
-		if o.op == Offer && o.until != never && o.memory.overlaps(&t.memory) {
+		if o.op == Offer && o.until < never && o.memory.overlaps(&t.memory) {
 			t.from = max(t.from, o.until)
 		}
 	}
+	t.doubt = s.gapSince(t.from)
 	for i := 0; i < len(x.pieces[owner]); i++ {
 		p := &x.pieces[owner][i]
 		if p.nth > t.until || !t.memory.contains(p.key, p.addr, p.size) {
 			continue
 		}
-		if p.nth > t.from {
+		switch {
+		case p.nth <= t.from:
+			x.dropPiece(owner, i)
+		case p.nth <= t.doubt:
+			x.place(t, t.initial+p.addr-t.memory.Offset, p)
+			x.dropPiece(owner, i)
+		default:
+			t.doubtful = append(t.doubtful, *p)
+			x.pieces[owner] = slices.Delete(x.pieces[owner], i, i+1)
+		}
+		i--
+	}
+}
+
+// settle decides about what was in doubt.
+func (x *session) settle(t *largeTransfer, belongs bool) {
+	for i := range t.doubtful {
+		p := &t.doubtful[i]
+		if belongs {
 			x.place(t, t.initial+p.addr-t.memory.Offset, p)
 		}
-		x.dropPiece(owner, i)
-		i--
+		x.r.mem.give(p.held())
+	}
+	t.doubtful = nil
+	if belongs {
+		t.doubt = never
 	}
 }
 
@@ -282,7 +345,16 @@ func (x *session) read(m *Message) {
 		case t.op != Offer || !t.memory.contains(m.Key, m.Addr, m.Size):
 		case m.nth > t.until || m.nth <= t.from:
 		case m.nth > t.doubt:
-			return // it may be of this transfer or of one that is not known of
+			if len(t.doubtful) >= maxPieces {
+				x.settle(t, false)
+			}
+			if p, ok := x.piece(m); ok && !t.out {
+				t.doubtful = append(t.doubtful, p)
+			} else if ok {
+				x.r.mem.give(p.held())
+			}
+			t.deadline = x.c.packets + 2*uint64(x.r.window)
+			return
 		default:
 			if !m.Overflow {
 				t.u.End = m.End
@@ -357,17 +429,22 @@ func (s *sessionSide) find(id uint32) *largeTransfer {
 func (x *session) done(m *Message, h *transferHeader) {
 	from := m.From.Other()
 	s := &x.sides[from]
-	e := early{h.id, h.memory.Length, m.nth}
+	e := done{h.id, h.memory.Length, m.nth}
+	if s.dones = append(s.dones, e); len(s.dones) > maxLive {
+		s.dones = slices.Delete(s.dones, 0, 1)
+	}
+	if s.floor == never && int32(h.id-s.hole) >= 0 {
+		s.floor = m.nth
+		for _, t := range s.live {
+			if t.from == never {
+				t.from, t.doubt = s.floor, s.gapSince(s.floor)
+			}
+		}
+	}
 	for _, t := range slices.Clone(s.live) {
 		if int32(t.id-h.id) <= 0 && !t.over {
 			x.end(t, e)
 		}
-	}
-	if int32(h.id-s.last) > 0 {
-		if len(s.early) >= maxLive {
-			s.early = slices.Delete(s.early, 0, 1)
-		}
-		s.early = append(s.early, e)
 	}
 	x.pump(from)
 }
@@ -382,13 +459,19 @@ func (t *largeTransfer) shorten(size uint64) {
 }
 
 // end notes that t is over, as e says. What was sent by then may still come.
-func (x *session) end(t *largeTransfer, e early) {
+func (x *session) end(t *largeTransfer, e done) {
 	if size := t.initial + uint64(e.length); t.id == e.id && t.op == Offer && size < t.size {
 		t.shorten(size)
 	} else {
 		t.withdrawn, t.u.Cut = false, false // too late
 	}
 	t.over, t.until = true, e.nth
+	for _, o := range x.sides[t.u.From].live {
+		if o.op == Offer && int32(o.id-t.id) > 0 && o.memory.overlaps(&t.memory) {
+			o.from = max(o.from, t.until)
+		}
+	}
+	x.settle(t, t.id == e.id)
 	if t.deadline == 0 {
 		t.deadline = x.c.packets + 2*uint64(x.r.window)
 	}
@@ -446,14 +529,32 @@ func (x *session) dropWrites(s *sessionSide) {
 // gap notes that packets of a side are missing. Its Reads may from now on belong
 // to a transfer that began when another one was done, which did not show.
 func (x *session) gap(from Side) {
-	for _, t := range x.sides[from.Other()].live {
+	s := &x.sides[from.Other()]
+	nth := x.c.Sent[from].begun
+	if n := len(s.gaps); n >= maxLive {
+		s.gaps[n-1].last = nth
+	} else {
+		s.gaps = append(s.gaps, gapBehind{nth, nth})
+	}
+	for _, t := range s.live {
 		if t.op == Offer && !t.over {
-			t.doubt = min(t.doubt, x.c.Sent[from].begun)
+			t.doubt = min(t.doubt, nth)
 			if t.deadline == 0 {
 				t.deadline = x.c.packets + 2*uint64(x.r.window)
 			}
 		}
 	}
+}
+
+// gapSince returns the receiver's message behind which something is missing for
+// the first time since another one; never if nothing is.
+func (s *sessionSide) gapSince(nth uint64) uint64 {
+	for _, g := range s.gaps {
+		if g.last >= nth {
+			return max(g.first, nth)
+		}
+	}
+	return never
 }
 
 // interrupt notes that Sends of a side are missing, and perhaps Writes.
@@ -515,7 +616,11 @@ func (x *session) first(s *sessionSide) {
 		return
 	}
 	t := q.t
+	for t.size-t.base > partLen {
+		x.part(t, partLen)
+	}
 	x.part(t, t.size-t.base)
+	x.settle(t, false)
 	t.buf.release()
 	t.out = true
 	if t.op == Request || t.over {
@@ -552,11 +657,11 @@ func (x *session) retire(t *largeTransfer) {
 	if i := slices.Index(s.live, t); i >= 0 {
 		s.live = slices.Delete(s.live, i, i+1)
 	}
-	if t.op == Offer {
+	if t.op == Offer && t.until < never {
 		if len(s.past) >= maxLive {
 			s.past = slices.Delete(s.past, 0, 1)
 		}
-		s.past = append(s.past, pastUse{t.memory, min(t.until, x.c.Sent[t.u.From.Other()].begun)})
+		s.past = append(s.past, pastUse{t.memory, t.until})
 	}
 }
 
@@ -565,6 +670,13 @@ func (x *session) abandon(from Side, t *largeTransfer) {
 	s := &x.sides[from]
 	for !t.out && len(s.queue) > 0 {
 		x.first(s)
+	}
+	if s.lose(t.id); t.op == Offer && t.until == never {
+		for _, o := range s.live {
+			if o.op == Offer && o.memory.overlaps(&t.memory) {
+				o.from = s.floor
+			}
+		}
 	}
 	x.retire(t)
 }
@@ -582,6 +694,7 @@ func (x *session) forget() {
 		s := &x.sides[i]
 		for _, q := range s.queue {
 			if x.r.mem.give(q.held); q.t != nil {
+				x.settle(q.t, false)
 				q.t.buf.release()
 			}
 		}

@@ -148,7 +148,7 @@ type upper interface {
 // decide settles what m's connection carries, if that shows by now.
 func (r *Reassembler) decide(m *Message) {
 	c := m.Conn
-	if m.Kind != Send || c.Protocol == Unknown {
+	if m.Kind > Read || c.Protocol == Unknown {
 		return
 	}
 	switch c.Protocol = r.detect(m); c.Protocol {
@@ -189,7 +189,7 @@ func (r *Reassembler) detect(m *Message) Protocol {
 		}
 	}
 	switch {
-	case m.HeadLost:
+	case m.Kind != Send || m.HeadLost:
 	case looksLikeSMBDirect(m):
 		return SMBDirect
 	case looksLikeRPC(m):
