@@ -116,6 +116,9 @@ func run(o *options, stdin io.Reader, stdout, stderr io.Writer) error {
 	r := capture.NewReassembler(cfg)
 	bar := newProgress(o.progress, src, stderr)
 	readErr := src.each(func(p *capture.Packet) {
+		if show.begun.IsZero() {
+			show.begun = p.Time
+		}
 		if sum != nil {
 			sum.packet(p)
 		}

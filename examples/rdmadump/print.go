@@ -15,7 +15,7 @@ type printer struct {
 	w      io.Writer
 	filter *filter
 	json   bool
-	begun  time.Time
+	begun  time.Time // of the first packet
 }
 
 // line is what is said of a message; the JSON form has all of it.
@@ -35,20 +35,30 @@ type line struct {
 	Key      string    `json:"key,omitempty"`
 	Addr     string    `json:"addr,omitempty"`
 	Detail   string    `json:"detail,omitempty"`
+	Transfer *transfer `json:"transfer,omitempty"`
 	Complete bool      `json:"complete"`
 	Missing  string    `json:"missing,omitempty"`
 }
 
+// transfer is what a line says of one of rdmanet's large transfers.
+type transfer struct {
+	Op        string `json:"op"` // of the Send
+	ID        uint64 `json:"id"`
+	Length    uint32 `json:"length"` // as the Send has it
+	Offset    uint64 `json:"offset"` // in the transfer: where Size begins
+	Rest      uint64 `json:"rest"`   // of the message
+	Withdrawn bool   `json:"withdrawn,omitempty"`
+	Cut       bool   `json:"cut,omitempty"`
+}
+
+// transferFlag is in Flags of every Send that Op is of.
+const transferFlag = 0x4000
+
 // lossKind is the kind of a line that says what is missing from the capture.
 const lossKind = "LOSS"
 
-// since returns the seconds from the first message on.
-func (p *printer) since(t time.Time) float64 {
-	if p.begun.IsZero() {
-		p.begun = t
-	}
-	return t.Sub(p.begun).Seconds()
-}
+// since returns the seconds from the first packet on.
+func (p *printer) since(t time.Time) float64 { return t.Sub(p.begun).Seconds() }
 
 func (p *printer) print(l *line) {
 	if p.json {
@@ -176,7 +186,8 @@ func (p *printer) upper(u *capture.UpperMessage) {
 	}
 	switch {
 	case u.Op != 0:
-		transfer(u, say)
+		l.Transfer = &transfer{u.Op.String(), u.ID, u.Memory.Length, u.Offset, u.Rest, u.Withdrawn, u.Cut}
+		sayTransfer(u, say)
 	case u.Kind == capture.Transfer:
 		say("SMB2 message %d, at %d of the file", u.ID, u.Offset)
 	}
@@ -192,8 +203,12 @@ func (p *printer) upper(u *capture.UpperMessage) {
 	if k := u.ReplyChunk; k != nil {
 		say("reply chunk of %d in %d segments", k.Size, len(k.Segments))
 	}
-	if u.Flags != 0 {
-		say("flags 0x%04x", u.Flags)
+	flags := u.Flags
+	if u.Op != 0 {
+		flags &^= transferFlag
+	}
+	if flags != 0 {
+		say("flags 0x%04x", flags)
 	}
 	if l.Detail = strings.Join(detail, ", "); !u.Complete {
 		l.Missing = gaps(u.Missing, u.Size, u.Got, u.HeadLost, u.TailLost)
@@ -201,8 +216,8 @@ func (p *printer) upper(u *capture.UpperMessage) {
 	p.print(&l)
 }
 
-// transfer says what concerns one of rdmanet's large transfers.
-func transfer(u *capture.UpperMessage, say func(format string, args ...any)) {
+// sayTransfer says in words what concerns one of rdmanet's large transfers.
+func sayTransfer(u *capture.UpperMessage, say func(format string, args ...any)) {
 	way := "RDMA Read"
 	if u.Op == capture.Request {
 		way = "RDMA Write"
