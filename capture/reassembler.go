@@ -12,8 +12,9 @@ type Config struct {
 	Message func(*Message)
 
 	// Upper gets every message of an upper layer: of one side of a connection
-	// in the order in which it was sent. Without it upper layers are not
-	// looked into.
+	// in the order in which it was sent, but for Sends without payload of SMB
+	// Direct, which do not wait for what went by RDMA. Without it upper layers
+	// are not looked into.
 	Upper func(*UpperMessage)
 
 	// Credit gets the state of credits after every message that changes it,

@@ -276,6 +276,9 @@ func (d *tcpDir) drain() {
 	}
 	if n > 0 {
 		d.held = slices.Delete(d.held, 0, min(n, len(d.held)))
+		if len(d.held) == 0 && cap(d.held) > maxSpare {
+			d.held = nil
+		}
 	}
 }
 

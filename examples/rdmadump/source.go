@@ -27,7 +27,7 @@ type source struct {
 	link func(ci *gopacket.CaptureInfo) capture.LinkType
 }
 
-const readAhead = 1 << 20
+const readAhead = 256 << 10
 
 // open opens the file with that name, or standard input if it is empty or "-".
 func open(name string, stdin io.Reader) (*source, error) {
