@@ -73,7 +73,7 @@ func run(tb testing.TB, cfg Config, packets []Packet) *result {
 		res.left -= cap(b)
 	}
 	for _, m := range r.ops {
-		res.left -= cap(m.buf.data)
+		res.left -= m.buf.held()
 	}
 	if res.left != 0 {
 		tb.Errorf("%d bytes of memory are still accounted for after Flush", res.left)

@@ -278,6 +278,7 @@ func (r *Reassembler) drop(c *Conn) {
 	if c.upper != nil {
 		c.upper.forget()
 	}
+	c.upper, c.roce, c.tcp = nil, [2]*roceFlow{}, nil // c may be held on to
 	r.cm.forget(c)
 	r.unlink(c)
 	r.conns--
@@ -356,8 +357,11 @@ func (r *Reassembler) finish(m *Message, whole []byte) {
 }
 
 func (r *Reassembler) free(m *Message) {
-	if cap(m.buf.data) > 128<<10 || len(r.ops) >= 256 {
+	if m.buf.held() > 128<<10 || len(r.ops) >= 256 {
 		m.buf.release()
+	}
+	if cap(m.Missing) > freeRanges {
+		m.Missing = nil
 	}
 	if len(r.ops) < 256 {
 		r.ops = append(r.ops, m)

@@ -145,7 +145,7 @@ func (x *smbdUpper) segment(m *Message, h *smbdHeader) {
 	u.Flags = h.flags
 	var t transferHeader
 	if h.flags&smbdTransfer != 0 && (x.session.active || !x.session.known) {
-		switch is := t.parse(segmentHead(m), h); {
+		switch is := t.parse(knownHead(m), h); {
 		case is:
 			x.session.active = true
 			x.transfer(m, h, &t)
@@ -206,7 +206,7 @@ func (x *smbdUpper) segment(m *Message, h *smbdHeader) {
 	o.Complete = o.Complete && m.Complete
 	at := o.Size - uint64(h.length) - uint64(h.remaining)
 	d.buf.put(at, payload)
-	d.buf.have.add(at, at+got) // without Data not all of it was kept
+	d.buf.note(at, at+got) // without Data not all of it was kept
 	if d.remaining = h.remaining; h.remaining == 0 {
 		x.close(m.From)
 	}
@@ -245,8 +245,8 @@ func (x *smbdUpper) transfer(m *Message, h *smbdHeader, t *transferHeader) {
 	x.session.handOut(u)
 }
 
-// segmentHead returns the beginning of m as far as it is known to be right.
-func segmentHead(m *Message) []byte {
+// knownHead returns the beginning of m as far as it is known to be right.
+func knownHead(m *Message) []byte {
 	if len(m.Missing) > 0 {
 		return m.head[:min(uint64(len(m.head)), m.Missing[0].From)]
 	}
@@ -256,7 +256,7 @@ func segmentHead(m *Message) []byte {
 // segmentPayload returns the payload of a segment as far as it is known to be
 // right, from the first byte on.
 func segmentPayload(m *Message, h *smbdHeader) []byte {
-	head := segmentHead(m)
+	head := knownHead(m)
 	end := min(uint64(h.offset)+uint64(h.length), uint64(len(head)))
 	if end <= uint64(h.offset) {
 		return nil
@@ -330,5 +330,6 @@ func (x *smbdUpper) forget() {
 		x.dirs[i].buf.release()
 	}
 	x.session.forget()
+	x.smb2.forget()
 	x.memories.forget()
 }

@@ -362,8 +362,9 @@ func (d *tcpDir) clear() {
 	for i := range d.held {
 		d.t.r.letGo(d.held[i].data)
 	}
-	d.held, d.bytes = d.held[:0], 0
-	d.buf, d.starts = nil, nil
+	d.held, d.bytes = nil, 0
+	d.t.r.mem.give(d.kept)
+	d.buf, d.starts, d.unmarked, d.kept = nil, nil, nil, 0
 }
 
 func (t *tcpConn) forget() {

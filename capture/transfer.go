@@ -191,8 +191,7 @@ type largeTransfer struct {
 }
 
 const (
-	transferCost = 768 // bytes accounted for a transfer, or a message that waits
-	never        = math.MaxUint64
+	never = math.MaxUint64
 )
 
 // overlaps tells whether some of g is in h.
@@ -216,7 +215,7 @@ func (x *session) begin(u *UpperMessage, h *transferHeader, payload []byte) {
 	if s.last = h.id; len(s.live) >= maxLive {
 		x.abandon(u.From, s.live[0])
 	}
-	if !x.r.mem.take(transferCost) {
+	if !x.r.mem.take(waitCost) {
 		x.r.lose(Loss{Conn: x.c, From: u.From, What: MemoryShort, Count: u.Size + uint64(h.memory.Length)})
 		u.Size += uint64(h.memory.Length)
 		u.Missing = append(u.Missing, Range{u.Got, u.Size})
@@ -240,7 +239,7 @@ func (x *session) begin(u *UpperMessage, h *transferHeader, payload []byte) {
 		x.claim(t)
 	}
 	s.live = append(s.live, t)
-	s.queue = append(s.queue, queued{t: t, held: transferCost})
+	s.queue = append(s.queue, queued{t: t, held: waitCost})
 	if e.nth < never {
 		x.end(t, e)
 	}
@@ -391,7 +390,7 @@ func (x *session) put(t *largeTransfer, from, to uint64, data []byte) {
 	}
 	from, to = from-t.base, to-t.base
 	if !x.r.cfg.Data {
-		t.buf.have.add(from, to)
+		t.buf.note(from, to)
 		return
 	}
 	if t.buf.put(from, data); t.buf.full {
@@ -576,10 +575,14 @@ func (x *session) handOut(u *UpperMessage) {
 		x.r.emit(u)
 		return
 	}
-	held := transferCost + len(u.Data)
+	held := waitCost + len(u.Data)
 	if !x.r.mem.take(held) {
 		x.r.lose(Loss{Conn: x.c, From: u.From, What: MemoryShort, Count: u.Size})
-		u.Complete, u.Data, held = false, nil, 0
+		for len(s.queue) > 0 { // none can wait any more
+			x.first(s)
+		}
+		x.r.emit(u)
+		return
 	}
 	c := u.clone()
 	s.queue = append(s.queue, queued{u: &c, held: held})

@@ -371,6 +371,7 @@ type pending struct {
 	ready    func() bool
 	fill     func() // completes u
 	deadline uint64 // Conn.packets; 0: there is no reason to give up
+	held     int    // bytes accounted for
 }
 
 // pendings hands out messages in order.
@@ -383,8 +384,18 @@ type pendings struct {
 const maxPending = 4096
 
 func (q *pendings) push(p *pending) {
-	q.queue = append(q.queue, p)
-	if len(q.queue) > maxPending {
+	if len(q.queue) == 0 && p.ready() {
+		p.fill()
+		q.r.emit(p.u)
+		return
+	}
+	p.held = waitCost + len(p.u.Data)
+	if !q.r.mem.take(p.held) {
+		q.r.lose(Loss{Conn: q.c, From: p.u.From, What: MemoryShort, Count: p.u.Size})
+		p.held = 0
+		q.flush() // none can wait any more
+	}
+	if q.queue = append(q.queue, p); p.held == 0 || len(q.queue) > maxPending {
 		q.first()
 	}
 	q.pump()
@@ -403,9 +414,10 @@ func (q *pendings) pump() {
 
 func (q *pendings) first() {
 	p := q.queue[0]
-	q.queue = q.queue[:copy(q.queue, q.queue[1:])]
+	q.queue = slices.Delete(q.queue, 0, 1)
 	p.fill()
 	q.r.emit(p.u)
+	q.r.mem.give(p.held)
 }
 
 // limit sets a time until which the messages wait that have none.

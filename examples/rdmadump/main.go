@@ -97,7 +97,7 @@ func run(o *options, stdin io.Reader, stdout, stderr io.Writer) error {
 	show := &printer{w: out, filter: &o.filter, json: o.json}
 	var sum *summary
 	if o.stats {
-		sum = newSummary(&o.filter)
+		sum = newSummary(&o.filter, o.plot != "")
 		cfg.Message, cfg.Credit, cfg.Upper = sum.message, sum.credit, sum.upper
 	} else if o.upper {
 		cfg.Upper, cfg.Loss = show.upper, func(l capture.Loss) { lost.add(l); show.loss(l) }
