@@ -145,12 +145,13 @@ func (x *smbdUpper) segment(m *Message, h *smbdHeader) {
 	u.Flags = h.flags
 	var t transferHeader
 	if h.flags&smbdTransfer != 0 && (x.session.active || !x.session.known) {
-		switch is := t.parse(knownHead(m), h); {
+		head := knownHead(m)
+		switch is := t.parse(head, h); {
 		case is:
 			x.session.active = true
 			x.transfer(m, h, &t)
 			return
-		case x.session.active:
+		case x.session.active || len(head) < transferEnd && m.Size >= transferEnd:
 			x.interrupt(m.From)
 			u.Kind, u.Size, u.Got, u.Complete = Strange, m.Size, m.Got, false
 			x.session.handOut(u)
@@ -158,7 +159,7 @@ func (x *smbdUpper) segment(m *Message, h *smbdHeader) {
 		}
 	}
 	if h.length == 0 && h.remaining == 0 {
-		u.Kind = Credits
+		u.Kind, u.Complete = Credits, m.Complete
 		x.r.emit(u)
 		return
 	}
@@ -218,7 +219,7 @@ func (x *smbdUpper) transfer(m *Message, h *smbdHeader, t *transferHeader) {
 	u := &d.one
 	u.Op, u.ID, u.Memory = t.op, uint64(t.id), t.memory
 	if t.op > Request {
-		u.Kind = Control
+		u.Kind, u.Complete = Control, m.Complete
 		x.r.emit(u)
 		x.session.control(m, t)
 		return

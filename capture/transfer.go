@@ -126,6 +126,7 @@ type sessionSide struct {
 	queue  []queued         // what is to be handed out, oldest first
 	writes []piece          // since the last one that was said to be written
 	dones  []done           // the receiver's latest, oldest first
+	old    done             // the latest that was in front of these
 
 	// Of offers up to hole it is not known what memory they were of. They were over
 	// by the receiver's message floor; never if it has not said so yet.
@@ -190,9 +191,7 @@ type largeTransfer struct {
 	deadline  uint64 // Conn.packets: then it is handed out as it is; 0: there is no reason to
 }
 
-const (
-	never = math.MaxUint64
-)
+const never = math.MaxUint64 // as Message.nth
 
 // overlaps tells whether some of g is in h.
 func (g *ChunkSegment) overlaps(h *ChunkSegment) bool {
@@ -266,7 +265,9 @@ func (s *sessionSide) lose(id uint32) {
 func (x *session) claim(t *largeTransfer) {
 	owner := t.u.From
 	s := &x.sides[owner]
-	t.from = s.floor
+	if t.from = s.floor; int32(s.old.id-t.id) >= 0 {
+		t.from = never // when it was over is forgotten
+	}
 	begun := uint64(0)
 	for _, e := range s.dones {
 		if int32(t.id-e.id) >= liveAtOnce {
@@ -430,6 +431,7 @@ func (x *session) done(m *Message, h *transferHeader) {
 	s := &x.sides[from]
 	e := done{h.id, h.memory.Length, m.nth}
 	if s.dones = append(s.dones, e); len(s.dones) > maxLive {
+		s.old = s.dones[0]
 		s.dones = slices.Delete(s.dones, 0, 1)
 	}
 	if s.floor == never && int32(h.id-s.hole) >= 0 {
