@@ -57,7 +57,7 @@ func TestHeapBounded(t *testing.T) {
 			}
 			x.say(Initiator, 0, 0, 0, 0, 0, make([]byte, 800))
 		}},
-		{"gaps", Unknown, 200000, func(x *talker, i int) {
+		{"gaps", Unknown, 100000, func(x *talker, i int) {
 			x.psn[0]++ // every second packet is missing
 			x.by(Initiator, func(qp uint32, psn *uint32) { x.add(0x01, qp, *psn, nil, make([]byte, 256)); *psn++ })
 		}},
