@@ -304,7 +304,7 @@ func (x *smbdUpper) finished(u *UpperMessage, b []byte) {
 	}
 }
 
-// interrupt notes that Sends of a side are missing: the message that is open
+// interrupt notes that Sends of a side are missing, or useless: the message that is open
 // will not be completed, and what comes may be the rest of another.
 func (x *smbdUpper) interrupt(from Side) {
 	d := &x.dirs[from]
@@ -314,6 +314,7 @@ func (x *smbdUpper) interrupt(from Side) {
 	}
 	x.smb2.queue.limit()
 	x.session.interrupt(from)
+	x.session.gap(from) // it may have been the word that a transfer is done
 }
 
 func (x *smbdUpper) flush() {
