@@ -70,6 +70,17 @@ var linuxCaptures = []struct {
 			0x11: 98, 0x17: 10, 0x64: 5},
 		messages: map[Kind]int{Management: 5, Send: 80, Write: 18, Read: 4},
 	},
+	{
+		file: "siw-transfers.pcap", packets: 334, conns: 2,
+		fpdus:    map[iwarpwire.Opcode]uint64{iwarpwire.Write: 34, iwarpwire.ReadRequest: 12, iwarpwire.ReadResponse: 38, iwarpwire.SendSE: 134},
+		messages: map[Kind]int{StartRequest: 2, StartReply: 2, Write: 9, Read: 12, Send: 69},
+	},
+	{
+		file: "rxe-transfers.pcap", packets: 341, conns: 2,
+		opcodes: map[Opcode]uint64{0x00: 18, 0x01: 76, 0x02: 18, 0x04: 49, 0x06: 6, 0x07: 25, 0x08: 6, 0x0a: 4, 0x0c: 10,
+			0x0d: 6, 0x0e: 25, 0x0f: 6, 0x10: 4, 0x11: 76, 0x64: 12},
+		messages: map[Kind]int{Management: 12, Send: 67, Write: 10, Read: 10},
+	},
 }
 
 func TestCaptures(t *testing.T) {

@@ -87,6 +87,8 @@ type Counters struct {
 	// there, others until they were acknowledged. iWARP acknowledges only in
 	// TCP, so there it is Reads alone.
 	Latency Latency
+
+	begun uint64 // messages
 }
 
 // Latency sums up times.

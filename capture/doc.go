@@ -5,8 +5,9 @@
 // answers, atomic operations. It knows RoCEv2 and iWARP, compares the checksums
 // of both, and finds the two directions of a connection, by its set-up or, where
 // that was not captured, by what answers what. Above that it follows
-// SMB Direct, which rdmanet's own streams are too, and RPC-over-RDMA: messages
-// of many Sends, with what travelled by RDMA Write or Read put where it belongs.
+// SMB Direct, rdmanet's own streams, which are SMB Direct and more, and
+// RPC-over-RDMA: messages of many Sends, with what travelled by RDMA Write or
+// Read put where it belongs.
 //
 //	r := capture.NewReassembler(capture.Config{
 //		Message: func(m *capture.Message) { fmt.Println(m.Time, m.Conn, m.Kind, m.Size, m.Complete) },

@@ -85,15 +85,21 @@ func FuzzRPCHeader(f *testing.F) {
 }
 
 func FuzzSMBDirect(f *testing.F) {
-	for _, b := range sends(f, "siw-smbdirect.pcap") {
-		f.Add(b[:min(len(b), 256)], uint16(len(b)))
+	for _, name := range []string{"siw-smbdirect.pcap", "rxe-transfers.pcap"} {
+		for _, b := range sends(f, name) {
+			f.Add(b[:min(len(b), 256)], uint16(len(b)))
+		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte, size uint16) {
 		var h smbdHeader
 		if n := max(uint64(size), uint64(len(b))); h.parse(b, n) && uint64(h.offset)+uint64(h.length) > n {
 			t.Fatalf("%+v of %d bytes", h, n)
 		}
-		m := &Message{head: b, Size: uint64(len(b))}
+		var x transferHeader
+		if x.parse(b, &h) && (len(b) < transferEnd || x.op < Offer || x.op > Withdraw || h.length > 0 && (x.op > Request || h.offset < transferEnd)) {
+			t.Fatalf("%+v behind %+v of %d bytes", x, h, len(b))
+		}
+		m := &Message{head: b, Size: uint64(len(b)), Kind: Send}
 		looksLikeSMBDirect(m)
 		looksLikeRPC(m)
 	})
@@ -112,11 +118,19 @@ func sends(tb testing.TB, file string) (all [][]byte) {
 // The input says for each packet of a capture what becomes of it. Whatever that
 // is, what is called complete is among what was sent, in the same order.
 func FuzzReassembly(f *testing.F) {
-	captures := []string{"rxe-nfs.pcap", "rxe-rping.pcap", "rxe-send8k.pcap", "siw-crc-p2p-rping.pcap", "siw-smbdirect-frag.pcap", "siw-rping.pcap"}
+	captures := []string{"rxe-nfs.pcap", "rxe-rping.pcap", "rxe-send8k.pcap", "siw-crc-p2p-rping.pcap", "siw-smbdirect-frag.pcap", "siw-rping.pcap",
+		"rxe-transfers.pcap", "siw-transfers.pcap"}
 	packets := map[string][]Packet{}
 	want := map[string]contents{}
+	for _, op := range transferWays {
+		name := op.String() // transfers through one piece of memory
+		captures = append(captures, name)
+		packets[name] = reused(op, 10).packets
+	}
 	for i, name := range captures {
-		packets[name] = frames(f, name)
+		if packets[name] == nil {
+			packets[name] = frames(f, name)
+		}
 		want[name] = summarise(run(f, Config{Data: true}, packets[name]))
 		f.Add(byte(i), byte(0), []byte("\x00\x01\x00\x02\x00\x03\x00\x14\x00\x31\x00"))
 	}
@@ -187,7 +201,7 @@ func protected(p, q *Packet) bool {
 // that all memory is given back. Checksums are passed over, or hardly anything
 // would get through.
 func FuzzPackets(f *testing.F) {
-	for _, name := range []string{"rxe-nfs.pcap", "siw-smbdirect-frag.pcap", "rxe-atomic.pcap", "siw-terminate.pcap"} {
+	for _, name := range []string{"rxe-nfs.pcap", "siw-smbdirect-frag.pcap", "rxe-atomic.pcap", "siw-terminate.pcap", "rxe-transfers.pcap", "siw-transfers.pcap"} {
 		var b []byte
 		for _, p := range frames(f, name) {
 			if len(p.Data) > 400 || len(b) > 3000 {
@@ -222,7 +236,7 @@ func FuzzPackets(f *testing.F) {
 
 // Upper-layer messages of any kind, in Sends of a connection that is understood.
 func FuzzUpper(f *testing.F) {
-	for i, name := range []string{"siw-smbdirect-frag.pcap", "rxe-nfs.pcap", "siw-smbdirect.pcap"} {
+	for i, name := range []string{"siw-smbdirect-frag.pcap", "rxe-nfs.pcap", "siw-smbdirect.pcap", "rxe-transfers.pcap"} {
 		var b []byte
 		for _, s := range sends(f, name)[:12] {
 			b = append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
@@ -242,6 +256,11 @@ func FuzzUpper(f *testing.F) {
 				switch {
 				case v>>13&3 == 1 && n >= 16: // a Write: key and address come first
 					psn[side] = x.write(uint32(7+side), psn[side], binary.BigEndian.Uint64(part[4:]), binary.BigEndian.Uint32(part), part[12:], 1024)
+				case v>>13&3 == 2 && n >= 16: // a Read: the same, of what comes behind them
+					at := psn[side]
+					x.add(0x0c, uint32(7+side), at, append(slices.Concat(part[4:12], part[:4]), 0, 0, byte(n-12>>8), byte(n-12)), nil)
+					psn[side] += uint32(packets(uint32(n-12), 1024))
+					x.reversed(func() { x.respond(uint32(8-side), at, part[12:], 1024, 0) })
 				default:
 					psn[side] = x.send(uint32(7+side), psn[side], part, 1024)
 				}

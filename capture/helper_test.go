@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -72,7 +73,7 @@ func run(tb testing.TB, cfg Config, packets []Packet) *result {
 		res.left -= cap(b)
 	}
 	for _, m := range r.ops {
-		res.left -= cap(m.buf.data)
+		res.left -= m.buf.held()
 	}
 	if res.left != 0 {
 		tb.Errorf("%d bytes of memory are still accounted for after Flush", res.left)
@@ -104,6 +105,13 @@ func checkMessage(tb testing.TB, m *Message, data bool) {
 			tb.Errorf("%v: bytes of %v are not zero", m.Kind, g)
 		}
 	}
+}
+
+// stream returns the bytes that rdmanet ends exchange in tests.
+func stream(n int, seed byte) []byte {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{seed}).Read(b)
+	return b
 }
 
 func digest(b []byte) string {

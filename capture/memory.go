@@ -38,6 +38,7 @@ type buffer struct {
 	keep uint64 // bytes from the start on that are kept, if they fit into mem
 	mem  *memory
 	full bool // something was not kept for want of memory
+	fine int  // ranges in have that mem has room for, beside the free ones
 
 	expect uint64 // bytes that there will probably be
 }
@@ -45,14 +46,22 @@ type buffer struct {
 const (
 	grain     = 1 << 10 // least growth of a buffer in bytes
 	maxExpect = 1 << 20 // most that is allocated because it was announced
+
+	rangeCost  = 16
+	freeRanges = 32 // that a buffer may have without asking
+
+	// What is accounted for a message that waits, with what belongs to it but
+	// its data, and for a segment.
+	waitCost    = 768
+	segmentCost = 256
 )
 
 // put adds n bytes at offset off, of which data was captured from the first on.
 // What was not captured counts as missing.
 func (b *buffer) put(off uint64, data []byte) {
 	n := uint64(len(data))
-	b.have.add(off, off+n)
-	if off >= b.keep {
+	b.note(off, off+n)
+	if off >= b.keep || len(b.have) == 0 {
 		return
 	}
 	end := min(off+n, b.keep)
@@ -61,6 +70,19 @@ func (b *buffer) put(off uint64, data []byte) {
 		return
 	}
 	copy(b.data[off:end], data)
+}
+
+// note says that [from, to) is there. Where that makes for more gaps than there is
+// memory to remember, all is given up.
+func (b *buffer) note(from, to uint64) {
+	b.have.add(from, to)
+	if more := cap(b.have) - freeRanges - b.fine; more > 0 {
+		if !b.mem.take(more * rangeCost) {
+			b.have, b.full = nil, true
+			return
+		}
+		b.fine += more
+	}
 }
 
 func (b *buffer) grow(size uint64) bool {
@@ -91,14 +113,33 @@ func (b *buffer) clear(from, to uint64) {
 	}
 }
 
+// end returns where the last bytes that are there end.
+func (b *buffer) end() uint64 {
+	if n := len(b.have); n > 0 {
+		return b.have[n-1].To
+	}
+	return 0
+}
+
+// advance drops the first n bytes.
+func (b *buffer) advance(n uint64) {
+	b.have.advance(n)
+	k := copy(b.data, b.data[min(n, uint64(len(b.data))):])
+	clear(b.data[k:])
+	b.data = b.data[:k]
+}
+
 // reset makes b as new, but for what can be used again.
 func (b *buffer) reset(keep uint64, mem *memory) {
 	clear(b.data) // what lies behind is zero
 	b.have, b.data, b.keep, b.mem, b.full, b.expect = b.have[:0], b.data[:0], keep, mem, false, 0
 }
 
+// held returns how many bytes b is accounted for with.
+func (b *buffer) held() int { return cap(b.data) + b.fine*rangeCost }
+
 // release gives the memory back.
 func (b *buffer) release() {
-	b.mem.give(cap(b.data))
-	b.data, b.have = nil, nil
+	b.mem.give(b.held())
+	b.data, b.have, b.fine = nil, nil, 0
 }

@@ -79,6 +79,7 @@ type Message struct {
 	QKey   uint32 // Datagram
 	Reason error  // Terminate: why
 
+	nth      uint64 // among what its side has sent, from 1 on
 	psn, msn uint32 // first PSN; MSN on iWARP
 	lost     int    // Sends that may have been lost just before this one
 	head     []byte // the beginning of a Send, whether or not Data is wanted

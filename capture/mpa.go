@@ -32,6 +32,7 @@ type mpaStream struct {
 	unmarked []byte   // scratch: an FPDU without its markers
 	starts   []uint64 // where segments begin in buf, while an FPDU is looked for
 	searched uint64   // bytes passed over by that search
+	kept     int      // bytes that buf, unmarked and starts are accounted for with
 	zeroCRC  bool     // all CRC fields so far were zero
 	anyFPDU  bool
 }
@@ -93,6 +94,9 @@ func (d *tcpDir) feed(b []byte, when time.Time) {
 		d.buf = append(d.buf, b[:n]...)
 		d.off += uint64(n)
 		b = b[n:]
+		if !d.account() {
+			return
+		}
 		if want = d.whole(d.buf); want > 0 && len(d.buf) >= want {
 			d.unit(d.buf, when)
 			d.buf = d.buf[:0]
@@ -347,7 +351,26 @@ func (d *tcpDir) search(b []byte, when time.Time) {
 	d.starts = append(d.starts, d.off)
 	d.buf = append(d.buf, b...)
 	d.off += uint64(len(b))
-	d.resume(when, false)
+	if d.account() {
+		d.resume(when, false)
+	}
+}
+
+// account has the memory of buffers counted. It returns false where there is none
+// left, and gives the connection up.
+func (d *tcpDir) account() bool {
+	const free = 4 << 10
+	more := cap(d.buf) + cap(d.unmarked) + 8*cap(d.starts) - free - d.kept
+	if more <= 0 {
+		return true
+	}
+	if !d.t.r.mem.take(more) {
+		d.t.r.lose(Loss{Conn: d.t.conn, From: d.side, What: MemoryShort, Count: uint64(len(d.buf))})
+		d.t.giveUp()
+		return false
+	}
+	d.kept += more
+	return true
 }
 
 // resume goes on with the search; final says that nothing more will come.

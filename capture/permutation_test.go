@@ -52,10 +52,13 @@ func summarise(res *result) contents {
 			continue
 		}
 		d := direction(u.Conn, u.From)
-		if u.Kind == Transfer {
-			d += " transfers"
+		switch {
+		case u.Kind == Transfer && u.Op == 0:
+			d += " SMB2"
+		case u.Kind == Credits || u.Kind == Control:
+			d += " asides" // which do not wait for what is sent by RDMA
 		}
-		line := fmt.Sprintf("%v %d %d %x %s", u.Kind, u.Sends, u.Size, u.XID, digest(u.Data))
+		line := fmt.Sprintf("%v %d %d %x %s %v %d %d", u.Kind, u.Sends, u.Size, u.XID, digest(u.Data), u.Op, u.ID, u.Rest)
 		for _, k := range u.Writes {
 			line += fmt.Sprint(" write ", k.Size, digest(k.Data))
 		}

@@ -8,6 +8,9 @@ type waiting struct {
 	when time.Time
 }
 
+// maxSpare is for how many packets that wait a connection keeps room.
+const maxSpare = 64
+
 // packetQueue holds packets that wait, in the order of their PSNs.
 type packetQueue struct {
 	items []waiting
@@ -54,7 +57,9 @@ func (q *packetQueue) pop() waiting {
 	w := q.items[q.head]
 	q.items[q.head] = waiting{}
 	if q.head++; q.head == len(q.items) {
-		q.items, q.head = q.items[:0], 0
+		if q.items, q.head = q.items[:0], 0; cap(q.items) > maxSpare {
+			q.items = nil
+		}
 	}
 	return w
 }

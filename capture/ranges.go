@@ -64,6 +64,15 @@ func (s *ranges) remove(from, to uint64) {
 	*s = kept
 }
 
+// advance counts from n on.
+func (s *ranges) advance(n uint64) {
+	s.remove(0, n)
+	for i := range *s {
+		(*s)[i].From -= n
+		(*s)[i].To -= n
+	}
+}
+
 // covers tells whether all of [from, to) is there.
 func (s ranges) covers(from, to uint64) bool {
 	if from >= to {
@@ -85,6 +94,20 @@ func (s ranges) total(limit uint64) (n uint64) {
 		}
 	}
 	return n
+}
+
+// present calls f with the parts of [0, size) that are not in missing, in order.
+func present(missing []Range, size uint64, f func(from, to uint64)) {
+	at := uint64(0)
+	for _, gap := range missing {
+		if at < gap.From {
+			f(at, gap.From)
+		}
+		at = gap.To
+	}
+	if at < size {
+		f(at, size)
+	}
 }
 
 // missing appends to gaps what of [0, size) is not there.

@@ -12,8 +12,9 @@ type Config struct {
 	Message func(*Message)
 
 	// Upper gets every message of an upper layer: of one side of a connection
-	// in the order in which it was sent. Without it upper layers are not
-	// looked into.
+	// in the order in which it was sent, but for Sends without payload of SMB
+	// Direct, which do not wait for what went by RDMA. Without it upper layers
+	// are not looked into.
 	Upper func(*UpperMessage)
 
 	// Credit gets the state of credits after every message that changes it,
@@ -277,6 +278,7 @@ func (r *Reassembler) drop(c *Conn) {
 	if c.upper != nil {
 		c.upper.forget()
 	}
+	c.upper, c.roce, c.tcp = nil, [2]*roceFlow{}, nil // c may be held on to
 	r.cm.forget(c)
 	r.unlink(c)
 	r.conns--
@@ -292,7 +294,9 @@ func (r *Reassembler) newMessage(c *Conn, from Side, kind Kind) *Message {
 		m = &Message{}
 	}
 	buf, missing := m.buf, m.Missing[:0]
-	*m = Message{Conn: c, From: from, Kind: kind, Time: r.now, End: r.now, buf: buf, Missing: missing}
+	s := &c.Sent[from]
+	s.begun++
+	*m = Message{Conn: c, From: from, Kind: kind, Time: r.now, End: r.now, nth: s.begun, buf: buf, Missing: missing}
 	keep := r.keep
 	if kind == Send && r.cfg.Upper != nil {
 		keep = max(keep, headLen)
@@ -353,8 +357,11 @@ func (r *Reassembler) finish(m *Message, whole []byte) {
 }
 
 func (r *Reassembler) free(m *Message) {
-	if cap(m.buf.data) > 128<<10 || len(r.ops) >= 256 {
+	if m.buf.held() > 128<<10 || len(r.ops) >= 256 {
 		m.buf.release()
+	}
+	if cap(m.Missing) > freeRanges {
+		m.Missing = nil
 	}
 	if len(r.ops) < 256 {
 		r.ops = append(r.ops, m)

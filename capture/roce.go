@@ -367,6 +367,7 @@ func (f *roceFlow) gap(k int, next *RoCE) {
 
 	op := &opcodes[next.Opcode]
 	goesOn := op.flags&opFirst == 0
+	whole := f.cur == nil // nothing is missing of what came before
 	if m := f.cur; m != nil {
 		same := false
 		if goesOn && op.class == m.class() {
@@ -383,9 +384,12 @@ func (f *roceFlow) gap(k int, next *RoCE) {
 		}
 		f.abandon()
 	}
+	if whole && k == 1 && goesOn && op.class == classWrite {
+		return // what is missing can only be the First, and no Send
+	}
 	f.lost += k
 	if k == 1 && goesOn && op.class == classSend && c.MTU > 0 {
-		// What is missing can only be the First.
+		// Here, too, but its place is known.
 		m := r.newMessage(c, f.side, Send)
 		m.psn, m.mtu = f.next, c.MTU
 		f.cur, f.lost = m, f.lost-1

@@ -216,8 +216,8 @@ func TestConnectionManager(t *testing.T) {
 // A packet that was cut when captured has its place and size, but not its bytes.
 func TestSnapLength(t *testing.T) {
 	for _, tt := range linuxCaptures {
-		if tt.crc {
-			continue // nothing that was cut can be checked
+		if tt.crc || tt.file == "siw-transfers.pcap" {
+			continue // nothing that was cut can be checked; a TCP segment has several FPDUs
 		}
 		ps := frames(t, tt.file)
 		want := run(t, Config{}, ps)

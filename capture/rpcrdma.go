@@ -17,6 +17,8 @@ const (
 
 	rpcVersion = 1
 	maxCalls   = 4096 // of one side that wait for their replies
+
+	maxRPCHeader = 64 << 10 // bytes of a Send that are looked at
 )
 
 var errRPC = errors.New("rpc-over-rdma: not a header")
@@ -157,10 +159,8 @@ func (x *rpcUpper) gap(from Side) {
 func (x *rpcUpper) send(m *Message) {
 	u := &UpperMessage{Conn: x.c, From: m.From, Protocol: RPCRDMA, Time: m.Time, End: m.End, Sends: 1, Complete: m.Complete}
 	var h rpcHeader
-	head := m.head
-	if len(m.Missing) > 0 {
-		head = head[:min(uint64(len(head)), m.Missing[0].From)]
-	}
+	head := knownHead(m)
+	head = head[:min(len(head), maxRPCHeader)]
 	if m.HeadLost || h.parse(head) != nil {
 		u.Kind, u.Complete, u.HeadLost = Strange, false, m.HeadLost
 		u.Size, u.Got = m.Size, m.Got
@@ -220,6 +220,12 @@ func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 			x.end(side, xid, c)
 		}
 	}
+	if !x.r.mem.take(waitCost) {
+		x.r.lose(Loss{Conn: x.c, From: side, What: MemoryShort, Count: u.Size})
+		u.Complete = false
+		x.push(side, u, nil)
+		return
+	}
 	c := &call{}
 	x.calls[side][h.xid] = c
 	for _, g := range h.reads {
@@ -258,6 +264,7 @@ func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 			for _, s := range c.reads {
 				x.owned[side].Remove(s)
 			}
+			c.reads, c.at = nil, nil
 		},
 	}
 	x.push(side, u, c.wait)
@@ -373,6 +380,7 @@ func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader) {
 // window to come.
 func (x *rpcUpper) end(side Side, xid uint32, c *call) {
 	delete(x.calls[side], xid)
+	x.r.mem.give(waitCost)
 	for _, s := range c.offered {
 		x.owned[side].Remove(s)
 	}
@@ -388,5 +396,9 @@ func (x *rpcUpper) flush() {
 }
 
 func (x *rpcUpper) forget() {
+	for side := range x.calls {
+		x.r.mem.give(waitCost * len(x.calls[side]))
+		clear(x.calls[side])
+	}
 	x.memories.forget()
 }

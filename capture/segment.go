@@ -132,22 +132,13 @@ func (s *Segment) Place(offset uint64, data []byte) bool {
 func (s *Segment) placed(offset, size uint64, missing []Range, data []byte) {
 	off := offset - s.Offset
 	s.buf.clear(off, off+size)
-	at := uint64(0)
-	piece := func(to uint64) {
-		if at >= to {
-			return
-		}
+	present(missing, size, func(from, to uint64) {
 		if data == nil {
-			s.buf.have.add(off+at, off+to)
+			s.buf.note(off+from, off+to)
 		} else {
-			s.buf.put(off+at, data[at:to])
+			s.buf.put(off+from, data[from:to])
 		}
-	}
-	for _, gap := range missing {
-		piece(gap.From)
-		at = gap.To
-	}
-	piece(size)
+	})
 }
 
 // Size returns how many bytes of the segment there are. With padding they are
@@ -229,11 +220,15 @@ func (t *Segments) Add(handle uint32, offset uint64, length uint32) *Segment {
 			t.Remove(s)
 		}
 	}
+	s := &Segment{Handle: handle, Offset: offset, Length: length}
+	s.buf.keep, s.buf.mem = keep, t.mem
+	if !t.mem.take(segmentCost) {
+		s.buf.full = true // nothing will be placed here
+		return s
+	}
 	if t.byHandle == nil {
 		t.byHandle = map[uint32][]*Segment{}
 	}
-	s := &Segment{Handle: handle, Offset: offset, Length: length}
-	s.buf.keep, s.buf.mem = keep, t.mem
 	t.byHandle[handle] = append(t.byHandle[handle], s)
 	t.n++
 	return s
@@ -262,8 +257,7 @@ func (t *Segments) At(handle uint32, offset, size uint64) *Segment {
 // Delete removes the segments with that handle, if there are any.
 func (t *Segments) Delete(handle uint32) {
 	for _, s := range t.byHandle[handle] {
-		s.buf.release()
-		t.n--
+		t.free(s)
 	}
 	delete(t.byHandle, handle)
 }
@@ -275,13 +269,18 @@ func (t *Segments) Remove(s *Segment) {
 	if i < 0 {
 		return
 	}
-	s.buf.release()
-	t.n--
+	t.free(s)
 	if list = slices.Delete(list, i, i+1); len(list) == 0 {
 		delete(t.byHandle, s.Handle)
 	} else {
 		t.byHandle[s.Handle] = list
 	}
+}
+
+func (t *Segments) free(s *Segment) {
+	s.buf.release()
+	t.mem.give(segmentCost)
+	t.n--
 }
 
 // Len returns the number of segments.

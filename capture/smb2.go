@@ -21,7 +21,7 @@ const (
 
 // smb2Upper follows the transfers of a connection.
 type smb2Upper struct {
-	memories
+	*memories
 	queue pendings
 	open  map[transferKey]*transfer
 }
@@ -37,19 +37,9 @@ type transfer struct {
 	segs []*Segment
 }
 
-func (x *smb2Upper) init(r *Reassembler, c *Conn) {
-	x.memories.init(r, c)
-	x.queue = pendings{r: r, c: c}
-}
-
 func (x *smb2Upper) access(m *Message) {
 	x.memories.access(m)
 	x.queue.pump()
-}
-
-func (x *smb2Upper) forget() {
-	x.memories.forget()
-	x.open = nil
 }
 
 // message looks through u, whose beginning is b: a request or response, or
@@ -89,6 +79,10 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 	if channel != smb2RDMA && channel != 2 || n == 0 || n%16 != 0 || off+n > len(b) {
 		return
 	}
+	if !x.r.mem.take(waitCost) {
+		x.r.lose(Loss{Conn: x.c, From: u.From, What: MemoryShort, Count: u.Size})
+		return
+	}
 	t := &transfer{u: UpperMessage{
 		Conn: u.Conn, From: u.From, Protocol: SMBDirect, Kind: Transfer, Time: u.Time,
 		Offset: le.Uint64(body[8:]), ID: id, Complete: true,
@@ -104,9 +98,11 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 		x.open = map[transferKey]*transfer{}
 	}
 	if len(x.open) >= maxTransfers {
-		x.open = map[transferKey]*transfer{}
+		x.forget()
 	}
-	x.open[transferKey{u.From, id}] = t
+	key := transferKey{u.From, id}
+	x.close(key) // sent again
+	x.open[key] = t
 }
 
 // response takes the answer to a READ or WRITE: data is handed out as soon as
@@ -119,6 +115,7 @@ func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id 
 		return
 	}
 	delete(x.open, transferKey{client, id})
+	x.r.mem.give(waitCost)
 	size := uint64(0)
 	switch le := binary.LittleEndian; {
 	case status != 0:
@@ -137,7 +134,9 @@ func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id 
 	left := size
 	for _, s := range t.segs {
 		n := min(left, uint64(s.Length))
-		x.owned[client].Add(s.Handle, s.Offset, uint32(n))
+		if x.owned[client].At(s.Handle, s.Offset, 0) == s {
+			x.owned[client].Add(s.Handle, s.Offset, uint32(n))
+		}
 		left -= n
 	}
 	x.queue.push(&pending{
@@ -167,6 +166,21 @@ func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id 
 		},
 		deadline: x.c.packets + 2*uint64(x.r.window),
 	})
+}
+
+// close forgets a request without its response.
+func (x *smb2Upper) close(key transferKey) {
+	if t := x.open[key]; t != nil {
+		delete(x.open, key)
+		x.r.mem.give(waitCost)
+		x.remove(key.client, t)
+	}
+}
+
+func (x *smb2Upper) forget() {
+	for key := range x.open {
+		x.close(key)
+	}
 }
 
 func (x *smb2Upper) remove(client Side, t *transfer) {

@@ -3,7 +3,8 @@ package capture
 import "encoding/binary"
 
 // SMB Direct, [MS-SMBD]: each Send is a negotiation message, or a header and at
-// most one segment of a message.
+// most one segment of a message. What rdmanet adds for large transfers is in
+// transfer.go, what SMB2 moves by RDMA in smb2.go.
 
 const (
 	smbdHeaderLen   = 20
@@ -50,11 +51,11 @@ func smbdNegotiation(b []byte, size uint64, from Side) bool {
 
 // smbdUpper follows a connection of SMB Direct.
 type smbdUpper struct {
-	r    *Reassembler
-	c    *Conn
-	dirs [2]smbdDir
-	hand [2]int // credits
-	smb2 smb2Upper
+	memories
+	dirs    [2]smbdDir
+	hand    [2]int // credits
+	smb2    smb2Upper
+	session session
 }
 
 // smbdDir is what one side sends.
@@ -68,8 +69,11 @@ type smbdDir struct {
 }
 
 func newSMBDirect(r *Reassembler, c *Conn) *smbdUpper {
-	x := &smbdUpper{r: r, c: c}
-	x.smb2.init(r, c)
+	x := &smbdUpper{}
+	x.init(r, c)
+	x.smb2 = smb2Upper{memories: &x.memories, queue: pendings{r: r, c: c}}
+	x.session = session{memories: &x.memories}
+	x.session.active, x.session.known = agreed(c)
 	for i, e := range c.Ends {
 		// The private data of two rdmanet ends may carry the negotiation, and
 		// the responder's credits.
@@ -85,9 +89,18 @@ func newSMBDirect(r *Reassembler, c *Conn) *smbdUpper {
 	return x
 }
 
-func (x *smbdUpper) access(m *Message) { x.smb2.access(m) }
+func (x *smbdUpper) access(m *Message) {
+	if x.session.active {
+		x.session.access(m)
+	} else {
+		x.smb2.access(m)
+	}
+}
 
-func (x *smbdUpper) gap(from Side) { x.smb2.gap(from) }
+func (x *smbdUpper) gap(from Side) {
+	x.memories.gap(from)
+	x.session.gap(from)
+}
 
 func (x *smbdUpper) send(m *Message) {
 	d := &x.dirs[m.From]
@@ -116,7 +129,7 @@ func (x *smbdUpper) send(m *Message) {
 		return
 	}
 	d.begun = true
-	x.r.emit(u)
+	x.session.handOut(u)
 }
 
 func (x *smbdUpper) credits(m *Message, h *smbdHeader) {
@@ -130,8 +143,23 @@ func (x *smbdUpper) segment(m *Message, h *smbdHeader) {
 	d := &x.dirs[m.From]
 	u := &d.one
 	u.Flags = h.flags
+	var t transferHeader
+	if h.flags&smbdTransfer != 0 && (x.session.active || !x.session.known) {
+		head := knownHead(m)
+		switch is := t.parse(head, h); {
+		case is:
+			x.session.active = true
+			x.transfer(m, h, &t)
+			return
+		case x.session.active || len(head) < transferEnd && m.Size >= transferEnd:
+			x.interrupt(m.From)
+			u.Kind, u.Size, u.Got, u.Complete = Strange, m.Size, m.Got, false
+			x.session.handOut(u)
+			return
+		}
+	}
 	if h.length == 0 && h.remaining == 0 {
-		u.Kind = Credits
+		u.Kind, u.Complete = Credits, m.Complete
 		x.r.emit(u)
 		return
 	}
@@ -179,23 +207,62 @@ func (x *smbdUpper) segment(m *Message, h *smbdHeader) {
 	o.Complete = o.Complete && m.Complete
 	at := o.Size - uint64(h.length) - uint64(h.remaining)
 	d.buf.put(at, payload)
-	d.buf.have.add(at, at+got) // without Data not all of it was kept
+	d.buf.note(at, at+got) // without Data not all of it was kept
 	if d.remaining = h.remaining; h.remaining == 0 {
 		x.close(m.From)
 	}
 }
 
+// transfer takes a Data Transfer message with a transfer header.
+func (x *smbdUpper) transfer(m *Message, h *smbdHeader, t *transferHeader) {
+	d := &x.dirs[m.From]
+	u := &d.one
+	u.Op, u.ID, u.Memory = t.op, uint64(t.id), t.memory
+	if t.op > Request {
+		u.Kind, u.Complete = Control, m.Complete
+		x.r.emit(u)
+		x.session.control(m, t)
+		return
+	}
+	if d.open != nil {
+		x.interrupt(m.From)
+	}
+	u.HeadLost = d.unsynced
+	d.unsynced = d.unsynced && t.rest > 0
+	payload := segmentPayload(m, h)
+	u.Size, u.Got, u.Complete = uint64(h.length), uint64(h.length)-lostIn(m, h), m.Complete
+	if u.Got < u.Size {
+		u.Missing = append(u.Missing, Range{u.Got, u.Size})
+	}
+	if t.memory.Length > 0 {
+		u.Kind = Transfer
+		x.session.begin(u, t, payload)
+		return
+	}
+	u.Kind, u.Rest = Payload, t.rest
+	if x.r.cfg.Data {
+		u.Data = payload
+	}
+	x.session.handOut(u)
+}
+
+// knownHead returns the beginning of m as far as it is known to be right.
+func knownHead(m *Message) []byte {
+	if len(m.Missing) > 0 {
+		return m.head[:min(uint64(len(m.head)), m.Missing[0].From)]
+	}
+	return m.head
+}
+
 // segmentPayload returns the payload of a segment as far as it is known to be
 // right, from the first byte on.
 func segmentPayload(m *Message, h *smbdHeader) []byte {
-	end := min(uint64(h.offset)+uint64(h.length), uint64(len(m.head)))
-	if len(m.Missing) > 0 {
-		end = min(end, m.Missing[0].From)
-	}
+	head := knownHead(m)
+	end := min(uint64(h.offset)+uint64(h.length), uint64(len(head)))
 	if end <= uint64(h.offset) {
 		return nil
 	}
-	return m.head[h.offset:end]
+	return head[h.offset:end]
 }
 
 // lostIn returns how many bytes at the end of a segment are not in the capture.
@@ -230,13 +297,14 @@ func (x *smbdUpper) close(from Side) {
 // finished hands out a message with payload, and looks for SMB2 in it. b is the
 // message or its beginning.
 func (x *smbdUpper) finished(u *UpperMessage, b []byte) {
-	x.r.emit(u)
-	if u.Complete {
+	complete := u.Complete && len(u.Missing) == 0 && !u.HeadLost && !u.TailLost
+	x.session.handOut(u)
+	if complete && !x.session.active {
 		x.smb2.message(u, b)
 	}
 }
 
-// interrupt notes that Sends of a side are missing: the message that is open
+// interrupt notes that Sends of a side are missing, or useless: the message that is open
 // will not be completed, and what comes may be the rest of another.
 func (x *smbdUpper) interrupt(from Side) {
 	d := &x.dirs[from]
@@ -245,6 +313,8 @@ func (x *smbdUpper) interrupt(from Side) {
 		x.close(from)
 	}
 	x.smb2.queue.limit()
+	x.session.interrupt(from)
+	x.session.gap(from) // it may have been the word that a transfer is done
 }
 
 func (x *smbdUpper) flush() {
@@ -254,11 +324,14 @@ func (x *smbdUpper) flush() {
 		}
 	}
 	x.smb2.queue.flush()
+	x.session.flush()
 }
 
 func (x *smbdUpper) forget() {
 	for i := range x.dirs {
 		x.dirs[i].buf.release()
 	}
+	x.session.forget()
 	x.smb2.forget()
+	x.memories.forget()
 }

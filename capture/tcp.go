@@ -276,6 +276,9 @@ func (d *tcpDir) drain() {
 	}
 	if n > 0 {
 		d.held = slices.Delete(d.held, 0, min(n, len(d.held)))
+		if len(d.held) == 0 && cap(d.held) > maxSpare {
+			d.held = nil
+		}
 	}
 }
 
@@ -359,8 +362,9 @@ func (d *tcpDir) clear() {
 	for i := range d.held {
 		d.t.r.letGo(d.held[i].data)
 	}
-	d.held, d.bytes = d.held[:0], 0
-	d.buf, d.starts = nil, nil
+	d.held, d.bytes = nil, 0
+	d.t.r.mem.give(d.kept)
+	d.buf, d.starts, d.unmarked, d.kept = nil, nil, nil, 0
 }
 
 func (t *tcpConn) forget() {

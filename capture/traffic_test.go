@@ -3,13 +3,15 @@ package capture_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -25,68 +27,121 @@ import (
 const patience = 2 * time.Minute
 
 // What the client sends, and what the server answers.
-var up, down = contents(3<<20+17, 31, 3), contents(1<<20+5, 17, 2)
+var up, down = contents(3<<20+17, 'u'), contents(1<<20+5, 'd')
 
-func contents(n, factor, shift int) []byte {
+func contents(n int, seed byte) []byte {
 	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(i * factor >> shift)
-	}
+	rand.NewChaCha8([32]byte{seed}).Read(b)
 	return b
 }
 
-// serve takes one connection, everything that comes, and answers.
-func serve(ln net.Listener) error {
+// modes are the ways in which an rdmanet stream travels: what is large by RDMA
+// Read or by RDMA Write, or everything in Sends.
+var modes = []struct {
+	name   string
+	config rdmanet.Config
+	op     capture.TransferOp // what announces a transfer
+}{
+	{"read", rdmanet.Config{TransferSize: 16 << 10}, capture.Offer},
+	{"write", rdmanet.Config{TransferSize: 16 << 10, NoRDMARead: true}, capture.Request},
+	{"send", rdmanet.Config{TransferSize: -1}, 0},
+}
+
+// serve takes one connection, sends down, and takes up, which it begins with
+// when started is closed.
+func serve(ln net.Listener, started <-chan struct{}) error {
 	c, err := ln.Accept()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if _, err := io.Copy(io.Discard, io.LimitReader(c, int64(len(up)))); err != nil {
-		return err
+	sent := make(chan error, 1)
+	go func() {
+		b, err := rdmanet.Alloc(len(down)) // registered once
+		if err != nil {
+			sent <- err
+			return
+		}
+		defer b.Free()
+		copy(b.Bytes(), down)
+		for rest := b.Bytes(); len(rest) > 0 && err == nil; {
+			n := min(len(rest), 300<<10)
+			_, err = c.Write(rest[:n])
+			rest = rest[n:]
+		}
+		sent <- err
+	}()
+	<-started
+	got, err := io.ReadAll(c)
+	if err == nil && !bytes.Equal(got, up) {
+		err = fmt.Errorf("%d bytes came, of %d, or others", len(got), len(up))
 	}
-	_, err = c.Write(down)
-	return err
+	return errors.Join(err, <-sent)
 }
 
-// talk is the client of serve.
-func talk(t *testing.T, c net.Conn) {
+// talk is the client of serve. The first pieces do not get through in time, so
+// transfers are withdrawn; then it calls start.
+func talk(t *testing.T, c *rdmanet.Conn, start func()) {
 	t.Helper()
 	defer c.Close()
+	received := make(chan []byte, 1)
+	go func() {
+		got, _ := io.ReadAll(io.LimitReader(c, int64(len(down))))
+		received <- got
+	}()
+	patient := time.Millisecond
 	for rest := up; len(rest) > 0; { // pieces of all lengths
 		n := min(len(rest), 1+len(rest)/3)
-		_, err := c.Write(rest[:n])
-		require.NoError(t, err)
-		rest = rest[n:]
+		require.NoError(t, c.SetWriteDeadline(time.Now().Add(patient)))
+		k, err := c.Write(rest[:n])
+		if err != nil {
+			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+			if patient *= 4; patient > 100*time.Millisecond {
+				start()
+			}
+		}
+		rest = rest[k:]
+		if len(rest) < 100000 && len(rest) > 0 {
+			start()
+			require.NoError(t, c.SetWriteDeadline(time.Time{}))
+			require.NoError(t, c.WriteMsg(rest))
+			break
+		}
 	}
-	got, err := io.ReadAll(c)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(got, down))
+	require.NoError(t, c.CloseWrite())
+	require.True(t, bytes.Equal(<-received, down))
 }
 
 // checkCapture fails unless the connection to server in a capture has carried
-// exactly what serve and talk exchange.
-func checkCapture(t *testing.T, file io.Reader, server netip.AddrPort) {
+// exactly what serve and talk exchange, in the way that op says.
+func checkCapture(t *testing.T, file io.Reader, server netip.AddrPort, op capture.TransferOp) {
 	t.Helper()
 	frames, err := pcaptest.Read(file)
 	require.NoError(t, err)
-	sums := [2]interface {
-		io.Writer
-		Sum([]byte) []byte
-	}{sha256.New(), sha256.New()}
-	var sizes [2]int
-	incomplete := 0
+	var sent [2]bytes.Buffer
+	transfers, withdrawn, wrong := 0, 0, 0
 	r := capture.NewReassembler(capture.Config{
 		Data: true,
 		Upper: func(u *capture.UpperMessage) {
-			if u.Conn.Ends[1].Addr != server || u.Kind != capture.Payload {
+			if u.Conn.Ends[1].Addr != server {
 				return
 			}
-			if !u.Complete {
-				incomplete++
+			switch u.Kind {
+			case capture.Transfer:
+				if transfers++; u.Op != op {
+					wrong++
+				}
+				if u.Withdrawn {
+					withdrawn++
+				}
+				sent[u.From].Write(u.Data)
+			case capture.Payload:
+				sent[u.From].Write(u.Data)
 			}
-			sums[u.From].Write(u.Data)
-			sizes[u.From] += len(u.Data)
+			if !u.Complete {
+				wrong++
+				t.Logf("%v %d of %d bytes, %v %d, missing %v, %v %v", u.Kind, u.Got, u.Size, u.Op, u.ID, u.Missing, u.HeadLost, u.TailLost)
+			}
 		},
 		Loss: func(l capture.Loss) {
 			if l.Conn != nil && l.Conn.Ends[1].Addr == server {
@@ -99,39 +154,44 @@ func checkCapture(t *testing.T, file io.Reader, server netip.AddrPort) {
 	}
 	r.Flush()
 	s := r.Stats()
-	t.Logf("%d packets, %d of RoCE, %d bytes, %d came again, %d out of order", s.Packets, s.RoCE, s.Bytes, s.Repeats, s.Reordered)
-	require.Zero(t, incomplete)
-	require.Equal(t, [2]int{len(up), len(down)}, sizes)
-	wantUp, wantDown := sha256.Sum256(up), sha256.Sum256(down)
-	require.Equal(t, wantUp[:], sums[0].Sum(nil))
-	require.Equal(t, wantDown[:], sums[1].Sum(nil))
+	t.Logf("%d packets, %d of RoCE, %d bytes, %d came again, %d out of order; %d transfers, %d withdrawn",
+		s.Packets, s.RoCE, s.Bytes, s.Repeats, s.Reordered, transfers, withdrawn)
+	require.Zero(t, wrong)
+	require.Equal(t, op != 0, transfers > 0)
+	require.Equal(t, [2]int{len(up), len(down)}, [2]int{sent[0].Len(), sent[1].Len()})
+	require.True(t, bytes.Equal(up, sent[0].Bytes()) && bytes.Equal(down, sent[1].Bytes()), "other bytes than were sent")
 }
 
 // What two rdmanet ends say to each other over the software device comes out of
 // a capture byte for byte.
 func TestOwnTraffic(t *testing.T) {
 	tsharktest.NeedCapture(t)
-	// An address of its own, as whatever else runs here talks over lo, too.
-	pid := os.Getpid()
-	addr := netip.AddrFrom4([4]byte{127, 128 + byte(pid>>16&63), byte(pid >> 8), byte(pid)})
-	var server netip.AddrPort
-	path := tsharktest.Capture(t, addr, func() {
-		config := rdmanet.Config{Device: "iwarp"}
-		ln, err := (&rdmanet.ListenConfig{Config: config}).Listen(t.Context(), "rdma4", netip.AddrPortFrom(addr, 0).String())
-		require.NoError(t, err)
-		defer ln.Close()
-		server = ln.Addr().(*net.TCPAddr).AddrPort()
-		done := make(chan error, 1)
-		go func() { done <- serve(ln) }()
-		c, err := (&rdmanet.Dialer{Config: config}).DialContext(t.Context(), "rdma4", server.String())
-		require.NoError(t, err)
-		talk(t, c)
-		require.NoError(t, <-done)
-	})
-	file, err := os.Open(path)
-	require.NoError(t, err)
-	defer file.Close()
-	checkCapture(t, file, server)
+	for i, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			// An address of its own, as whatever else runs here talks over lo, too.
+			pid := os.Getpid()
+			addr := netip.AddrFrom4([4]byte{127, 128 + byte(i)<<5 + byte(pid>>16&31), byte(pid >> 8), byte(pid)})
+			var server netip.AddrPort
+			path := tsharktest.Capture(t, addr, func() {
+				config := m.config
+				config.Device = "iwarp"
+				ln, err := (&rdmanet.ListenConfig{Config: config}).Listen(t.Context(), "rdma4", netip.AddrPortFrom(addr, 0).String())
+				require.NoError(t, err)
+				defer ln.Close()
+				server = ln.Addr().(*net.TCPAddr).AddrPort()
+				started, done := make(chan struct{}), make(chan error, 1)
+				go func() { done <- serve(ln, started) }()
+				c, err := (&rdmanet.Dialer{Config: config}).DialContext(t.Context(), "rdma4", server.String())
+				require.NoError(t, err)
+				talk(t, c.(*rdmanet.Conn), sync.OnceFunc(func() { close(started) }))
+				require.NoError(t, <-done)
+			})
+			file, err := os.Open(path)
+			require.NoError(t, err)
+			defer file.Close()
+			checkCapture(t, file, server, m.op)
+		})
+	}
 }
 
 // The same over the kernel's devices, between two guests, the first of which
@@ -141,20 +201,23 @@ func TestGuestTraffic(t *testing.T) {
 	if role == "" {
 		t.Skip("vm/test runs this in two guests")
 	}
-	const port = 7777
-	config := rdmanet.Config{Device: "rdma"}
+	const port = 7777 // and those behind it
 	addr, peer := netip.MustParseAddr(os.Getenv("RDMANET_VM_ADDR")), netip.MustParseAddr(os.Getenv("RDMANET_VM_PEER"))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if role == "2" {
-		for { // until the other guest listens
-			c, err := (&rdmanet.Dialer{Config: config}).DialContext(ctx, "rdma4", netip.AddrPortFrom(peer, port).String())
-			if err == nil {
-				talk(t, c)
-				return
+		for i, m := range modes {
+			m.config.Device = "rdma"
+			for { // until the other guest listens
+				c, err := (&rdmanet.Dialer{Config: m.config}).DialContext(ctx, "rdma4", netip.AddrPortFrom(peer, port+uint16(i)).String())
+				if err == nil {
+					talk(t, c.(*rdmanet.Conn), func() {})
+					break
+				}
+				require.NoError(t, ctx.Err(), "%v", err)
 			}
-			require.NoError(t, ctx.Err(), "%v", err)
 		}
+		return
 	}
 	captured := &growing{}
 	cmd := exec.CommandContext(ctx, "dumpcap", "-q", "-i", "eth0", "-B", "64", "-P", "-w", "-", "-f", "udp or tcp")
@@ -177,16 +240,29 @@ func TestGuestTraffic(t *testing.T) {
 		}
 	}
 	mark("the capture begins")
-	server := netip.AddrPortFrom(addr, port)
-	ln, err := (&rdmanet.ListenConfig{Config: config}).Listen(ctx, "rdma4", server.String())
-	require.NoError(t, err)
-	defer ln.Close()
-	require.NoError(t, serve(ln))
+	started := make(chan struct{})
+	close(started)
+	for i, m := range modes {
+		m.config.Device = "rdma"
+		ln, err := (&rdmanet.ListenConfig{Config: m.config}).Listen(ctx, "rdma4", netip.AddrPortFrom(addr, port+uint16(i)).String())
+		require.NoError(t, err)
+		require.NoError(t, serve(ln, started))
+		require.NoError(t, ln.Close())
+	}
 	mark("the capture ends")
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	require.NoError(t, cmd.Wait())
-	checkCapture(t, captured, server)
-	fmt.Println("ok: captured", len(up), "and", len(down), "bytes over", os.Getenv("RDMANET_VM_DEVICE"))
+	for i, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			checkCapture(t, bytes.NewReader(captured.b.Bytes()), netip.AddrPortFrom(addr, port+uint16(i)), m.op)
+		})
+	}
+	if results := os.Getenv("RDMANET_VM_RESULTS"); results != "" {
+		require.NoError(t, os.WriteFile(filepath.Join(results, os.Getenv("RDMANET_VM_DEVICE")+".pcap"), captured.b.Bytes(), 0o666))
+	}
+	if !t.Failed() {
+		fmt.Println("ok: captured", len(up), "and", len(down), "bytes in", len(modes), "ways over", os.Getenv("RDMANET_VM_DEVICE"))
+	}
 }
 
 // growing is what a program has written so far.
@@ -199,12 +275,6 @@ func (g *growing) Write(b []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.b.Write(b)
-}
-
-func (g *growing) Read(b []byte) (int, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.b.Read(b)
 }
 
 func (g *growing) has(text string) bool {

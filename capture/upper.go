@@ -38,14 +38,15 @@ const (
 	Negotiation UpperKind = iota + 1 // SMB Direct: Negotiate Request or Response
 	Payload                          // SMB Direct: a message, of one Send or many
 	Credits                          // SMB Direct: a Send without payload
-	Transfer                         // SMB2: data of a READ or WRITE that went by RDMA
+	Transfer                         // data that went by RDMA: of an SMB2 READ or WRITE, or of an rdmanet stream
+	Control                          // rdmanet: a Send about a Transfer
 	Call                             // RPC
 	Reply                            // RPC
 	Fault                            // RPC-over-RDMA: RDMA_ERROR
 	Strange                          // not understood, or its beginning is missing
 )
 
-var upperKindNames = [...]string{"", "Negotiation", "Payload", "Credits", "Transfer", "Call", "Reply", "Fault", "Strange"}
+var upperKindNames = [...]string{"", "Negotiation", "Payload", "Credits", "Transfer", "Control", "Call", "Reply", "Fault", "Strange"}
 
 // String returns the name of the constant.
 func (k UpperKind) String() string {
@@ -87,8 +88,17 @@ type UpperMessage struct {
 	Writes     []Chunk // write chunks: of a Reply those with data in them, of a Call those offered
 	ReplyChunk *Chunk  // the same of the reply chunk
 
-	Offset uint64 // Transfer: place in the file
-	ID     uint64 // Transfer: SMB2's MessageId
+	Offset uint64 // Transfer: SMB2: place in the file; rdmanet: place in the transfer
+	ID     uint64 // Transfer: SMB2's MessageId; rdmanet, Control too: number of the transfer
+
+	// rdmanet's large transfers. Op says what the Send was: of a Transfer Offer
+	// or Request, of a Payload too if it is part of a message that is longer. A
+	// Transfer of more than 16 MiB is handed out in parts, one after the other.
+	Op        TransferOp
+	Memory    ChunkSegment // what the Send named; Length is the length that it has
+	Rest      uint64       // bytes of the message behind Size
+	Withdrawn bool         // Transfer: ended early, with Size
+	Cut       bool         // and so did the message, which has no end
 }
 
 // Chunk is data of an RPC message that travels by RDMA.
@@ -126,9 +136,7 @@ type Credit struct {
 }
 
 // upper is a protocol above RDMA. It gets the messages of a connection, of each
-// side in order. A session layer of its own, one that moves large transfers by
-// RDMA Read and Write, needs no more than these, either: what it says in Sends,
-// and what was read and written by key, which memories puts together.
+// side in order.
 type upper interface {
 	send(m *Message)
 	access(m *Message) // a Write or a Read
@@ -140,7 +148,7 @@ type upper interface {
 // decide settles what m's connection carries, if that shows by now.
 func (r *Reassembler) decide(m *Message) {
 	c := m.Conn
-	if m.Kind != Send || c.Protocol == Unknown {
+	if m.Kind > Read || c.Protocol == Unknown {
 		return
 	}
 	switch c.Protocol = r.detect(m); c.Protocol {
@@ -181,7 +189,7 @@ func (r *Reassembler) detect(m *Message) Protocol {
 		}
 	}
 	switch {
-	case m.HeadLost:
+	case m.Kind != Send || m.HeadLost:
 	case looksLikeSMBDirect(m):
 		return SMBDirect
 	case looksLikeRPC(m):
@@ -198,14 +206,21 @@ func looksLikeSMBDirect(m *Message) bool {
 		return true
 	}
 	var h smbdHeader
-	if !h.parse(m.head, m.Size) || h.requested == 0 || h.flags&^(smbdResponseRequested|smbdFIN) != 0 ||
+	if !h.parse(m.head, m.Size) || h.requested == 0 || h.flags&^(smbdResponseRequested|smbdFIN|smbdTransfer) != 0 ||
 		binary.LittleEndian.Uint16(m.head[6:]) != 0 {
 		return false
 	}
-	if h.length == 0 {
-		return m.Size == smbdHeaderLen && h.offset == 0 && h.remaining == 0
+	start := uint64(transferStart)
+	if h.flags&smbdTransfer != 0 {
+		var t transferHeader
+		if start = transferEnd; !t.parse(m.head, &h) {
+			return false
+		}
 	}
-	return h.offset == 24 && m.Size == uint64(h.offset)+uint64(h.length)
+	if h.length == 0 {
+		return (m.Size == smbdHeaderLen || m.Size == transferEnd && start == transferEnd) && h.offset == 0 && h.remaining == 0
+	}
+	return uint64(h.offset) == start && m.Size == start+uint64(h.length)
 }
 
 func looksLikeRPC(m *Message) bool {
@@ -231,13 +246,20 @@ type memories struct {
 type piece struct {
 	key        uint32
 	addr, size uint64
+	headless   bool // addr is not that of the first byte
 	missing    []Range
 	data       []byte
 	from       Side
-	seen       uint64 // Conn.packets at that time
+	nth, seen  uint64 // Message.nth; Conn.packets at that time
 }
 
-const maxPieces = 1024 // of one side's memory
+const (
+	maxPieces = 1024 // of one side's memory
+	pieceCost = 256  // bytes accounted for one, beside its data
+)
+
+// held returns how many bytes p is accounted for with.
+func (p *piece) held() int { return pieceCost + len(p.data) + 16*len(p.missing) }
 
 func (x *memories) init(r *Reassembler, c *Conn) {
 	x.r, x.c = r, c
@@ -248,29 +270,54 @@ func (x *memories) init(r *Reassembler, c *Conn) {
 
 // access takes a Write or Read, in the order of its side.
 func (x *memories) access(m *Message) {
-	if m.Kind == Write && m.HeadLost && m.Conn.Transport == RoCE2 || m.Overflow {
-		return // it is not known where it went, or what it was
-	}
 	owner := m.From.Other()
-	if s := x.owned[owner].At(m.Key, m.Addr, m.Size); s != nil {
+	s := x.owned[owner].At(m.Key, m.Addr, m.Size)
+	switch {
+	case s == nil:
+		x.wait(m)
+	case !placeless(m):
 		before := s.buf.full
 		if s.placed(m.Addr, m.Size, m.Missing, m.Data); s.buf.full && !before {
 			x.r.lose(Loss{Conn: x.c, From: m.From, What: MemoryShort, Count: m.Size})
 		}
-		return
 	}
-	if len(x.pieces[owner]) >= maxPieces {
-		x.dropPiece(owner, 0)
-	}
-	if !x.r.mem.take(len(m.Data)) {
-		x.r.lose(Loss{Conn: x.c, From: m.From, What: MemoryShort, Count: m.Size})
-		return
-	}
-	x.pieces[owner] = append(x.pieces[owner], piece{m.Key, m.Addr, m.Size, slices.Clone(m.Missing), bytes.Clone(m.Data), m.From, x.c.packets})
 }
 
+// placeless tells that it is not known where m went, or what it was.
+func placeless(m *Message) bool {
+	return m.Kind == Write && m.HeadLost && m.Conn.Transport == RoCE2 || m.Overflow
+}
+
+// piece returns a copy of m; ok is false if it is of no use, or there is no memory.
+func (x *memories) piece(m *Message) (p piece, ok bool) {
+	if placeless(m) || m.Size == 0 {
+		return p, false
+	}
+	p = piece{m.Key, m.Addr, m.Size, m.HeadLost, m.Missing, m.Data, m.From, m.nth, x.c.packets}
+	if !x.r.mem.take(p.held()) {
+		x.r.lose(Loss{Conn: x.c, From: m.From, What: MemoryShort, Count: m.Size})
+		return p, false
+	}
+	p.missing, p.data = slices.Clone(m.Missing), bytes.Clone(m.Data)
+	return p, true
+}
+
+// wait keeps m for as long as its key may yet be told.
+func (x *memories) wait(m *Message) {
+	list := &x.pieces[m.From.Other()]
+	for len(*list) > 0 && (len(*list) >= maxPieces || x.late(&(*list)[0])) {
+		x.dropPiece(m.From.Other(), 0)
+	}
+	if p, ok := x.piece(m); ok {
+		*list = append(*list, p)
+	}
+}
+
+// late tells that p is older than a packet that was overtaken can be.
+func (x *memories) late(p *piece) bool { return x.c.packets-p.seen > 2*uint64(x.r.window) }
+
 func (x *memories) dropPiece(owner Side, i int) {
-	x.r.mem.give(len(x.pieces[owner][i].data))
+	x.r.mem.give(x.pieces[owner][i].held())
 	x.pieces[owner] = slices.Delete(x.pieces[owner], i, i+1)
 }
 
@@ -287,7 +334,7 @@ func (x *memories) name(owner Side, g ChunkSegment, fresh bool) *Segment {
 		if p.key != g.Handle || x.owned[owner].At(p.key, p.addr, p.size) != s {
 			continue
 		}
-		if x.c.packets-p.seen <= 2*uint64(x.r.window) {
+		if !x.late(p) {
 			s.placed(p.addr, p.size, p.missing, p.data)
 		}
 		x.dropPiece(owner, i)
@@ -324,6 +371,7 @@ type pending struct {
 	ready    func() bool
 	fill     func() // completes u
 	deadline uint64 // Conn.packets; 0: there is no reason to give up
+	held     int    // bytes accounted for
 }
 
 // pendings hands out messages in order.
@@ -336,8 +384,18 @@ type pendings struct {
 const maxPending = 4096
 
 func (q *pendings) push(p *pending) {
-	q.queue = append(q.queue, p)
-	if len(q.queue) > maxPending {
+	if len(q.queue) == 0 && p.ready() {
+		p.fill()
+		q.r.emit(p.u)
+		return
+	}
+	p.held = waitCost + len(p.u.Data)
+	if !q.r.mem.take(p.held) {
+		q.r.lose(Loss{Conn: q.c, From: p.u.From, What: MemoryShort, Count: p.u.Size})
+		p.held = 0
+		q.flush() // none can wait any more
+	}
+	if q.queue = append(q.queue, p); p.held == 0 || len(q.queue) > maxPending {
 		q.first()
 	}
 	q.pump()
@@ -356,9 +414,10 @@ func (q *pendings) pump() {
 
 func (q *pendings) first() {
 	p := q.queue[0]
-	q.queue = q.queue[:copy(q.queue, q.queue[1:])]
+	q.queue = slices.Delete(q.queue, 0, 1)
 	p.fill()
 	q.r.emit(p.u)
+	q.r.mem.give(p.held)
 }
 
 // limit sets a time until which the messages wait that have none.

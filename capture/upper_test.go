@@ -130,6 +130,57 @@ func smb2Inline(b []byte) (files [][]byte) {
 	return files
 }
 
+// What two rdmanet ends said to each other, over RDMA Read and over RDMA Write;
+// some transfers were withdrawn.
+func TestTransfers(t *testing.T) {
+	up, down := stream(60<<10+17, 'u'), stream(30<<10+5, 'd')
+	for _, tt := range []struct {
+		file      string
+		transfers [2]int // by Read, by Write
+	}{{"rxe-transfers.pcap", [2]int{11, 11}}, {"siw-transfers.pcap", [2]int{10, 11}}} {
+		t.Run(tt.file, func(t *testing.T) {
+			res := run(t, Config{Data: true}, frames(t, tt.file))
+			upperKinds(t, res)
+			var streams [2][2][]byte // by connection and side
+			var transfers [2]int
+			withdrawn := 0
+			for i := range res.uppers {
+				u := &res.uppers[i]
+				if u.Kind == Transfer {
+					if want := []TransferOp{Offer, Request}[u.Conn.ID-1]; u.Op != want {
+						t.Errorf("%v, want %v", u.Op, want)
+					}
+					transfers[u.Conn.ID-1]++
+					if u.Withdrawn {
+						withdrawn++
+					}
+				}
+				if u.Kind == Transfer || u.Kind == Payload {
+					s := &streams[u.Conn.ID-1][u.From]
+					*s = append(*s, u.Data...)
+				}
+			}
+			for i, s := range streams {
+				if !bytes.Equal(s[0], up) || !bytes.Equal(s[1], down) {
+					t.Errorf("connection %d: other bytes than were sent", i+1)
+				}
+			}
+			if transfers != tt.transfers || withdrawn != 4 {
+				t.Errorf("%v transfers, %d withdrawn; want %v, 4", transfers, withdrawn, tt.transfers)
+			}
+			bare := run(t, Config{}, frames(t, tt.file))
+			if len(bare.uppers) != len(res.uppers) {
+				t.Fatalf("%d messages without data, %d with", len(bare.uppers), len(res.uppers))
+			}
+			for i, u := range bare.uppers {
+				if w := res.uppers[i]; u.Kind != w.Kind || u.Size != w.Size || u.Got != w.Got || u.Complete != w.Complete || u.Rest != w.Rest || u.Data != nil {
+					t.Errorf("without data %+v, with %+v", u, w)
+				}
+			}
+		})
+	}
+}
+
 // nfsFiles are the files in rxe-nfs.pcap: their digests and how they travel.
 var nfsFiles = []struct{ name, digest string }{
 	{"readme.bin, read, write chunks", "949acfaff4842a26314fe12b76c52cf97428a9300f0e050878a2870d9aa6a5e6"},

@@ -106,8 +106,12 @@ func (f *follower) upper(u *capture.UpperMessage) {
 			}
 		}
 	case capture.Transfer:
-		f.write(fmt.Sprintf("%s-%d.transfer", base, u.ID), u.Data)
-	case capture.Negotiation, capture.Credits:
+		if u.Op != 0 { // part of an rdmanet stream
+			f.write(base+".bin", u.Data)
+		} else {
+			f.write(fmt.Sprintf("%s-%d.transfer", base, u.ID), u.Data)
+		}
+	case capture.Negotiation, capture.Credits, capture.Control:
 		return
 	}
 	if !u.Complete {

@@ -97,7 +97,7 @@ func run(o *options, stdin io.Reader, stdout, stderr io.Writer) error {
 	show := &printer{w: out, filter: &o.filter, json: o.json}
 	var sum *summary
 	if o.stats {
-		sum = newSummary(&o.filter)
+		sum = newSummary(&o.filter, o.plot != "")
 		cfg.Message, cfg.Credit, cfg.Upper = sum.message, sum.credit, sum.upper
 	} else if o.upper {
 		cfg.Upper, cfg.Loss = show.upper, func(l capture.Loss) { lost.add(l); show.loss(l) }
@@ -116,6 +116,9 @@ func run(o *options, stdin io.Reader, stdout, stderr io.Writer) error {
 	r := capture.NewReassembler(cfg)
 	bar := newProgress(o.progress, src, stderr)
 	readErr := src.each(func(p *capture.Packet) {
+		if show.begun.IsZero() {
+			show.begun = p.Time
+		}
 		if sum != nil {
 			sum.packet(p)
 		}

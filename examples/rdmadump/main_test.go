@@ -9,6 +9,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,6 +51,8 @@ func TestLines(t *testing.T) {
 		{"rxe-nfs.pcap", true, 80, "RPC-over-RDMA Call", "read chunk of 70001 at"},
 		{"siw-smbdirect.pcap", true, 72, "SMB Direct Negotiation 20 bytes, complete", "Transfer 131072 bytes"},
 		{"siw-terminate.pcap", false, 5, "StartRequest", "DDP tagged buffer error: base or bounds violation"},
+		{"rxe-transfers.pcap", true, 67, "SMB Direct ", "Transfer 15062 bytes, key 0x000073ac at 0x34ab06d97f58, transfer 3 by RDMA Read, complete"},
+		{"siw-transfers.pcap", true, 69, "SMB Direct ", "transfer 2 by RDMA Write, withdrawn, complete"},
 	} {
 		out, complaints, err := dump(t, options{file: captureFile(tt.file), upper: tt.upper}, nil)
 		if err != nil || complaints != "" {
@@ -344,6 +347,53 @@ func TestFollow(t *testing.T) {
 	}
 	if !found || len(chunks) != 3 {
 		t.Errorf("readme.bin is not among %v", chunks)
+	}
+}
+
+// A stream of rdmanet's has what went by RDMA in its place.
+func TestFollowStream(t *testing.T) {
+	content := func(n int, seed byte) []byte {
+		b := make([]byte, n)
+		rand.NewChaCha8([32]byte{seed}).Read(b)
+		return b
+	}
+	up, down := content(60<<10+17, 'u'), content(30<<10+5, 'd')
+	for _, file := range []string{"rxe-transfers.pcap", "siw-transfers.pcap"} {
+		dir := t.TempDir()
+		out, _, err := dump(t, options{file: captureFile(file), follow: dir, upper: true, json: true}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, conn := range []string{"conn1", "conn2"} { // by RDMA Read, and by RDMA Write
+			for side, want := range map[string][]byte{"initiator": up, "responder": down} {
+				if got, err := os.ReadFile(filepath.Join(dir, conn+"-"+side+".bin")); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%s: %s of %s: %v, %d bytes, want %d, or others", file, side, conn, err, len(got), len(want))
+				}
+			}
+		}
+		if files, _ := filepath.Glob(filepath.Join(dir, "*")); len(files) != 4 {
+			t.Errorf("%s: %v", file, files)
+		}
+		ops := map[string]int{}
+		for d := json.NewDecoder(strings.NewReader(out)); ; {
+			var l line
+			if err := d.Decode(&l); err == io.EOF {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if l.Transfer != nil {
+				ops[l.Transfer.Op]++
+				if l.Transfer.ID == 0 || (l.Transfer.Op == "offer" || l.Transfer.Op == "grant") != (l.Key != "") {
+					t.Errorf("%+v", l)
+				}
+			}
+		}
+		for _, op := range []string{"offer", "request", "grant", "written", "done", "withdraw"} {
+			if ops[op] == 0 {
+				t.Errorf("%s: no %s among %v", file, op, ops)
+			}
+		}
 	}
 }
 

@@ -15,7 +15,7 @@ type printer struct {
 	w      io.Writer
 	filter *filter
 	json   bool
-	begun  time.Time
+	begun  time.Time // of the first packet
 }
 
 // line is what is said of a message; the JSON form has all of it.
@@ -35,20 +35,30 @@ type line struct {
 	Key      string    `json:"key,omitempty"`
 	Addr     string    `json:"addr,omitempty"`
 	Detail   string    `json:"detail,omitempty"`
+	Transfer *transfer `json:"transfer,omitempty"`
 	Complete bool      `json:"complete"`
 	Missing  string    `json:"missing,omitempty"`
 }
 
+// transfer is what a line says of one of rdmanet's large transfers.
+type transfer struct {
+	Op        string `json:"op"` // of the Send
+	ID        uint64 `json:"id"`
+	Length    uint32 `json:"length"` // as the Send has it
+	Offset    uint64 `json:"offset"` // in the transfer: where Size begins
+	Rest      uint64 `json:"rest"`   // of the message
+	Withdrawn bool   `json:"withdrawn,omitempty"`
+	Cut       bool   `json:"cut,omitempty"`
+}
+
+// transferFlag is in Flags of every Send that Op is of.
+const transferFlag = 0x4000
+
 // lossKind is the kind of a line that says what is missing from the capture.
 const lossKind = "LOSS"
 
-// since returns the seconds from the first message on.
-func (p *printer) since(t time.Time) float64 {
-	if p.begun.IsZero() {
-		p.begun = t
-	}
-	return t.Sub(p.begun).Seconds()
-}
+// since returns the seconds from the first packet on.
+func (p *printer) since(t time.Time) float64 { return t.Sub(p.begun).Seconds() }
 
 func (p *printer) print(l *line) {
 	if p.json {
@@ -168,10 +178,17 @@ func (p *printer) upper(u *capture.UpperMessage) {
 		Sends: u.Sends, Duration: u.End.Sub(u.Time).Seconds(), Complete: u.Complete}
 	var detail []string
 	say := func(format string, args ...any) { detail = append(detail, fmt.Sprintf(format, args...)) }
+	if u.Op == capture.Offer || u.Op == capture.Grant {
+		l.Key, l.Addr = fmt.Sprintf("0x%08x", u.Memory.Handle), fmt.Sprintf("0x%x", u.Memory.Offset)
+	}
 	if u.Protocol == capture.RPCRDMA {
 		say("XID 0x%08x", u.XID)
 	}
-	if u.Kind == capture.Transfer {
+	switch {
+	case u.Op != 0:
+		l.Transfer = &transfer{u.Op.String(), u.ID, u.Memory.Length, u.Offset, u.Rest, u.Withdrawn, u.Cut}
+		sayTransfer(u, say)
+	case u.Kind == capture.Transfer:
 		say("SMB2 message %d, at %d of the file", u.ID, u.Offset)
 	}
 	if u.Sends > 1 {
@@ -186,13 +203,46 @@ func (p *printer) upper(u *capture.UpperMessage) {
 	if k := u.ReplyChunk; k != nil {
 		say("reply chunk of %d in %d segments", k.Size, len(k.Segments))
 	}
-	if u.Flags != 0 {
-		say("flags 0x%04x", u.Flags)
+	flags := u.Flags
+	if u.Op != 0 {
+		flags &^= transferFlag
+	}
+	if flags != 0 {
+		say("flags 0x%04x", flags)
 	}
 	if l.Detail = strings.Join(detail, ", "); !u.Complete {
 		l.Missing = gaps(u.Missing, u.Size, u.Got, u.HeadLost, u.TailLost)
 	}
 	p.print(&l)
+}
+
+// sayTransfer says in words what concerns one of rdmanet's large transfers.
+func sayTransfer(u *capture.UpperMessage, say func(format string, args ...any)) {
+	way := "RDMA Read"
+	if u.Op == capture.Request {
+		way = "RDMA Write"
+	}
+	switch u.Kind {
+	case capture.Control:
+		say("%v of transfer %d", u.Op, u.ID)
+		if u.Op != capture.Withdraw {
+			say("%d bytes", u.Memory.Length)
+		}
+	case capture.Transfer:
+		say("transfer %d by %s", u.ID, way)
+		if u.Offset > 0 {
+			say("from its byte %d on", u.Offset)
+		}
+	}
+	if u.Rest > 0 {
+		say("%d more of the message", u.Rest)
+	}
+	switch {
+	case u.Cut:
+		say("withdrawn, and the message cut")
+	case u.Withdrawn:
+		say("withdrawn")
+	}
 }
 
 func (p *printer) loss(x capture.Loss) {

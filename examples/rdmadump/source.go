@@ -27,7 +27,10 @@ type source struct {
 	link func(ci *gopacket.CaptureInfo) capture.LinkType
 }
 
-const readAhead = 1 << 20
+const (
+	readAhead = 256 << 10
+	maxPacket = 16 << 20 // bytes; what claims to be longer is none
+)
 
 // open opens the file with that name, or standard input if it is empty or "-".
 func open(name string, stdin io.Reader) (*source, error) {
@@ -85,7 +88,7 @@ func (s *source) start(in io.Reader) error {
 	if err != nil {
 		return err
 	}
-	r.SetSnaplen(0) // what the file says of it is often wrong
+	r.SetSnaplen(maxPacket) // what the file says of it is often wrong
 	link := capture.LinkType(r.LinkType())
 	s.next = r.ZeroCopyReadPacketData
 	s.link = func(*gopacket.CaptureInfo) capture.LinkType { return link }

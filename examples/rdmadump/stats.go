@@ -12,10 +12,11 @@ import (
 	"github.com/rdmanet/rdmanet/capture"
 )
 
-// summary gathers what -stats prints. It keeps one entry a connection, and
-// series of bounded length.
+// summary gathers what -stats prints. It keeps one entry a connection, and for
+// a plot series of bounded length.
 type summary struct {
 	filter      *filter
+	plots       bool
 	first, last time.Time
 	conns       map[*capture.Conn]*connSummary
 	order       []*connSummary
@@ -32,8 +33,8 @@ type connSummary struct {
 	credit  bool
 }
 
-func newSummary(f *filter) *summary {
-	return &summary{filter: f, conns: map[*capture.Conn]*connSummary{}}
+func newSummary(f *filter, plots bool) *summary {
+	return &summary{filter: f, plots: plots, conns: map[*capture.Conn]*connSummary{}}
 }
 
 func (s *summary) packet(p *capture.Packet) {
@@ -68,7 +69,9 @@ func (s *summary) message(m *capture.Message) {
 	if m.Kind == capture.Read {
 		from = from.Other() // that is where the data comes from
 	}
-	x.bytes[from].add(m.End.Sub(s.first), float64(m.Got), false)
+	if s.plots {
+		x.bytes[from].add(m.End.Sub(s.first), float64(m.Got), false)
+	}
 }
 
 func (s *summary) upper(u *capture.UpperMessage) {
@@ -83,7 +86,9 @@ func (s *summary) credit(k capture.Credit) {
 		return
 	}
 	for i, n := range k.InHand {
-		x.credits[i].add(k.Time.Sub(s.first), float64(n), true)
+		if s.plots {
+			x.credits[i].add(k.Time.Sub(s.first), float64(n), true)
+		}
 		if !x.credit || n < x.low[i] {
 			x.low[i] = n
 		}
