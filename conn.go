@@ -36,6 +36,7 @@ type Conn struct {
 	qp          ibv.QP
 	agreed      agreement
 	fin         bool // half-close was agreed
+	messages    bool // and expedited, partial and empty messages
 	peer        privateData
 	inline      int  // bytes that a send may have without a buffer
 	invalidates bool // the device has Send with Invalidate
@@ -44,9 +45,8 @@ type Conn struct {
 	local       *net.TCPAddr
 	remote      *net.TCPAddr
 
-	// One Read, and one Write, at a time; each is held while its call waits.
-	readMu  sync.Mutex
-	writeMu sync.Mutex
+	// One Read at a time; it is held while the call waits. Who writes has the turn.
+	readMu sync.Mutex
 
 	event atomic.Pointer[ibv.Event] // the end of the connection, from the device
 
@@ -86,8 +86,9 @@ type Conn struct {
 	readDue  deadline
 	writeDue deadline
 
-	// Sending: see send.go.
-	send sending
+	// Sending: see turn.go and send.go.
+	turns turns
+	send  sending
 
 	// Large transfers: see transfer.go.
 	out outgoing
@@ -113,6 +114,7 @@ type segment struct {
 	n     int     // n bytes of it
 	size  int     // of the whole message when the segment begins one, else 0
 	last  bool    // ends its message
+	flags MsgFlags
 }
 
 func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
@@ -148,6 +150,7 @@ func (c *Conn) Info() Info {
 		LocalGID:          gidOf(c.id.LocalAddr()),
 		RemoteGID:         gidOf(c.id.RemoteAddr()),
 		Rdmanet:           c.peer.rdmanet,
+		MessageFlags:      c.messages,
 		MaxSendSize:       int(c.agreed.maxSend),
 		MaxReceiveSize:    int(c.agreed.maxReceive),
 		MaxFragmentedSize: int(c.agreed.maxFragmentedSend),
@@ -227,7 +230,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 
 // Write sends p and returns when all of it has been handed to the device.
 func (c *Conn) Write(p []byte) (int, error) {
-	n, err := c.write(p, false, 0)
+	n, err := c.write(p, manner{})
 	return n, c.opError("write", err)
 }
 
@@ -237,7 +240,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 // flow control and is not delivered. A deadline that passes when part of the
 // message is gone makes the connection unusable for writing.
 func (c *Conn) WriteMsg(p []byte) error {
-	_, err := c.write(p, true, 0)
+	_, err := c.write(p, manner{message: true})
 	return c.opError("write", err)
 }
 
@@ -247,7 +250,7 @@ func (c *Conn) WriteMsg(p []byte) error {
 // dropped where the device has no Send with Invalidate. A peer that has no such
 // key breaks the connection.
 func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
-	_, err := c.write(p, true, token)
+	_, err := c.write(p, manner{message: true, token: token})
 	return c.opError("write", err)
 }
 
@@ -256,7 +259,7 @@ func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
 // its length as n, and stays. When the deadline passes in the middle, n bytes
 // of the message have been read and the rest is for the next call.
 func (c *Conn) ReadMsg(p []byte) (n int, err error) {
-	n, err = c.readMsg(p)
+	n, _, err = c.readMsg(p, false)
 	return n, c.opError("read", err)
 }
 
@@ -368,8 +371,7 @@ func (c *Conn) Close() error {
 
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
+	c.lastTurn()
 	c.linger()
 	return c.opError("close", c.teardown())
 }
@@ -386,7 +388,7 @@ func (c *Conn) linger() {
 	c.writeDue.set(time.Now().Add(c.set.linger))
 	defer c.writeDue.stop()
 	alive := func() bool { return c.dead == nil && !c.writeDue.expired }
-	if c.fin && !c.send.finSent && !c.send.cut { // no end where a message has none
+	if c.fin && !c.send.finSent && !c.send.cut && !c.turns.open { // no end where a message has none
 		for alive() {
 			if done, _ := c.postFIN(); done {
 				break

@@ -11,8 +11,8 @@ import (
 
 // The way out.
 //
-//  1. Write waits until it may send: the peer's credits, room in the send
-//     queue, no other post under way (waitToSend).
+//  1. Write waits for its turn (turn.go), and until it may send: the peer's
+//     credits, room in the send queue, no other post under way (waitToSend).
 //  2. It cuts what may go now into segments and posts them in one call (post).
 //     Each batch of a stream is a message of its own, so a message never
 //     straddles a wait; WriteMsg's message may.
@@ -87,7 +87,8 @@ type parcel struct {
 	p     []byte
 	segs  int             // segments that it makes
 	rest  int             // bytes of the message that follow later
-	flags uint16          // for the last segment
+	all   uint16          // flags for each segment
+	flags uint16          // and for the last one
 	token uint32          // for the first, if not 0
 	bufs  []*buffer       // for the segments that do not go inline
 	head  *transferHeader // for the only segment
@@ -207,22 +208,45 @@ func (c *Conn) waitPosted() {
 	c.writers--
 }
 
-// write sends p, as one message or as a stretch of the stream. A token other
-// than 0 is taken back at the peer by the first segment, if the device can.
-func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
-	if token == 0 && c.large(p, message) {
-		return c.writeLarge(p, message)
-	}
-	return c.writeSegments(p, message, token)
-}
-
-// writeSegments is write for what is not large.
-func (c *Conn) writeSegments(p []byte, message bool, token uint32) (n int, err error) {
+// write sends p when it is its turn.
+func (c *Conn) write(p []byte, m manner) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if message {
+	kind := m.flags.kind()
+	if m.flags&NonBlocking != 0 && !c.turns.free(kind) {
+		if err := c.writeErr(); err != nil {
+			return 0, err
+		}
+		return c.wouldBlock(0, shortage{kind: kind, segments: 1})
+	}
+	if err := c.takeTurn(kind); err != nil {
+		return 0, err
+	}
+	n, err = c.writeInTurn(p, m)
+	c.passTurn()
+	return n, err
+}
+
+// writeInTurn sends p. The caller has the turn.
+func (c *Conn) writeInTurn(p []byte, m manner) (n int, err error) {
+	if m.token == 0 && m.flags&NonBlocking == 0 && c.large(p, m.message) {
+		c.mu.Unlock()
+		defer c.mu.Lock()
+		return c.writeLarge(p, m)
+	}
+	return c.writeSegments(p, m)
+}
+
+// writeSegments is writeInTurn for what is not large.
+func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
+	// What may end in the middle goes in pieces, each a message for SMB Direct.
+	wait, pieces := m.flags&NonBlocking == 0, !m.message
+	switch {
+	case !wait && c.messages:
+		pieces = true
+	case !wait && len(p) > batchSegments*segmentData(len(p), int(c.agreed.maxSend)):
+		return 0, errTooLongNow
+	case m.message:
 		if err := checkMessageLength(len(p), c.agreed.maxFragmentedSend); err != nil {
 			return 0, err
 		}
@@ -233,30 +257,57 @@ func (c *Conn) writeSegments(p []byte, message bool, token uint32) (n int, err e
 			return n, err
 		}
 		if len(p) == 0 {
-			if message {
-				return 0, c.sendEmpty(token)
+			if m.message && m.flags&Partial == 0 {
+				return 0, c.sendEmpty(m)
 			}
 			return 0, nil
 		}
+		if c.turns.overtaken() && !c.send.mid {
+			if !wait {
+				return c.wouldBlock(n, shortage{segments: 1})
+			}
+			c.stepAside()
+			continue
+		}
+		short := shortage{kind: m.flags.kind(), segments: 1}
 		segs, size := c.sendable(len(p))
+		var bufs []*buffer
+		if segs > 0 {
+			segs, size, bufs = c.sendBuffers(segs, size)
+			short.buffer = segs == 0
+		}
+		if !wait && !pieces && size < len(p) {
+			for _, b := range bufs {
+				c.putSendBuffer(b)
+			}
+			segs, short.bytes = 0, len(p)
+			short.segments = (len(p) + int(c.agreed.maxSend) - dataOffset - 1) / (int(c.agreed.maxSend) - dataOffset)
+		}
 		if segs == 0 {
+			if !wait {
+				return c.wouldBlock(n, short)
+			}
 			c.waitToSend()
 			continue
 		}
-		segs, size, bufs := c.sendBuffers(segs, size)
-		if segs == 0 {
-			c.waitToSend()
-			continue
+		o := parcel{p: p[:size], segs: segs, token: m.token, bufs: bufs}
+		if c.messages {
+			o.all = m.wire()
 		}
-		rest := 0
-		if message {
-			rest = len(p) - size
+		switch left := len(p) - size; {
+		case !pieces:
+			o.rest = left
+		case left > 0 && (m.message || c.turns.open):
+			o.all |= flagPartial
 		}
-		c.send.idle, c.send.mid = false, rest > 0
-		if err := c.post(parcel{p: p[:size], segs: segs, rest: rest, token: token, bufs: bufs}); err != nil {
+		c.send.idle, c.send.mid = false, o.rest > 0
+		if o.rest == 0 {
+			c.turns.open, c.turns.openKind = o.all&flagPartial != 0, c.turns.kind
+		}
+		if err := c.post(o); err != nil {
 			return n, err
 		}
-		token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
+		m.token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
 		n += size
 		if p = p[size:]; len(p) == 0 {
 			return n, nil // whatever has happened meanwhile
@@ -287,16 +338,33 @@ func (c *Conn) sendable(n int) (segs, size int) {
 }
 
 // sendEmpty sends a message without payload because the caller wants one.
-func (c *Conn) sendEmpty(token uint32) error {
+func (c *Conn) sendEmpty(m manner) error {
 	for {
 		if err := c.writeErr(); err != nil {
 			return err
 		}
+		wait := m.flags&NonBlocking == 0
+		if wait && c.turns.overtaken() {
+			c.stepAside()
+			continue
+		}
+		short := shortage{kind: c.turns.kind, segments: 1}
 		if c.canSend() && c.credits.spendable() > 0 {
-			if n, bufs := c.emptyBuffers(1, false); n > 0 {
+			n, bufs := c.emptyBuffers(1, false)
+			if n > 0 {
+				o := parcel{segs: 1, token: m.token, bufs: bufs}
+				if c.messages {
+					o.all = m.wire() | flagEmpty
+				}
+				c.turns.open = false
 				c.stats.MessagesSent++
-				return c.post(parcel{segs: 1, token: token, bufs: bufs})
+				return c.post(o)
 			}
+			short.buffer = true
+		}
+		if !wait {
+			_, err := c.wouldBlock(0, short)
+			return err
 		}
 		c.waitToSend()
 	}
@@ -339,6 +407,7 @@ func (c *Conn) post(o parcel) error {
 		h := segmentHeader{
 			CreditsRequested: c.requested(),
 			CreditsGranted:   c.credits.spend(),
+			Flags:            o.all,
 			Remaining:        uint32(left - n + o.rest),
 			DataLength:       uint32(n),
 		}
@@ -346,8 +415,7 @@ func (c *Conn) post(o parcel) error {
 			h.DataOffset = dataOffset
 		}
 		if i == segs-1 {
-			h.Flags = o.flags
-			h.Flags |= c.answerFlags()
+			h.Flags |= o.flags | c.answerFlags()
 		}
 		sgl := sges[2*i : 2*i : 2*i+2]
 		sgl = append(sgl, ibv.SGE{Buf: hdrs[i][:h.putWith(o.head, hdrs[i][:])]})
@@ -394,6 +462,9 @@ func (c *Conn) post(o parcel) error {
 	c.sendControl()
 	if c.writers > 0 {
 		c.writable.Signal()
+	}
+	if c.turns.hungry {
+		c.tellPossible()
 	}
 	if err != nil {
 		return c.dead
@@ -482,16 +553,28 @@ func (c *Conn) closeWrite() error {
 	if !c.fin {
 		return fmt.Errorf("close the writing side: the peer is not rdmanet: %w", errors.ErrUnsupported)
 	}
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.send.finSent && !c.closed {
+		return nil
+	}
+	if err := c.takeTurn(normal); err != nil {
+		return err
+	}
+	defer c.passTurn()
 	if c.send.finSent && !c.closed {
 		return nil
 	}
 	for {
 		if err := c.writeErr(); err != nil {
 			return err
+		}
+		if c.turns.overtaken() {
+			c.stepAside()
+			continue
+		}
+		if c.turns.open {
+			return errMessageOpen
 		}
 		if done, err := c.postFIN(); done {
 			return err
