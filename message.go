@@ -259,8 +259,8 @@ type shortage struct {
 	kind     int
 	segments int    // that it would have made
 	bytes    int    // of payload that could not have gone in part, else 0
-	buffer   bool   // there was no buffer
-	done     uint64 // sends completed then
+	buffer   bool   // there were no buffers, which sends bring back that were under way
+	done     uint64 // sends that had completed then
 }
 
 // wouldBlock ends a non-blocking send of which n bytes were taken.
@@ -291,7 +291,7 @@ func (c *Conn) tellPossible() {
 			return // who changes that looks again
 		}
 		if room := batchBudget - s.inFlight; c.freeSlots()-reservedSlots < short.segments ||
-			room <= 0 || room < short.bytes && s.inFlight > 0 || short.buffer && short.done == s.done {
+			room <= 0 || room < short.bytes && s.inFlight > 0 || short.buffer && short.done == s.done && s.busy() {
 			c.hearOfSends()
 			return
 		}

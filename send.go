@@ -240,15 +240,14 @@ func (c *Conn) writeInTurn(p []byte, m manner) (n int, err error) {
 // writeSegments is writeInTurn for what is not large.
 func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
 	// What may end in the middle goes in pieces, each a message for SMB Direct.
-	wait, pieces := m.flags&NonBlocking == 0, !m.message
-	switch {
-	case !wait && c.messages:
-		pieces = true
-	case !wait && len(p) > batchSegments*segmentData(len(p), int(c.agreed.maxSend)):
-		return 0, errTooLongNow
-	case m.message:
+	wait := m.flags&NonBlocking == 0
+	pieces := !m.message || !wait && c.messages
+	if !pieces {
 		if err := checkMessageLength(len(p), c.agreed.maxFragmentedSend); err != nil {
 			return 0, err
+		}
+		if !wait && len(p) > batchSegments*segmentData(len(p), int(c.agreed.maxSend)) {
+			return 0, errTooLongNow
 		}
 	}
 	for {
@@ -264,29 +263,27 @@ func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
 		}
 		if c.turns.overtaken() && !c.send.mid {
 			if !wait {
-				return c.wouldBlock(n, shortage{segments: 1})
+				return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: 1})
 			}
 			c.stepAside()
 			continue
 		}
-		short := shortage{kind: m.flags.kind(), segments: 1}
 		segs, size := c.sendable(len(p))
+		room := size
 		var bufs []*buffer
 		if segs > 0 {
 			segs, size, bufs = c.sendBuffers(segs, size)
-			short.buffer = segs == 0
 		}
-		if !wait && !pieces && size < len(p) {
+		switch {
+		case !wait && !pieces && (segs == 0 || size < len(p)): // all or nothing
 			for _, b := range bufs {
 				c.putSendBuffer(b)
 			}
-			segs, short.bytes = 0, len(p)
-			short.segments = (len(p) + int(c.agreed.maxSend) - dataOffset - 1) / (int(c.agreed.maxSend) - dataOffset)
-		}
-		if segs == 0 {
-			if !wait {
-				return c.wouldBlock(n, short)
-			}
+			full := segmentData(len(p), int(c.agreed.maxSend))
+			return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: (len(p) + full - 1) / full, bytes: len(p), buffer: size < room})
+		case !wait && segs == 0:
+			return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: 1, buffer: size < room})
+		case segs == 0:
 			c.waitToSend()
 			continue
 		}
