@@ -170,8 +170,9 @@ func (c *Conn) Stats() Stats {
 	return s
 }
 
-// MaxMessageSize is the length of the longest message that WriteMsg can send,
-// in bytes.
+// MaxMessageSize is the length of the longest message that WriteMsg can send, and
+// of the longest piece that SendMsg can, in bytes. A message in pieces may have
+// any length.
 func (c *Conn) MaxMessageSize() int {
 	if c.out.mode != transferNone {
 		return math.MaxInt
@@ -184,13 +185,13 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
-// SetReadDeadline bounds Read, ReadMsg and WriteTo, those in progress too.
+// SetReadDeadline bounds Read, ReadMsg, RecvMsg and WriteTo, those in progress too.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	return c.setDeadline(&c.readDue, t)
 }
 
-// SetWriteDeadline bounds Write, WriteMsg, ReadFrom and CloseWrite, those in
-// progress too. A Write that times out has sent what n says and the stream goes
+// SetWriteDeadline bounds Write, WriteMsg, SendMsg, ReadFrom and CloseWrite, those
+// in progress too, and what is queued by QueueMsg. A Write that times out has sent what n says and the stream goes
 // on from there.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.setDeadline(&c.writeDue, t)
@@ -236,9 +237,10 @@ func (c *Conn) Write(p []byte) (int, error) {
 
 // WriteMsg sends p as one message, which keeps its boundaries for a peer that
 // uses ReadMsg. More than MaxMessageSize bytes are refused with
-// ErrMessageTooLong and nothing is sent. An empty message is legal; it carries
-// flow control and is not delivered. A deadline that passes when part of the
-// message is gone makes the connection unusable for writing.
+// ErrMessageTooLong and nothing is sent. An empty message is legal: it is
+// delivered to a peer with Info.MessageFlags, and only carries flow control to
+// others. A deadline that passes when part of the message is gone makes the
+// connection unusable for writing. SendMsg has more ways to send.
 func (c *Conn) WriteMsg(p []byte) error {
 	_, err := c.write(p, manner{message: true})
 	return c.opError("write", err)
@@ -258,6 +260,11 @@ func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
 // its length. A message that does not fit into p gives io.ErrShortBuffer and
 // its length as n, and stays. When the deadline passes in the middle, n bytes
 // of the message have been read and the rest is for the next call.
+//
+// An empty message has length 0. Of one that was sent in pieces (Partial) all are
+// read, as they come. The length in io.ErrShortBuffer is then that of the first;
+// when it is a later one for which p is too small, p is full, n is its length, and
+// the rest is for the next call. RecvMsg tells more.
 func (c *Conn) ReadMsg(p []byte) (n int, err error) {
 	n, _, err = c.readMsg(p, false)
 	return n, c.opError("read", err)
@@ -353,12 +360,14 @@ func (c *Conn) CloseRead() error {
 
 // CloseWrite ends the writing side: the peer reads io.EOF after all that was
 // written. It needs a peer that is rdmanet too (Info tells); for others the
-// error matches errors.ErrUnsupported.
+// error matches errors.ErrUnsupported. It takes its turn behind what is queued,
+// and fails, with nothing done, where a message has not got its last piece.
 func (c *Conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
 
 // Close ends the connection. What was written reaches the peer first, for
-// which Close waits up to Config.LingerTimeout; calls in progress return with
-// net.ErrClosed at once.
+// which Close waits up to Config.LingerTimeout; calls in progress, and what
+// QueueMsg has queued, return with net.ErrClosed at once. Where a message has not
+// got its last piece the peer reads an error in place of io.EOF.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed {

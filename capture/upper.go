@@ -198,7 +198,7 @@ func looksLikeSMBDirect(m *Message) bool {
 		return true
 	}
 	var h smbdHeader
-	if !h.parse(m.head, m.Size) || h.requested == 0 || h.flags&^(smbdResponseRequested|smbdFIN) != 0 ||
+	if !h.parse(m.head, m.Size) || h.requested == 0 || h.flags&^(smbdResponseRequested|smbdFIN|smbdMessage) != 0 ||
 		binary.LittleEndian.Uint16(m.head[6:]) != 0 {
 		return false
 	}
