@@ -260,6 +260,9 @@ func (p *badPeer) ended() {
 // rdmanetPrivate is the private data of a peer that knows half-close.
 var rdmanetPrivate = privateData{rdmanet: true, features: featureFIN, maxReceive: 8136}.append(nil)
 
+// messagesPrivate is that of one that knows the flags of messages too.
+var messagesPrivate = privateData{rdmanet: true, features: featureFIN | featureMessages, maxReceive: 8136}.append(nil)
+
 // badParam is what a bad peer connects with: as many RDMA Reads at a time as its
 // private data says.
 func badParam(id ibv.ID, private []byte) ibv.ConnParam {

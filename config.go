@@ -204,7 +204,7 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 
 // features is what the private data offers.
 func (s *settings) features() uint16 {
-	f := featureFIN
+	f := featureFIN | featureMessages
 	if s.transfers {
 		f |= featureTransfer
 	}

@@ -36,6 +36,7 @@ type Conn struct {
 	qp          ibv.QP
 	agreed      agreement
 	fin         bool // half-close was agreed
+	messages    bool // and expedited, partial and empty messages
 	peer        privateData
 	inline      int  // bytes that a send may have without a buffer
 	invalidates bool // the device has Send with Invalidate
@@ -44,9 +45,8 @@ type Conn struct {
 	local       *net.TCPAddr
 	remote      *net.TCPAddr
 
-	// One Read, and one Write, at a time; each is held while its call waits.
-	readMu  sync.Mutex
-	writeMu sync.Mutex
+	// One Read at a time; it is held while the call waits. Who writes has the turn.
+	readMu sync.Mutex
 
 	event atomic.Pointer[ibv.Event] // the end of the connection, from the device
 
@@ -86,8 +86,9 @@ type Conn struct {
 	readDue  deadline
 	writeDue deadline
 
-	// Sending: see send.go.
-	send sending
+	// Sending: see turn.go and send.go.
+	turns turns
+	send  sending
 
 	// Large transfers: see transfer.go.
 	out outgoing
@@ -115,6 +116,7 @@ type segment struct {
 	n     int     // n bytes of it
 	size  int     // of the whole message when the segment begins one, else 0
 	last  bool    // ends its message
+	flags MsgFlags
 }
 
 func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
@@ -150,6 +152,7 @@ func (c *Conn) Info() Info {
 		LocalGID:          gidOf(c.id.LocalAddr()),
 		RemoteGID:         gidOf(c.id.RemoteAddr()),
 		Rdmanet:           c.peer.rdmanet,
+		MessageFlags:      c.messages,
 		MaxSendSize:       int(c.agreed.maxSend),
 		MaxReceiveSize:    int(c.agreed.maxReceive),
 		MaxFragmentedSize: int(c.agreed.maxFragmentedSend),
@@ -169,8 +172,9 @@ func (c *Conn) Stats() Stats {
 	return s
 }
 
-// MaxMessageSize is the length of the longest message that WriteMsg can send,
-// in bytes.
+// MaxMessageSize is the length of the longest message that WriteMsg can send, and
+// of the longest piece that SendMsg can, in bytes. A message in pieces may have
+// any length.
 func (c *Conn) MaxMessageSize() int {
 	if c.out.mode != transferNone {
 		return math.MaxInt
@@ -183,13 +187,13 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
-// SetReadDeadline bounds Read, ReadMsg and WriteTo, those in progress too.
+// SetReadDeadline bounds Read, ReadMsg, RecvMsg and WriteTo, those in progress too.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	return c.setDeadline(&c.readDue, t)
 }
 
-// SetWriteDeadline bounds Write, WriteMsg, ReadFrom and CloseWrite, those in
-// progress too. A Write that times out has sent what n says and the stream goes
+// SetWriteDeadline bounds Write, WriteMsg, SendMsg, ReadFrom and CloseWrite, those
+// in progress too, and what is queued by QueueMsg. A Write that times out has sent what n says and the stream goes
 // on from there.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.setDeadline(&c.writeDue, t)
@@ -229,17 +233,18 @@ func (c *Conn) Read(p []byte) (int, error) {
 
 // Write sends p and returns when all of it has been handed to the device.
 func (c *Conn) Write(p []byte) (int, error) {
-	n, err := c.write(p, false, 0)
+	n, err := c.write(p, manner{})
 	return n, c.opError("write", err)
 }
 
 // WriteMsg sends p as one message, which keeps its boundaries for a peer that
 // uses ReadMsg. More than MaxMessageSize bytes are refused with
-// ErrMessageTooLong and nothing is sent. An empty message is legal; it carries
-// flow control and is not delivered. A deadline that passes when part of the
-// message is gone makes the connection unusable for writing.
+// ErrMessageTooLong and nothing is sent. An empty message is legal: it is
+// delivered to a peer with Info.MessageFlags, and only carries flow control to
+// others. A deadline that passes when part of the message is gone makes the
+// connection unusable for writing. SendMsg has more ways to send.
 func (c *Conn) WriteMsg(p []byte) error {
-	_, err := c.write(p, true, 0)
+	_, err := c.write(p, manner{message: true})
 	return c.opError("write", err)
 }
 
@@ -249,7 +254,7 @@ func (c *Conn) WriteMsg(p []byte) error {
 // dropped where the device has no Send with Invalidate. A peer that has no such
 // key breaks the connection.
 func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
-	_, err := c.write(p, true, token)
+	_, err := c.write(p, manner{message: true, token: token})
 	return c.opError("write", err)
 }
 
@@ -257,8 +262,13 @@ func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
 // its length. A message that does not fit into p gives io.ErrShortBuffer and
 // its length as n, and stays. When the deadline passes in the middle, n bytes
 // of the message have been read and the rest is for the next call.
+//
+// An empty message has length 0. Of one that was sent in pieces (Partial) all are
+// read, as they come. The length in io.ErrShortBuffer is then that of the first;
+// when it is a later one for which p is too small, p is full, n is its length, and
+// the rest is for the next call. RecvMsg tells more.
 func (c *Conn) ReadMsg(p []byte) (n int, err error) {
-	n, err = c.readMsg(p)
+	n, _, err = c.readMsg(p, false)
 	return n, c.opError("read", err)
 }
 
@@ -352,12 +362,14 @@ func (c *Conn) CloseRead() error {
 
 // CloseWrite ends the writing side: the peer reads io.EOF after all that was
 // written. It needs a peer that is rdmanet too (Info tells); for others the
-// error matches errors.ErrUnsupported.
+// error matches errors.ErrUnsupported. It takes its turn behind what is queued,
+// and fails, with nothing done, where a message has not got its last piece.
 func (c *Conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
 
 // Close ends the connection. What was written reaches the peer first, for
-// which Close waits up to Config.LingerTimeout; calls in progress return with
-// net.ErrClosed at once.
+// which Close waits up to Config.LingerTimeout; calls in progress, and what
+// QueueMsg has queued, return with net.ErrClosed at once. Where a message has not
+// got its last piece the peer reads an error in place of io.EOF.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -370,8 +382,7 @@ func (c *Conn) Close() error {
 
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
+	c.lastTurn()
 	c.linger()
 	return c.opError("close", c.teardown())
 }
@@ -388,7 +399,7 @@ func (c *Conn) linger() {
 	c.writeDue.set(time.Now().Add(c.set.linger))
 	defer c.writeDue.stop()
 	alive := func() bool { return c.dead == nil && !c.writeDue.expired }
-	if c.fin && !c.send.finSent && !c.send.cut { // no end where a message has none
+	if c.fin && !c.send.finSent && !c.send.cut && !c.turns.open { // no end where a message has none
 		for alive() {
 			if done, _ := c.postFIN(); done {
 				break

@@ -39,6 +39,13 @@ type credits struct {
 	drained bool      // the reader has found nothing since the window last grew
 	alone   time.Time // when a grant last went without payload
 	unpaid  bool      // a receive that carried payload was posted again and not yet granted
+	patient bool      // the peer has said of all such payload that there is no hurry
+}
+
+// owe notes that a receive that carried payload can be granted again.
+func (c *credits) owe(patient bool) {
+	c.patient = patient && (c.patient || !c.unpaid)
+	c.unpaid = true
 }
 
 // receive notes an arrived message: its receive is used up, and what it says
@@ -175,6 +182,8 @@ func (c *credits) owed(kept int, busy, idle bool) bool {
 	}
 	held := c.held()
 	switch {
+	case c.unpaid && c.patient:
+		return held <= c.spent()
 	case c.unpaid:
 		return held <= max(c.spent(), low)
 	case n == 1:

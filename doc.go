@@ -62,8 +62,20 @@
 // package recognise each other when they connect and then have half-close too.
 // docs/protocol.md in the repository has the bytes.
 //
+// # Messages
+//
 // [Conn.WriteMsg] and [Conn.ReadMsg] keep the boundaries of messages, for
-// programs that want them instead of a stream.
+// programs that want them instead of a stream. [Conn.SendMsg] sends them in other
+// ways as well: ahead of what waits to be sent ([Expedited]), in pieces
+// ([Partial]), with a hint that no answer is expected ([NoResponse]), and without
+// blocking ([NonBlocking], [Conn.SendPossible]). [Conn.QueueMsg] queues one, to learn
+// of its completion later or to cancel it before. [Conn.RecvMsg] tells how a message
+// was sent. Both ends must be this package for all of it; what remains of it with
+// others is said with each.
+//
+// Sends take turns in the order in which they are made, whatever makes them,
+// expedited ones before normal ones. docs/semantics.md in the repository has all
+// rules.
 //
 // # Datagrams
 //

@@ -144,6 +144,74 @@ func ExampleConn_WriteMsg() {
 	// "three"
 }
 
+// A message in pieces, an urgent one that goes ahead of what else waits, and one that
+// is queued and then not wanted.
+func ExampleConn_SendMsg() {
+	server, client := connect()
+	defer server.Close()
+	defer client.Close()
+
+	send := func(msg string, flags rdmanet.MsgFlags) {
+		if _, err := client.SendMsg([]byte(msg), flags); err != nil {
+			log.Fatal(err)
+		}
+	}
+	send("a message ", rdmanet.Partial)
+	urgent := client.QueueMsg([]byte("urgent"), rdmanet.Expedited) // waits for the end of that
+	unwanted := client.QueueMsg([]byte("unwanted"), rdmanet.Expedited)
+	fmt.Println("cancelled:", unwanted.Cancel())
+	send("in two pieces", 0)
+	if _, err := urgent.Result(); err != nil {
+		log.Fatal(err)
+	}
+	send("", 0)
+
+	p := make([]byte, 1024)
+	for range 4 {
+		n, flags, err := server.RecvMsg(p)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%q, expedited: %v, more to come: %v\n", p[:n], flags&rdmanet.Expedited != 0, flags&rdmanet.Partial != 0)
+	}
+	// Output:
+	// cancelled: true
+	// "a message ", expedited: false, more to come: true
+	// "in two pieces", expedited: false, more to come: false
+	// "urgent", expedited: true, more to come: false
+	// "", expedited: false, more to come: false
+}
+
+// Sending without blocking: what there is room for is taken, and a channel tells when
+// there is more.
+func ExampleConn_SendPossible() {
+	server, client := connect()
+	defer server.Close()
+	defer client.Close()
+	received := make(chan int)
+	go func() {
+		p := make([]byte, 2<<20)
+		n, err := server.ReadMsg(p)
+		if err != nil {
+			log.Fatal(err)
+		}
+		received <- n
+	}()
+
+	rest := make([]byte, 1<<20)
+	for len(rest) > 0 {
+		n, err := client.SendMsg(rest, rdmanet.NonBlocking)
+		if err != nil && !errors.Is(err, syscall.EAGAIN) {
+			log.Fatal(err)
+		}
+		if rest = rest[n:]; len(rest) > 0 {
+			<-client.SendPossible() // beside other channels, in a select
+		}
+	}
+	fmt.Println(<-received)
+	// Output: 1048576
+}
+
 // Info tells what the addresses of a connection cannot.
 func ExampleConn_Info() {
 	server, client := connect()

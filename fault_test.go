@@ -33,6 +33,7 @@ func pattern(seed uint64, n int) []byte {
 type faulty struct {
 	cfg  Config
 	data [2][]byte // from the dialling side, from the listening side
+	how  func(c *Conn, out, in []byte)
 
 	mu   sync.Mutex
 	errs []error // what went wrong
@@ -72,7 +73,7 @@ func (f *faulty) run() {
 				}
 				return
 			}
-			servers.Go(func() { f.talk(c.(*Conn), f.data[1], f.data[0]) })
+			servers.Go(func() { f.how(c.(*Conn), f.data[1], f.data[0]) })
 		}
 	})
 	for range faultyConns {
@@ -83,7 +84,7 @@ func (f *faulty) run() {
 				f.failed(err)
 				return
 			}
-			f.talk(c.(*Conn), f.data[0], f.data[1])
+			f.how(c.(*Conn), f.data[0], f.data[1])
 		})
 	}
 	clients.Wait()
@@ -130,8 +131,14 @@ func (f *faulty) talk(c *Conn, out, in []byte) {
 // set sets, the n-th of its kind, until there is no n-th. It returns in how
 // many runs the fault was felt.
 func faultTest(t *testing.T, set func(s *verbstest.Switch, n int) *verbstest.Fault) (felt int) {
-	setDomainIdle(t, 0)
 	f := faulty{data: [2][]byte{pattern(1, heavy(100<<10)), pattern(2, heavy(100<<10))}}
+	f.how = f.talk
+	return f.runAll(t, set)
+}
+
+// runAll is faultTest for a scenario of choice.
+func (f *faulty) runAll(t *testing.T, set func(s *verbstest.Switch, n int) *verbstest.Fault) (felt int) {
+	setDomainIdle(t, 0)
 	for n := 1; ; n += faultStep(n) {
 		s := verbstest.NewSwitch(newProvider(t))
 		// A linger time that runs out would pass for a hang.

@@ -1,8 +1,10 @@
 package rdmanet
 
 import (
+	"errors"
 	"io"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,6 +28,7 @@ const (
 	fuzzTransfer        // kind, flags, id, n, rest: a transfer header for n*n*8 bytes of memory that is there, or is not
 	fuzzOffer           // n, rest: the next transfer begins
 	fuzzAnswer          // n: what a good peer would say to the transfer header heard last, but with n*8 bytes less
+	fuzzFlagged         // flags, n, rest: a segment of n bytes with the upper half of its flags, that announces rest more
 	fuzzOps
 )
 
@@ -112,6 +115,13 @@ func (p *badPeer) play(s script, reads bool) {
 		case fuzzAnswer:
 			h := talk.answer(p, uint32(s.next())*8)
 			b = wireTransfer(h, nil)
+		case fuzzFlagged:
+			flags, n := s.next(), int(s.next())
+			b = dataSegment(n, int(s.next()))
+			if n == 0 {
+				b = wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 1})
+			}
+			b[5] = flags
 		case fuzzLeave:
 			p.id.Disconnect()
 			return
@@ -181,6 +191,8 @@ func FuzzConn(f *testing.F) {
 		f.Add([]byte{mode, fuzzData, 1, fuzzMutated, 8, 1, fuzzData, 1})
 		f.Add([]byte{mode, fuzzFIN, fuzzData, 0, fuzzData, 1})
 		f.Add([]byte{mode, fuzzRaw, 3, 1, 2, 3})
+		f.Add([]byte{mode, fuzzFlagged, 0x10, 9, 0, fuzzFlagged, 0x10, 9, 9, fuzzFlagged, 0x10, 9, 0, fuzzFlagged, 8, 0, 0, fuzzFlagged, 0x88, 0, 0})
+		f.Add([]byte{mode, fuzzGrant, 9, fuzzFlagged, 0x34, 9, 0, fuzzFlagged, 0x20, 9, 0, fuzzHear, fuzzFlagged, 0x28, 0, 0, fuzzFlagged, 0x10, 9, 0, fuzzFIN})
 		f.Add([]byte{mode, fuzzLeave})
 	}
 	for _, mode := range []byte{0, fuzzActive, fuzzMsg, fuzzClose, fuzzCloseWrite} {
@@ -216,7 +228,7 @@ func FuzzConn(f *testing.F) {
 			s.cfg.TransferSize = minTransfer
 			private = transferPrivate(mode&fuzzRdmanet != 0)
 		case mode&fuzzRdmanet != 0:
-			private = rdmanetPrivate
+			private = messagesPrivate
 		}
 		if mode&fuzzEarly != 0 {
 			mode |= fuzzHandshake
@@ -258,10 +270,17 @@ func (s *scene) fuzzConn(c *Conn, p *badPeer, mode byte, in script) {
 		if mode&fuzzTransfers != 0 && len(in)%2 == 0 {
 			b = make([]byte, straightFrom)
 		}
-		for {
+		for turns := 0; ; {
 			var err error
 			if mode&fuzzMsg != 0 {
-				if _, err = c.ReadMsg(b); err == io.ErrShortBuffer {
+				read := c.ReadMsg
+				if turns++; turns%2 == 0 {
+					read = func(b []byte) (int, error) {
+						n, _, err := c.RecvMsg(b)
+						return n, err
+					}
+				}
+				if _, err = read(b); errors.Is(err, io.ErrShortBuffer) {
 					_, err = c.Read(b)
 				}
 			} else {
@@ -278,10 +297,21 @@ func (s *scene) fuzzConn(c *Conn, p *badPeer, mode byte, in script) {
 		if mode&fuzzTransfers != 0 {
 			b = make([]byte, 20000)
 		}
-		for {
+		for turns := 0; ; {
 			var err error
 			if mode&fuzzMsg != 0 {
-				err = c.WriteMsg(b)
+				flags := MsgFlags(turns % 8)
+				if turns++; turns%8 == 0 || !c.messages || turns%2 == 0 { // ends what has been begun
+					flags &^= Partial
+				}
+				queued := c.QueueMsg(b, flags)
+				for err = syscall.EAGAIN; errors.Is(err, syscall.EAGAIN); {
+					if _, err = c.SendMsg(b, flags&^Partial|NonBlocking); errors.Is(err, syscall.EAGAIN) {
+						<-c.SendPossible()
+					}
+				}
+				_, err2 := queued.Result()
+				err = errors.Join(err, err2)
 			} else {
 				_, err = c.Write(b)
 			}

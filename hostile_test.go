@@ -313,6 +313,7 @@ type breach struct {
 	send    [][]byte
 	want    error
 	fin     bool // only a breach between rdmanet peers
+	flags   bool // and only where the flags of messages were agreed
 	payload int  // bytes that can be read before the error
 	upTo    bool // or fewer: how many receives there are is a matter of time
 }
@@ -359,11 +360,35 @@ func breaches() []breach {
 			send: [][]byte{flagged(flagFIN, 10, 0), dataSegment(10, 0)}},
 		{name: "data after FIN in a message that goes on", fin: true, want: errDataAfterFIN,
 			send: [][]byte{wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}), dataSegment(10, 5)}},
+
+		{name: "expedited inside a message", flags: true, payload: 10, want: errMessageFlags,
+			send: [][]byte{dataSegment(10, 5), flagged(flagExpedited, 5, 0)}},
+		{name: "partial in the middle", flags: true, payload: 10, want: errMessageFlags,
+			send: [][]byte{dataSegment(10, 5), flagged(flagPartial, 5, 0)}},
+		{name: "expedited between pieces", flags: true, payload: 10, want: errMessageInside,
+			send: [][]byte{flagged(flagPartial, 10, 0), flagged(flagExpedited, 5, 0)}},
+		{name: "normal between expedited pieces", flags: true, payload: 10, want: errMessageInside,
+			send: [][]byte{flagged(flagPartial|flagExpedited, 10, 0), dataSegment(5, 0)}},
+		{name: "empty message between expedited pieces", flags: true, payload: 10, want: errMessageInside,
+			send: [][]byte{flagged(flagPartial|flagExpedited, 10, 0), emptyMessage(0)}},
+		{name: "empty message with payload", flags: true, want: errEmptyFlag, send: [][]byte{flagged(flagEmpty, 10, 0)}},
+		{name: "empty message inside one", flags: true, payload: 10, want: errRemaining,
+			send: [][]byte{dataSegment(10, 5), emptyMessage(0)}},
+		{name: "empty message after FIN", flags: true, want: errDataAfterFIN,
+			send: [][]byte{wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}), emptyMessage(0)}},
+		{name: "FIN with a piece", flags: true, want: errFINInMessage, send: [][]byte{flagged(flagFIN|flagPartial, 10, 0)}},
+		{name: "FIN between pieces", flags: true, payload: 10, want: errFINInMessage,
+			send: [][]byte{flagged(flagPartial, 10, 0), wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN})}},
 	}
 	if !onRDMA { // see TestMessagesWithoutReceives
 		all = append(all, breach{name: "more messages than credits", send: moreThanCredits, payload: 4 * 600, upTo: true, want: iwarpwire.ErrNoBuffer})
 	}
 	return all
+}
+
+// emptyMessage is a message of the upper layer without payload.
+func emptyMessage(flags uint16) []byte {
+	return wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 1, Flags: flagEmpty | flags})
 }
 
 // moreThanCredits is one message more than a scene's connections grant.
@@ -390,6 +415,17 @@ func TestMessagesWithoutReceives(t *testing.T) {
 			p.ended()
 		})
 	}
+}
+
+// private is the private data of a peer that commits the breach.
+func (b *breach) private() []byte {
+	switch {
+	case b.flags:
+		return messagesPrivate
+	case b.fin:
+		return rdmanetPrivate
+	}
+	return nil
 }
 
 // inflict has the peer commit the breach and checks what comes of it.
@@ -426,11 +462,7 @@ func TestBreaches(t *testing.T) {
 		for _, b := range breaches() {
 			t.Run(side.name+"/"+b.name, func(t *testing.T) {
 				s := newScene(t)
-				var private []byte
-				if b.fin {
-					private = rdmanetPrivate
-				}
-				c, p := s.conns(side.active, private)
+				c, p := s.conns(side.active, b.private())
 				b.inflict(s, c, p)
 			})
 			if b.fin && (side.active || negotiatesEarly(t)) {
@@ -459,11 +491,7 @@ func TestBadPeersBesideGoodOnes(t *testing.T) {
 		clients, servers = append(clients, s.owned(client)), append(servers, s.owned(server))
 	}
 	for _, b := range breaches() {
-		var private []byte
-		if b.fin {
-			private = rdmanetPrivate
-		}
-		p := dialBad(t, ln.Addr(), private)
+		p := dialBad(t, ln.Addr(), b.private())
 		p.negotiate()
 		c, err := ln.Accept()
 		require.NoError(t, err)
@@ -675,20 +703,31 @@ func TestPlainPeer(t *testing.T) {
 					require.LessOrEqual(t, c.Info().MaxReceiveSize, plainSegment)
 					require.ErrorIs(t, c.CloseWrite(), errors.ErrUnsupported)
 
-					// The flag that is FIN elsewhere means nothing here.
+					// The flags that mean something elsewhere do not here.
 					p.credits--
 					b := dataSegment(10, 0)
-					b[5] = byte(flagFIN >> 8)
+					b[5] = byte((flagFIN | flagExpedited | flagPartial | flagEmpty | flagNoResponse) >> 8)
 					p.say(b)
+					require.False(t, c.Info().MessageFlags)
+					_, err := c.SendMsg([]byte("piece"), Partial)
+					require.ErrorIs(t, err, errors.ErrUnsupported)
+					_, err = c.QueueMsg([]byte("piece"), Partial|Expedited).Result()
+					require.ErrorIs(t, err, errors.ErrUnsupported)
 					p.data(10)
-					_, err := io.ReadFull(c, make([]byte, 20))
+					got, flags := make([]byte, 20), MsgFlags(0)
+					_, flags, err = c.RecvMsg(got)
+					require.NoError(t, err)
+					require.Zero(t, flags)
+					_, err = io.ReadFull(c, got[:10])
 					require.NoError(t, err)
 
 					const total = 100000
 					wrote := make(chan error, 1)
 					go func() {
-						_, err := c.Write(make([]byte, total))
-						wrote <- errors.Join(err, c.Close())
+						_, err := c.SendMsg(make([]byte, total/2), Expedited|NoResponse)
+						_, err2 := c.SendMsg(nil, Expedited) // forces flow, and is nothing to the peer
+						_, err3 := c.Write(make([]byte, total/2))
+						wrote <- errors.Join(err, err2, err3, c.Close())
 					}()
 					owed := uint16(0)
 					for n := 0; n < total; {

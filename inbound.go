@@ -102,8 +102,8 @@ const (
 	neglectAfter = 10 * time.Millisecond
 )
 
-// offered handles an offer or a request, which ends its message or not.
-func (c *Conn) offered(t *transferHeader, size int, last bool) error {
+// offered handles an offer or a request, whose place among the unread is s.
+func (c *Conn) offered(t *transferHeader, s segment) error {
 	in := &c.in
 	if (t.Kind == transferOffer) != (in.mode == transferRead) {
 		return errTransferKind
@@ -115,14 +115,15 @@ func (c *Conn) offered(t *transferHeader, size int, last bool) error {
 		return errTransferCount
 	}
 	in.last++
-	x := &inbound{id: t.ID, addr: t.Addr, key: t.Key, length: int(t.Length), first: size > 0}
+	x := &inbound{id: t.ID, addr: t.Addr, key: t.Key, length: int(t.Length), first: s.size > 0}
 	in.live.Push(x)
 	c.stats.TransfersReceived++
 	if c.deaf {
 		c.discard(x)
 		return nil
 	}
-	c.unread.Push(segment{x: x, size: size, last: last})
+	s.x = x
+	c.unread.Push(s)
 	switch {
 	case in.eager:
 		c.readAhead()
@@ -311,6 +312,9 @@ func (c *Conn) withdrawn(t *transferHeader) error {
 func (c *Conn) shorten(x *inbound, t *transferHeader) {
 	x.length = x.asked
 	x.cut = t.Flags&transferCut != 0 && (x.length > 0 || !x.first)
+	if x.length == 0 && x.first {
+		c.reasm.undo()
+	}
 	c.retire()
 	c.readable.Broadcast()
 }

@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -345,11 +346,19 @@ func TestNoMemoryToSend(t *testing.T) {
 				wg.Wait()
 			})
 			within(t, "messages", func() {
-				for range 100 {
-					require.NoError(t, a.WriteMsg(nil))
-				}
 				sent := make(chan error, 1)
-				go func() { sent <- a.WriteMsg(pattern(1, 10<<10)) }()
+				go func() {
+					var err error
+					for range 100 {
+						err = errors.Join(err, a.WriteMsg(nil))
+					}
+					sent <- errors.Join(err, a.WriteMsg(pattern(1, 10<<10)))
+				}()
+				for range 100 {
+					n, err := b.ReadMsg(nil)
+					require.NoError(t, err)
+					require.Zero(t, n)
+				}
 				n, err := b.ReadMsg(make([]byte, 10<<10))
 				require.NoError(t, err)
 				require.NoError(t, <-sent)

@@ -80,25 +80,21 @@ func (c *Conn) large(p []byte, message bool) bool {
 	return len(p) >= c.set.transfer || message && len(p) > int(c.agreed.maxFragmentedSend) || findRegion(p) != nil
 }
 
-// writeLarge sends p by transfers. The caller holds writeMu, and not mu.
-func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
-	initial := 0
+// writeLarge sends p by transfers. The caller has the turn, and does not hold mu.
+func (c *Conn) writeLarge(p []byte, m manner) (n int, err error) {
+	initial, open := 0, c.turns.open // only who has the turn changes that
 	if findRegion(p) == nil {
 		// What is copied anyway goes along, and can be read at once.
 		initial = min(int(c.agreed.maxSend)-transferOffset, len(p)-1)
 	}
 	for len(p) > 0 {
 		size := min(len(p), initial+transferCeiling)
-		rest := 0
-		if message {
-			rest = len(p) - size
-		}
-		o := &outbound{p: p[initial:size:size], message: message}
+		o := &outbound{p: p[initial:size:size], message: m.message}
 		if err := c.openMemory(o); err != nil {
-			k, err := c.writeCopying(p, n > 0, message)
+			k, err := c.writeCopying(p, n > 0, m)
 			return n + k, err
 		}
-		sent, err := c.offer(o, p[:initial], rest)
+		sent, err := c.offer(o, p[:initial], len(p)-size, m)
 		if sent {
 			n += initial
 			err = c.settle(o)
@@ -106,7 +102,10 @@ func (c *Conn) writeLarge(p []byte, message bool) (n int, err error) {
 		}
 		o.closeMemory()
 		if err != nil {
-			c.cutMessage(message && n > 0)
+			c.cutMessage(m.message && n > 0)
+			if n == 0 {
+				c.reopen(open)
+			}
 			return n, err
 		}
 		p, initial = p[size:], 0
@@ -139,14 +138,21 @@ func (c *Conn) transferFrom(r io.Reader) (total int64, err error) {
 
 // writeScratch sends the first n bytes of s, which is given back in the end.
 func (c *Conn) writeScratch(s *scratch, n int) (int, error) {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
-	o := &outbound{p: s.b[:n:n], scratch: s}
-	if n < c.set.transfer || c.openMemory(o) != nil {
-		defer s.release()
-		return c.writeSegments(o.p, false, 0)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.takeTurn(normal); err != nil {
+		s.release()
+		return 0, err
 	}
-	sent, err := c.offer(o, nil, 0)
+	defer c.passTurn()
+	o := &outbound{p: s.b[:n:n], scratch: s}
+	if n < c.set.transfer || c.openScratch(o) != nil {
+		defer s.release()
+		return c.writeSegments(o.p, manner{})
+	}
+	c.mu.Unlock()
+	sent, err := c.offer(o, nil, 0, manner{})
+	c.mu.Lock()
 	if !sent {
 		o.closeMemory()
 		return 0, err
@@ -169,6 +175,13 @@ func (c *Conn) openMemory(o *outbound) (err error) {
 	return err
 }
 
+// openScratch is openMemory for who holds mu.
+func (c *Conn) openScratch(o *outbound) error {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	return c.openMemory(o)
+}
+
 // closeMemory takes the memory back. Scratch that the device may still use is
 // lost.
 func (o *outbound) closeMemory() {
@@ -185,13 +198,15 @@ func (o *outbound) closeMemory() {
 
 // writeCopying sends p where its memory cannot be registered. begun says that it
 // is the rest of a message that began with a transfer.
-func (c *Conn) writeCopying(p []byte, begun, message bool) (n int, err error) {
-	if !message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
-		return c.writeSegments(p, message, 0)
+func (c *Conn) writeCopying(p []byte, begun bool, m manner) (n int, err error) {
+	if !m.message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.writeSegments(p, m)
 	}
 	for n < len(p) {
 		k := min(len(p)-n, int(c.agreed.maxSend)-transferOffset)
-		if _, err := c.offer(nil, p[n:n+k], len(p)-n-k); err != nil {
+		if _, err := c.offer(nil, p[n:n+k], len(p)-n-k, m); err != nil {
 			c.cutMessage(begun || n > 0)
 			return n, err
 		}
@@ -207,17 +222,29 @@ func (c *Conn) cutMessage(cut bool) {
 	c.mu.Unlock()
 }
 
+// reopen says whether a message was open before the one that was withdrawn as a
+// whole.
+func (c *Conn) reopen(open bool) {
+	c.mu.Lock()
+	c.turns.open = open
+	c.mu.Unlock()
+}
+
 // offer tells the peer of o, alone if its memory is the caller's, who may have to
-// withdraw it, with the bytes in front of it; rest bytes of the
-// message follow later. o is nil where those bytes are all. It reports whether
-// the peer has been told.
-func (c *Conn) offer(o *outbound, initial []byte, rest int) (bool, error) {
+// withdraw it, with the bytes in front of it; left bytes of what is sent follow
+// later. o is nil where those bytes are all. It reports whether the peer has been
+// told.
+func (c *Conn) offer(o *outbound, initial []byte, left int, m manner) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var bufs []*buffer
 	for {
 		if err := c.writeErr(); err != nil {
 			return false, err
+		}
+		if c.turns.overtaken() && !c.send.mid {
+			c.stepAside()
+			continue
 		}
 		if busy := c.out.live.Len(); o != nil && (busy >= aheadPieces || busy > 0 && o.scratch == nil) {
 			c.await(&c.writable, &c.writers)
@@ -230,6 +257,16 @@ func (c *Conn) offer(o *outbound, initial []byte, rest int) (bool, error) {
 			}
 		}
 		c.waitToSend()
+	}
+	var all uint16
+	if c.messages {
+		all = m.wire()
+	}
+	rest := 0
+	if m.message {
+		rest = left
+	} else if left > 0 && c.turns.open {
+		all |= flagPartial
 	}
 	t := transferHeader{Kind: transferOffer, Rest: uint64(rest)}
 	if c.out.mode == transferWrite {
@@ -247,11 +284,12 @@ func (c *Conn) offer(o *outbound, initial []byte, rest int) (bool, error) {
 		c.stats.BytesSent += uint64(len(o.p))
 		c.stats.TransferBytesSent += uint64(len(o.p))
 	}
-	c.send.idle = false
+	c.send.idle, c.send.mid = false, rest > 0
 	if rest == 0 {
+		c.turns.open, c.turns.openKind = all&flagPartial != 0, c.turns.kind
 		c.stats.MessagesSent++
 	}
-	return true, c.post(parcel{p: initial, segs: 1, bufs: bufs, head: &t})
+	return true, c.post(parcel{p: initial, segs: 1, all: all, bufs: bufs, head: &t})
 }
 
 // settle waits until o is over, or gives it up.

@@ -21,13 +21,12 @@ const (
 // Bits of privateData.features. An extension is used only where both ends set
 // its bit; bits not named here are sent as 0 and ignored.
 const (
-	featureFIN          uint16 = 1 << 0 // half-close by flagFIN
-	featureFlags        uint16 = 1 << 1 // reserved: urgent and partial messages
-	featureEmptyMessage uint16 = 1 << 2 // reserved: empty messages that are delivered
-	featureTransfer     uint16 = 1 << 3 // large transfers, transfer.go
-	featureEarly        uint16 = 1 << 4 // the negotiation message follows here
-	featureNoRead       uint16 = 1 << 5 // large transfers without RDMA Read, either way
-	featureNoEmptyRead  uint16 = 1 << 6 // to be spared RDMA Reads of no bytes
+	featureFIN         uint16 = 1 << 0 // half-close by flagFIN
+	featureMessages    uint16 = 1 << 1 // expedited, partial and empty messages
+	featureTransfer    uint16 = 1 << 3 // large transfers, transfer.go
+	featureEarly       uint16 = 1 << 4 // the negotiation message follows here
+	featureNoRead      uint16 = 1 << 5 // large transfers without RDMA Read, either way
+	featureNoEmptyRead uint16 = 1 << 6 // to be spared RDMA Reads of no bytes
 )
 
 // privateData is what one end says of itself before the negotiation.

@@ -152,6 +152,9 @@ func (c *Conn) poll() int {
 	if total > 0 {
 		c.replenish()
 		c.sendControl()
+		if c.turns.hungry {
+			c.tellPossible()
+		}
 	}
 	if c.sleeping && (c.stats.received()+c.in.came != news || wanted && !c.wantSend) {
 		c.cq.Interrupt() // what the leader waits for may be what was taken here
@@ -201,6 +204,7 @@ func (c *Conn) wakeAll() {
 	if c.leading {
 		c.cq.Interrupt()
 	}
+	c.lookAgain()
 }
 
 // startKeeper is called when nobody has led for a while.

@@ -98,6 +98,8 @@ func TestProtocolDocVectors(t *testing.T) {
 		"transfer-written":   transfer(transferHeader{Kind: transferWritten, ID: 7, Length: 65536}, 0),
 		"transfer-withdraw":  transfer(transferHeader{Kind: transferWithdraw, Flags: transferCut, ID: 7}, 0),
 		"transfer-end":       transfer(transferHeader{Kind: transferWritten, Flags: transferEnd, ID: 7}, 0),
+		"message-piece":      segment(segmentHeader{CreditsRequested: 255, Flags: flagExpedited | flagPartial, DataOffset: dataOffset, DataLength: 3}, "urg"),
+		"message-empty":      segment(segmentHeader{CreditsRequested: 255, Flags: flagEmpty}, ""),
 		"fin":                segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
 		"datagram-greeting":  greeting{port: 9053, qpn: 18}.append(nil),
 		"datagram-immediate": binary.BigEndian.AppendUint32(nil, immediateOf(9053)),
@@ -135,7 +137,22 @@ func TestProtocolDocVectorsDecode(t *testing.T) {
 	if _, err := docLimits.acceptResponse(v["negotiate-refusal"]); err != statusError(statusNotSupported) {
 		t.Errorf("negotiate-refusal: %v", err)
 	}
-	r := reassembler{max: 1 << 20, fin: true}
+	r := reassembler{max: 1 << 20, fin: true, messages: true}
+	if _, last, err := r.accept(&segmentHeader{Flags: flagEmpty}); !last || err != nil {
+		t.Errorf("an empty message: last %v, %v", last, err)
+	}
+	pieces := r
+	for _, name := range []string{"message-piece", "message-empty"} {
+		var h segmentHeader
+		_, err := h.parse(v[name])
+		if err == nil {
+			h.Flags |= flagExpedited // an empty one that ends the piece's message is
+			_, _, err = pieces.accept(&h)
+		}
+		if open := name == "message-piece"; err != nil || pieces.open() != open {
+			t.Errorf("%s: open %v, want %v; %v", name, pieces.open(), open, err)
+		}
+	}
 	for _, name := range []string{"segment-single", "empty-grant", "keepalive-probe", "fin"} {
 		var h segmentHeader
 		payload, err := h.parse(v[name])

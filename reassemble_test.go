@@ -15,10 +15,11 @@ func TestReassembler(t *testing.T) {
 		first, last       bool
 		err               error
 	}
-	fin := flagFIN
+	fin, expedited, partial, void := flagFIN, flagExpedited, flagPartial, flagEmpty
 	for _, tt := range []struct {
 		name  string
 		fin   bool // featureFIN agreed
+		flags bool // featureMessages agreed
 		steps []step
 	}{
 		{name: "one segment", steps: []step{
@@ -130,9 +131,72 @@ func TestReassembler(t *testing.T) {
 			{length: 1, remaining: 1, flags: fin, err: errFINInMessage},
 			{length: 2, flags: fin, last: true},
 		}},
+
+		{name: "flags of messages not agreed are ignored", fin: true, steps: []step{
+			{length: 10, remaining: 30, flags: expedited | partial, first: true},
+			{length: 30, flags: void, last: true},
+			{flags: void},
+			{length: 1, flags: expedited, first: true, last: true},
+			{flags: fin | partial},
+		}},
+		{name: "expedited and normal messages", fin: true, flags: true, steps: []step{
+			{length: 10, remaining: 30, flags: expedited, first: true},
+			{}, // credits belong to no message
+			{length: 30, flags: expedited, last: true},
+			{length: 1, first: true, last: true},
+			{flags: expedited | partial},
+			{length: 1, flags: fin, first: true, last: true},
+		}},
+		{name: "flags change inside a message", fin: true, flags: true, steps: []step{
+			{length: 10, remaining: 30, flags: expedited, first: true},
+			{length: 30, err: errMessageFlags},
+			{length: 30, flags: expedited | partial, err: errMessageFlags},
+			{length: 30, flags: expedited, last: true},
+		}},
+		{name: "pieces", fin: true, flags: true, steps: []step{
+			{length: 10, remaining: 5, flags: partial, first: true},
+			{length: 5, flags: partial, last: true},
+			{flags: flagResponseRequested},
+			{length: 1, flags: partial | flagNoResponse, first: true, last: true},
+			{length: 1, first: true, last: true},
+			{length: 1, flags: expedited | partial, first: true, last: true},
+			{length: 1, flags: expedited, first: true, last: true},
+			{flags: fin},
+		}},
+		{name: "a message inside one of the other kind", fin: true, flags: true, steps: []step{
+			{length: 10, flags: partial, first: true, last: true},
+			{length: 1, flags: expedited, err: errMessageInside},
+			{flags: expedited | void, err: errMessageInside},
+			{length: 1, first: true, last: true},
+			{length: 1, flags: expedited | partial, first: true, last: true},
+			{length: 1, err: errMessageInside},
+			{length: 1, remaining: 1, flags: partial, err: errMessageInside},
+		}},
+		{name: "FIN before the last piece", fin: true, flags: true, steps: []step{
+			{length: 10, flags: partial | fin, err: errFINInMessage},
+			{length: 10, flags: partial, first: true, last: true},
+			{flags: fin, err: errFINInMessage},
+			{length: 10, flags: fin, first: true, last: true},
+		}},
+		{name: "empty messages", fin: true, flags: true, steps: []step{
+			{flags: void, first: true, last: true},
+			{flags: void | expedited, first: true, last: true},
+			{length: 1, flags: partial, first: true, last: true},
+			{flags: void, first: true, last: true},
+			{flags: void | fin, first: true, last: true},
+			{flags: void, err: errDataAfterFIN},
+			{},
+		}},
+		{name: "empty messages with something in them, or inside another", fin: true, flags: true, steps: []step{
+			{length: 1, flags: void, err: errEmptyFlag},
+			{remaining: 1, flags: void, err: errEmptyFlag},
+			{length: 1, remaining: 1, first: true},
+			{flags: void, err: errRemaining},
+			{length: 1, last: true},
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := reassembler{max: limit, fin: tt.fin}
+			r := reassembler{max: limit, fin: tt.fin, messages: tt.flags}
 			for i, s := range tt.steps {
 				before := r
 				first, last, err := r.accept(&segmentHeader{
@@ -154,17 +218,47 @@ func TestReassembler(t *testing.T) {
 type reassemblyModel struct {
 	max, total, got uint64
 	fin, ended      bool
+
+	messages bool
+	under    uint16 // flags of the message under way
+	waits    int    // for the next piece of a message: 1 a normal, 2 an expedited one
 }
 
 // accept says whether a segment is legal and, if so, whether a message begins
 // and ends with it.
-func (m *reassemblyModel) accept(length, remaining uint64, fin bool) (first, last, ok bool) {
+func (m *reassemblyModel) accept(length, remaining uint64, flags uint16) (first, last, ok bool) {
+	fin, void := flags&flagFIN != 0, false
+	if m.messages {
+		void = flags&flagEmpty != 0
+		flags &= flagExpedited | flagPartial
+	} else {
+		flags = 0
+	}
+	kind := 1
+	if flags&flagExpedited != 0 {
+		kind = 2
+	}
 	total, got := m.total, m.got
 	switch {
 	case length+remaining > m.max:
 		return false, false, false
-	case length == 0 && remaining == 0:
-		// carries nothing
+	case void && (length+remaining > 0 || total > 0):
+		return false, false, false
+	case length == 0 && remaining == 0 && !void:
+		if fin && m.fin {
+			if total > 0 || m.waits != 0 {
+				return false, false, false
+			}
+			m.ended = true
+		}
+		return false, false, true // carries nothing
+	case total > 0 && flags != m.under, total == 0 && m.waits != 0 && m.waits != kind:
+		return false, false, false
+	case void && !m.ended:
+		if fin && m.fin && flags&flagPartial != 0 {
+			return false, false, false
+		}
+		first, last = true, true
 	case m.ended:
 		return false, false, false
 	case total == 0:
@@ -175,17 +269,21 @@ func (m *reassemblyModel) accept(length, remaining uint64, fin bool) (first, las
 			return false, false, false
 		}
 	}
-	last = total > 0 && got == total
-	if last {
+	if total > 0 && got == total {
+		last = true
 		total, got = 0, 0
 	}
 	if fin && m.fin {
-		if total > 0 {
+		if total > 0 || flags&flagPartial != 0 {
 			return false, false, false
 		}
 		m.ended = true
 	}
-	m.total, m.got = total, got
+	m.total, m.got, m.under = total, got, flags
+	m.waits = 0
+	if flags&flagPartial != 0 {
+		m.waits = kind
+	}
 	return first, last, true
 }
 
@@ -199,10 +297,10 @@ func FuzzReassembly(f *testing.F) {
 			return
 		}
 		ops = ops[:min(len(ops), most)]
-		agreed := ops[0]&1 != 0
+		agreed, messages := ops[0]&1 != 0, ops[0]&2 != 0
 		ops = ops[1:]
-		r := reassembler{max: limit, fin: agreed}
-		m := reassemblyModel{max: limit, fin: agreed}
+		r := reassembler{max: limit, fin: agreed, messages: messages}
+		m := reassemblyModel{max: limit, fin: agreed, messages: messages}
 		var sent, received []byte
 		next := byte(0)
 		b := make([]byte, dataOffset+2*limit)
@@ -235,6 +333,11 @@ func FuzzReassembly(f *testing.F) {
 			if ops[0]&8 != 0 {
 				h.Flags = flagFIN
 			}
+			for bit, flag := range []uint16{flagExpedited, flagPartial, flagEmpty, flagNoResponse} {
+				if ops[0]&(16<<bit) != 0 {
+					h.Flags |= flag
+				}
+			}
 			if h.DataLength > 0 {
 				h.DataOffset = dataOffset
 			}
@@ -251,7 +354,7 @@ func FuzzReassembly(f *testing.F) {
 				t.Fatalf("parse %+v: %v", h, err)
 			}
 			first, last, err := r.accept(&in)
-			wantFirst, wantLast, ok := m.accept(uint64(h.DataLength), uint64(h.Remaining), h.Flags&flagFIN != 0)
+			wantFirst, wantLast, ok := m.accept(uint64(h.DataLength), uint64(h.Remaining), h.Flags)
 			if ok != (err == nil) || first != wantFirst || last != wantLast {
 				t.Fatalf("%+v: accept = %v, %v, %v; want %v, %v, accepted %v", h, first, last, err, wantFirst, wantLast, ok)
 			}

@@ -69,6 +69,7 @@ func (c *Conn) received(wc *ibv.WC) {
 	}
 	var first, last bool
 	opens := transfer && t.opens()
+	empty := c.messages && h.Flags&flagEmpty != 0 // a message all the same
 	if opens {
 		first, last, err = c.reasm.acceptTransfer(&h, &t)
 	} else {
@@ -77,6 +78,7 @@ func (c *Conn) received(wc *ibv.WC) {
 	if first {
 		c.opened = int(h.DataLength) + int(h.Remaining) + int(t.Length) + int(t.Rest)
 	}
+	flags := c.messageFlags(&h)
 	whole := last
 	if opens {
 		last = last && t.Length == 0 // of the payload
@@ -86,30 +88,30 @@ func (c *Conn) received(wc *ibv.WC) {
 		buf.release()
 		c.fail(err)
 		return
-	case len(payload) == 0 || c.deaf:
+	case len(payload) == 0 && !empty || c.deaf:
 		c.stats.countReceived(len(payload), last)
 		c.reuse(buf)
 	default:
 		c.stats.countReceived(len(payload), last)
-		s := segment{data: payload, buf: buf, size: c.opened, last: last}
+		s := segment{data: payload, buf: buf, size: c.opened, last: last, flags: flags}
 		c.opened = 0
 		if c.spillable(payload) {
 			s.n = len(payload)
 			s.data, s.spill = c.intoSpill(payload)
 			s.buf = nil
 			c.reuse(buf)
-			c.credits.unpaid = true
+			c.credits.owe(flags&NoResponse != 0)
 		} else {
 			c.kept++
 		}
 		c.unread.Push(s)
 	}
 	if opens || c.deaf && len(payload) > 0 {
-		c.credits.unpaid = true
+		c.credits.owe(flags&NoResponse != 0)
 	}
 	if transfer {
 		c.credits.news = true
-		if err := c.transferred(&t, whole); err != nil {
+		if err := c.transferred(&t, whole, flags); err != nil {
 			c.fail(err)
 			return
 		}
@@ -117,7 +119,7 @@ func (c *Conn) received(wc *ibv.WC) {
 	if c.reasm.ended && !c.eof {
 		c.eof = true
 		c.readable.Broadcast()
-	} else if (len(payload) > 0 || opens) && c.readers > 0 {
+	} else if (len(payload) > 0 || opens || empty) && c.readers > 0 {
 		c.readable.Signal()
 	}
 	if c.writers > 0 {
@@ -126,7 +128,7 @@ func (c *Conn) received(wc *ibv.WC) {
 }
 
 // transferred handles what a message says of a transfer.
-func (c *Conn) transferred(t *transferHeader, last bool) error {
+func (c *Conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 	switch t.Kind {
 	case transferOffer, transferRequest:
 		if t.Length == 0 {
@@ -137,7 +139,7 @@ func (c *Conn) transferred(t *transferHeader, last bool) error {
 		}
 		size := c.opened
 		c.opened = 0
-		return c.offered(t, size, last)
+		return c.offered(t, segment{size: size, last: last, flags: flags})
 	case transferGrant:
 		return c.granted(t)
 	case transferWritten:
@@ -153,15 +155,15 @@ func (c *Conn) transferred(t *transferHeader, last bool) error {
 func (s *Stats) received() uint64 { return s.SegmentsReceived + s.EmptyReceived }
 
 func (s *Stats) countReceived(n int, last bool) {
+	if last {
+		s.MessagesReceived++
+	}
 	if n == 0 {
 		s.EmptyReceived++
 		return
 	}
 	s.SegmentsReceived++
 	s.BytesReceived += uint64(n)
-	if last {
-		s.MessagesReceived++
-	}
 }
 
 // reuse posts a buffer again, or gives it back when the window is full.
@@ -191,6 +193,9 @@ func (c *Conn) postRecv(buf *buffer) {
 	}
 	c.posted.Push(buf)
 	c.credits.post(1)
+	if c.turns.hungry {
+		c.tellPossible()
+	}
 	if c.send.waiting && c.credits.spendable() > 0 {
 		// A writer with one credit left has a grant to send it with now. The
 		// peer may be in the same place: neither would hear of the other.
@@ -234,7 +239,7 @@ func (c *Conn) done(s segment) {
 		return
 	}
 	c.kept--
-	c.credits.unpaid = true
+	c.credits.owe(s.flags&NoResponse != 0)
 	c.reuse(s.buf)
 }
 
@@ -338,34 +343,45 @@ func (c *Conn) replaced() {
 	c.sendControl()
 }
 
-func (c *Conn) readMsg(p []byte) (n int, err error) {
+// readMsg reads a message, or with pieces set a piece of one.
+func (c *Conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error) {
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.in.reading++
 	defer c.doneReading()
-	for {
+	for begun := false; ; {
 		if err := c.waitReadable(); err != nil {
 			if err == io.EOF && n > 0 {
 				err = io.ErrUnexpectedEOF
 			}
-			return n, err
+			if n > 0 {
+				flags |= Partial
+			}
+			return n, flags, err
 		}
-		if size := c.unread.At(0).size; size > len(p) {
-			return size, io.ErrShortBuffer
-		}
-		if n == len(p) {
-			return n, io.ErrShortBuffer // the rest of a message that Read has begun
+		s := c.unread.At(0)
+		flags = s.flags & (Expedited | Partial)
+		empty := s.x == nil && len(s.data) == 0
+		switch {
+		case n == 0 && s.size > len(p):
+			return s.size, flags, io.ErrShortBuffer
+		case n == len(p) && !empty: // the rest of a message that was begun
+			return n, flags | Partial, io.ErrShortBuffer
 		}
 		k, last, err := c.next(p[n:], true, true)
 		n += k
+		begun = begun || k > 0 || empty
 		c.replaced()
 		if err != nil {
-			return n, err
+			return n, flags | Partial, err
 		}
-		if last && n > 0 { // else it was withdrawn as a whole
-			return n, nil
+		if last && begun { // else it was withdrawn as a whole
+			if pieces || flags&Partial == 0 {
+				return n, flags, nil
+			}
+			begun = false
 		}
 	}
 }
@@ -401,6 +417,10 @@ func (c *Conn) detach() (data []byte, done func(), err error) {
 	for {
 		if err := c.waitReadable(); err != nil {
 			return nil, nil, err
+		}
+		if s := c.unread.At(0); s.x == nil && len(s.data) == 0 {
+			c.consumed() // an empty message
+			continue
 		}
 		if c.unread.At(0).x == nil {
 			s := c.unread.Pop()

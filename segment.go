@@ -29,6 +29,22 @@ const (
 	// payload. It is not part of SMB Direct either; it is sent, and heeded, only
 	// where both ends offered featureTransfer.
 	flagTransfer uint16 = 0x4000
+
+	// The following are not part of SMB Direct either; they are sent, and heeded,
+	// only where both ends offered featureMessages. flagExpedited and flagPartial
+	// are those of a message of the upper layer, the same in each of its segments.
+
+	// flagExpedited marks a message that was sent ahead of others.
+	flagExpedited uint16 = 0x2000
+
+	// flagPartial says that more of the message comes in another one.
+	flagPartial uint16 = 0x1000
+
+	// flagEmpty makes what carries no payload a message of the upper layer.
+	flagEmpty uint16 = 0x0800
+
+	// flagNoResponse says that the sender needs no credits soon.
+	flagNoResponse uint16 = 0x0400
 )
 
 // ErrMessageTooLong is returned for a message longer than the peer said that

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/ring"
@@ -12,8 +11,8 @@ import (
 
 // The way out.
 //
-//  1. Write waits until it may send: the peer's credits, room in the send
-//     queue, no other post under way (waitToSend).
+//  1. Write waits for its turn (turn.go), and until it may send: the peer's
+//     credits, room in the send queue, no other post under way (waitToSend).
 //  2. It cuts what may go now into segments and posts them in one call (post).
 //     Each batch of a stream is a message of its own, so a message never
 //     straddles a wait; WriteMsg's message may.
@@ -22,8 +21,7 @@ import (
 //  4. Only some sends are signalled; a completion stands for all before it
 //     (sent).
 //
-// Messages without payload, for credits, answers and FIN, are posted by
-// whoever finds them due (sendControl). The post itself is made without mu, so
+// Messages without payload: see control.go. The post itself is made without mu, so
 // that reading goes on; sending.posting keeps the order.
 type sending struct {
 	posting bool // a batch is being handed to the device
@@ -89,7 +87,8 @@ type parcel struct {
 	p     []byte
 	segs  int             // segments that it makes
 	rest  int             // bytes of the message that follow later
-	flags uint16          // for the last segment
+	all   uint16          // flags for each segment
+	flags uint16          // and for the last one
 	token uint32          // for the first, if not 0
 	bufs  []*buffer       // for the segments that do not go inline
 	head  *transferHeader // for the only segment
@@ -209,24 +208,46 @@ func (c *Conn) waitPosted() {
 	c.writers--
 }
 
-// write sends p, as one message or as a stretch of the stream. A token other
-// than 0 is taken back at the peer by the first segment, if the device can.
-func (c *Conn) write(p []byte, message bool, token uint32) (n int, err error) {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
-	if token == 0 && c.large(p, message) {
-		return c.writeLarge(p, message)
-	}
-	return c.writeSegments(p, message, token)
-}
-
-// writeSegments is write for what is not large.
-func (c *Conn) writeSegments(p []byte, message bool, token uint32) (n int, err error) {
+// write sends p when it is its turn.
+func (c *Conn) write(p []byte, m manner) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if message {
+	kind := m.flags.kind()
+	if m.flags&NonBlocking != 0 && !c.turns.free(kind) {
+		if err := c.writeErr(); err != nil {
+			return 0, err
+		}
+		return c.wouldBlock(0, shortage{kind: kind, segments: 1})
+	}
+	if err := c.takeTurn(kind); err != nil {
+		return 0, err
+	}
+	n, err = c.writeInTurn(p, m)
+	c.passTurn()
+	return n, err
+}
+
+// writeInTurn sends p. The caller has the turn.
+func (c *Conn) writeInTurn(p []byte, m manner) (n int, err error) {
+	if m.token == 0 && m.flags&NonBlocking == 0 && c.large(p, m.message) {
+		c.mu.Unlock()
+		defer c.mu.Lock()
+		return c.writeLarge(p, m)
+	}
+	return c.writeSegments(p, m)
+}
+
+// writeSegments is writeInTurn for what is not large.
+func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
+	// What may end in the middle goes in pieces, each a message for SMB Direct.
+	wait := m.flags&NonBlocking == 0
+	pieces := !m.message || !wait && c.messages
+	if !pieces {
 		if err := checkMessageLength(len(p), c.agreed.maxFragmentedSend); err != nil {
 			return 0, err
+		}
+		if !wait && len(p) > batchSegments*segmentData(len(p), int(c.agreed.maxSend)) {
+			return 0, errTooLongNow
 		}
 	}
 	for {
@@ -235,30 +256,55 @@ func (c *Conn) writeSegments(p []byte, message bool, token uint32) (n int, err e
 			return n, err
 		}
 		if len(p) == 0 {
-			if message {
-				return 0, c.sendEmpty(token)
+			if m.message && m.flags&Partial == 0 {
+				return 0, c.sendEmpty(m)
 			}
 			return 0, nil
 		}
+		if c.turns.overtaken() && !c.send.mid {
+			if !wait {
+				return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: 1})
+			}
+			c.stepAside()
+			continue
+		}
 		segs, size := c.sendable(len(p))
-		if segs == 0 {
+		room := size
+		var bufs []*buffer
+		if segs > 0 {
+			segs, size, bufs = c.sendBuffers(segs, size)
+		}
+		switch {
+		case !wait && !pieces && (segs == 0 || size < len(p)): // all or nothing
+			for _, b := range bufs {
+				c.putSendBuffer(b)
+			}
+			full := segmentData(len(p), int(c.agreed.maxSend))
+			return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: (len(p) + full - 1) / full, bytes: len(p), buffer: size < room})
+		case !wait && segs == 0:
+			return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: 1, buffer: size < room})
+		case segs == 0:
 			c.waitToSend()
 			continue
 		}
-		segs, size, bufs := c.sendBuffers(segs, size)
-		if segs == 0 {
-			c.waitToSend()
-			continue
+		o := parcel{p: p[:size], segs: segs, token: m.token, bufs: bufs}
+		if c.messages {
+			o.all = m.wire()
 		}
-		rest := 0
-		if message {
-			rest = len(p) - size
+		switch left := len(p) - size; {
+		case !pieces:
+			o.rest = left
+		case left > 0 && (m.message || c.turns.open):
+			o.all |= flagPartial
 		}
-		c.send.idle, c.send.mid = false, rest > 0
-		if err := c.post(parcel{p: p[:size], segs: segs, rest: rest, token: token, bufs: bufs}); err != nil {
+		c.send.idle, c.send.mid = false, o.rest > 0
+		if o.rest == 0 {
+			c.turns.open, c.turns.openKind = o.all&flagPartial != 0, c.turns.kind
+		}
+		if err := c.post(o); err != nil {
 			return n, err
 		}
-		token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
+		m.token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
 		n += size
 		if p = p[size:]; len(p) == 0 {
 			return n, nil // whatever has happened meanwhile
@@ -289,70 +335,35 @@ func (c *Conn) sendable(n int) (segs, size int) {
 }
 
 // sendEmpty sends a message without payload because the caller wants one.
-func (c *Conn) sendEmpty(token uint32) error {
+func (c *Conn) sendEmpty(m manner) error {
 	for {
 		if err := c.writeErr(); err != nil {
 			return err
 		}
+		wait := m.flags&NonBlocking == 0
+		if wait && c.turns.overtaken() {
+			c.stepAside()
+			continue
+		}
+		short := shortage{kind: c.turns.kind, segments: 1}
 		if c.canSend() && c.credits.spendable() > 0 {
-			if n, bufs := c.emptyBuffers(1, false); n > 0 {
+			n, bufs := c.emptyBuffers(1, false)
+			if n > 0 {
+				o := parcel{segs: 1, token: m.token, bufs: bufs}
+				if c.messages {
+					o.all = m.wire() | flagEmpty
+				}
+				c.turns.open = false
 				c.stats.MessagesSent++
-				return c.post(parcel{segs: 1, token: token, bufs: bufs})
+				return c.post(o)
 			}
+			short.buffer = true
+		}
+		if !wait {
+			_, err := c.wouldBlock(0, short)
+			return err
 		}
 		c.waitToSend()
-	}
-}
-
-// postEmpty posts up to n messages without payload and reports whether it did.
-func (c *Conn) postEmpty(n int) bool {
-	n, bufs := c.emptyBuffers(n, false)
-	return n > 0 && c.post(parcel{segs: n, bufs: bufs}) == nil
-}
-
-// postTransferNews posts what the peer is to be told next of transfers.
-func (c *Conn) postTransferNews() bool {
-	n, bufs := c.emptyBuffers(1, true)
-	if n == 0 {
-		return false
-	}
-	o := parcel{segs: 1, bufs: bufs}
-	var t transferHeader
-	if c.in.receivesNews() {
-		t = c.nextInbound()
-	} else {
-		t, o.grant = c.nextOutbound()
-	}
-	o.head = &t
-	return c.post(o) == nil
-}
-
-// emptyBuffers is sendBuffers for messages without payload, or with a transfer
-// header only. When it has none, the completion that brings one back will be heard
-// of.
-func (c *Conn) emptyBuffers(n int, head bool) (int, []*buffer) {
-	if head {
-		n, bufs := c.transferBuffers(0)
-		if n == 0 {
-			c.hearOfSends()
-		}
-		return n, bufs
-	}
-	if dataHeaderLen <= c.inline {
-		return n, nil
-	}
-	n, _, bufs := c.sendBuffers(n, 0)
-	if n == 0 {
-		c.hearOfSends()
-	}
-	return n, bufs
-}
-
-// hearOfSends makes sure that the next completion of a send is noticed.
-func (c *Conn) hearOfSends() {
-	c.wantSend = true
-	if c.sleeping {
-		c.cq.Interrupt() // the leader sleeps for receives only
 	}
 }
 
@@ -393,6 +404,7 @@ func (c *Conn) post(o parcel) error {
 		h := segmentHeader{
 			CreditsRequested: c.requested(),
 			CreditsGranted:   c.credits.spend(),
+			Flags:            o.all,
 			Remaining:        uint32(left - n + o.rest),
 			DataLength:       uint32(n),
 		}
@@ -400,8 +412,7 @@ func (c *Conn) post(o parcel) error {
 			h.DataOffset = dataOffset
 		}
 		if i == segs-1 {
-			h.Flags = o.flags
-			h.Flags |= c.answerFlags()
+			h.Flags |= o.flags | c.answerFlags()
 		}
 		sgl := sges[2*i : 2*i : 2*i+2]
 		sgl = append(sgl, ibv.SGE{Buf: hdrs[i][:h.putWith(o.head, hdrs[i][:])]})
@@ -448,6 +459,9 @@ func (c *Conn) post(o parcel) error {
 	c.sendControl()
 	if c.writers > 0 {
 		c.writable.Broadcast() // keep-alive may wait beside a writer
+	}
+	if c.turns.hungry {
+		c.tellPossible()
 	}
 	if err != nil {
 		return c.dead
@@ -532,144 +546,32 @@ func (c *Conn) stage(wr *ibv.SendWR, buf *buffer) {
 	wr.Flags &^= ibv.SendInline
 }
 
-// sendControl posts the messages without payload that are due: grants that
-// nothing else would carry, the answer that the peer asked for, our own probe.
-// A batch under way takes their place and calls again when it is out.
-func (c *Conn) sendControl() {
-	c.control(c.sleeping) // a leader that sleeps will not look again
-}
-
-// control is sendControl; idle is set when nothing else is about to be sent, as
-// far as one can tell. It reports whether something was posted, for which mu was
-// let go.
-func (c *Conn) control(idle bool) bool {
-	if c.send.posting || c.dead != nil {
-		return false
-	}
-	news := c.in.receivesNews() || c.out.sendsNews() && c.freeSlots() > 1
-	if c.send.waiting && !c.send.answer && !c.send.probe && !news && c.credits.spendable() > 0 {
-		return false // the writer that waits takes the grant along; it would need this credit
-	}
-	busy := c.kept > 0 && !c.deaf && c.spilled == 0 // else receives come free without the reader
-	owed := c.credits.owed(c.kept, busy, idle)
-	due := c.send.answer || c.send.probe || owed || news
-	if !due || !c.canSend() || c.midMessage() {
-		return false
-	}
-	if owed {
-		c.credits.grantAlone(time.Now())
-	}
-	if news {
-		return c.postTransferNews()
-	}
-	return c.postEmpty(1)
-}
-
-// midMessage reports whether a message of ours is unfinished. To a peer that
-// follows the letter of [MS-SMBD] 3.1.5.8 nothing may come between its segments.
-func (c *Conn) midMessage() bool { return c.send.mid && !c.peer.rdmanet }
-
-// answerFlags are the flags of a message that takes the place of the answer
-// and the probe that are due. The answer does not ask back: two peers would
-// never stop.
-func (c *Conn) answerFlags() uint16 {
-	s := &c.send
-	s.answer = false
-	if !s.probe {
-		return 0
-	}
-	s.probe = false
-	c.stats.KeepAliveSent++
-	return flagResponseRequested
-}
-
-// requested is what we tell the peer of how many credits we want: few when
-// there is nothing to send, see keepalive.go.
-func (c *Conn) requested() uint16 {
-	if c.send.idle {
-		return uint16(c.set.initial)
-	}
-	return uint16(c.set.target)
-}
-
-// postFIN ends our stream if that can be done now. FIN has a credit of its own.
-func (c *Conn) postFIN() (done bool, err error) {
-	if c.send.posting || c.credits.have == 0 || c.freeSlots() == 0 {
-		return false, nil
-	}
-	n, bufs := c.emptyBuffers(1, false)
-	if n == 0 {
-		return false, nil
-	}
-	c.send.finSent = true
-	c.credits.reserveOut = 0
-	return true, c.post(parcel{segs: 1, flags: flagFIN, bufs: bufs})
-}
-
-// postMarker makes sure that the completion of everything posted can be waited
-// for.
-func (c *Conn) postMarker() {
-	for c.send.posting {
-		c.waitPosted()
-	}
-	if c.send.since > 0 {
-		c.postTouch()
-	}
-}
-
-// postTouch has the device find out whether the peer's is there: an RDMA Write
-// of no bytes needs neither a credit nor a key.
-func (c *Conn) postTouch() {
-	s := &c.send
-	if c.freeSlots() == 0 || c.dead != nil {
-		return
-	}
-	s.seq++
-	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked})
-	s.unmarked, s.since = 0, 0
-	c.stats.Signaled++
-	_, err := c.qp.PostSend([]ibv.SendWR{{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled}})
-	if err != nil {
-		c.fail(fmt.Errorf("post write: %w", err))
-	}
-}
-
-// barrierID is the request of postBarrier.
-const barrierID = sendID | 1<<62
-
-// postBarrier has the peer's device say that it has got everything: an RDMA Read
-// of no bytes, which needs neither a credit nor a key, is answered behind what was
-// sent before. It reports whether one is under way, of which there is one at most.
-func (c *Conn) postBarrier() bool {
-	if c.send.barrier {
-		return true
-	}
-	if c.id.Param().InitiatorDepth == 0 || c.dead != nil {
-		return false
-	}
-	_, err := c.qp.PostSend([]ibv.SendWR{{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}})
-	if err != nil {
-		c.fail(fmt.Errorf("post read: %w", err))
-		return false
-	}
-	c.send.barrier = true
-	return true
-}
-
 func (c *Conn) closeWrite() error {
 	if !c.fin {
 		return fmt.Errorf("close the writing side: the peer is not rdmanet: %w", errors.ErrUnsupported)
 	}
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.send.finSent && !c.closed {
+		return nil
+	}
+	if err := c.takeTurn(normal); err != nil {
+		return err
+	}
+	defer c.passTurn()
 	if c.send.finSent && !c.closed {
 		return nil
 	}
 	for {
 		if err := c.writeErr(); err != nil {
 			return err
+		}
+		if c.turns.overtaken() {
+			c.stepAside()
+			continue
+		}
+		if c.turns.open {
+			return errMessageOpen
 		}
 		if done, err := c.postFIN(); done {
 			return err

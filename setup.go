@@ -391,9 +391,10 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 	c := newConn(s.set, s.dom, s.id, s.cq, s.qp)
 	c.agreed, c.peer = a, peer
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
+	c.messages = c.fin && peer.features&featureMessages != 0
 	c.out.mode, c.in.mode = transferModes(s.private(), peer)
 	c.emptyReads = s.emptyReads(peer)
-	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin}
+	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
 	c.pool, c.sends = s.dom.pool(int(a.maxReceive)), s.dom.pool(int(a.maxSend))
 	c.credits = credits{
 		have:    int(a.sendCredits),

@@ -48,6 +48,7 @@ type Info struct {
 	MTU       int // bytes of payload in a packet or frame at most
 
 	Rdmanet           bool // the peer is rdmanet: half-close works
+	MessageFlags      bool // the peer knows expedited, partial and empty messages
 	MaxSendSize       int  // as negotiated, bytes
 	MaxReceiveSize    int
 	MaxFragmentedSize int // longest message the peer takes

@@ -95,20 +95,35 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 		return 0, err
 	}
 	defer buf.Free()
+	var begun MsgFlags // of a message in pieces
 	for range steps {
 		n := modelSize(r)
 		p := modelMemory(r, buf, n)
 		copy(p, m.peek(n))
-		switch k := r.IntN(8); k {
+		k := r.IntN(8)
+		if begun&Expedited != 0 {
+			k = 0 // others would wait for the end
+		}
+		switch k {
 		case 0, 1:
-			if n == 0 {
-				break // an empty message is not delivered
+			flags := []MsgFlags{0, Partial, Expedited, Expedited | Partial}[r.IntN(4)]
+			if begun != 0 {
+				flags = flags&Partial | begun&Expedited
 			}
-			if n > c.MaxMessageSize() {
-				p, n = p[:c.MaxMessageSize()], c.MaxMessageSize()
+			if n > 0 || flags&Partial == 0 { // else it is nothing
+				begun = 0
+				if flags&Partial != 0 {
+					begun = flags
+				}
 			}
-			if err := c.WriteMsg(p); err != nil {
-				return total, err
+			var err error
+			if r.IntN(4) == 0 {
+				k, err = c.QueueMsg(p, flags).Result()
+			} else {
+				k, err = c.SendMsg(p, flags|MsgFlags(r.IntN(2))*NoResponse)
+			}
+			if err != nil || k != n {
+				return total, fmt.Errorf("SendMsg of %d bytes: %d, %w", n, k, err)
 			}
 			m.skip(n)
 			total += n
@@ -135,6 +150,17 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 			total += n
 		}
 		clear(p) // the memory is the caller's again
+		if begun&Expedited == 0 {
+			c.mu.Lock()
+			begun = 0
+			if c.turns.open { // Write has not ended it
+				begun = Partial
+			}
+			c.mu.Unlock()
+		}
+	}
+	if _, err := c.SendMsg(nil, begun&Expedited); err != nil {
+		return total, err
 	}
 	return total, c.CloseWrite()
 }
@@ -152,16 +178,20 @@ func readModel(c *Conn, seed uint64) (total int, err error) {
 		p := modelMemory(r, buf, 1+modelSize(r))
 		var n int
 		var err error
-		switch r.IntN(6) {
-		case 0:
-			n, err = c.ReadMsg(p)
+		switch r.IntN(8) {
+		case 0, 1, 2:
+			if r.IntN(2) == 0 {
+				n, err = c.ReadMsg(p)
+			} else {
+				n, _, err = c.RecvMsg(p)
+			}
 			if errors.Is(err, io.ErrShortBuffer) {
 				err = nil
 				if n > len(p) { // it stays whole; else this was a part of it
 					n, err = c.Read(p)
 				}
 			}
-		case 1:
+		case 3:
 			c.SetReadDeadline(time.Now().Add(time.Duration(r.IntN(3_000_000))))
 			n, err = c.Read(p)
 			if errors.Is(err, os.ErrDeadlineExceeded) {

@@ -14,6 +14,7 @@ const (
 
 	smbdResponseRequested = 0x0001
 	smbdFIN               = 0x8000 // rdmanet: the end of the sender's stream
+	smbdMessage           = 0x3c00 // rdmanet: how a message of the upper layer was sent
 )
 
 // smbdHeader is the header of a Data Transfer message, [MS-SMBD] 2.2.3.

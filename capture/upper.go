@@ -206,7 +206,7 @@ func looksLikeSMBDirect(m *Message) bool {
 		return true
 	}
 	var h smbdHeader
-	if !h.parse(m.head, m.Size) || h.requested == 0 || h.flags&^(smbdResponseRequested|smbdFIN|smbdTransfer) != 0 ||
+	if !h.parse(m.head, m.Size) || h.requested == 0 || h.flags&^(smbdResponseRequested|smbdFIN|smbdTransfer|smbdMessage) != 0 ||
 		binary.LittleEndian.Uint16(m.head[6:]) != 0 {
 		return false
 	}

@@ -1,0 +1,187 @@
+package rdmanet
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Messages without payload, for credits, answers, transfers and FIN, are posted
+// by whoever finds them due.
+
+// sendControl posts the messages without payload that are due: grants that
+// nothing else would carry, the answer that the peer asked for, our own probe.
+// A batch under way takes their place and calls again when it is out.
+func (c *Conn) sendControl() {
+	c.control(c.sleeping) // a leader that sleeps will not look again
+}
+
+// control is sendControl; idle is set when nothing else is about to be sent, as
+// far as one can tell. It reports whether something was posted, for which mu was
+// let go.
+func (c *Conn) control(idle bool) bool {
+	if c.send.posting || c.dead != nil {
+		return false
+	}
+	news := c.in.receivesNews() || c.out.sendsNews() && c.freeSlots() > 1
+	if c.send.waiting && !c.send.answer && !c.send.probe && !news && c.credits.spendable() > 0 {
+		return false // the writer that waits takes the grant along; it would need this credit
+	}
+	busy := c.kept > 0 && !c.deaf && c.spilled == 0 // else receives come free without the reader
+	owed := c.credits.owed(c.kept, busy, idle)
+	due := c.send.answer || c.send.probe || owed || news
+	if !due || !c.canSend() || c.midMessage() {
+		return false
+	}
+	if owed {
+		c.credits.grantAlone(time.Now())
+	}
+	if news {
+		return c.postTransferNews()
+	}
+	return c.postEmpty(1)
+}
+
+// midMessage reports whether a message of ours is unfinished. To a peer that
+// follows the letter of [MS-SMBD] 3.1.5.8 nothing may come between its segments.
+func (c *Conn) midMessage() bool { return c.send.mid && !c.peer.rdmanet }
+
+// answerFlags are the flags of a message that takes the place of the answer
+// and the probe that are due. The answer does not ask back: two peers would
+// never stop.
+func (c *Conn) answerFlags() uint16 {
+	s := &c.send
+	s.answer = false
+	if !s.probe {
+		return 0
+	}
+	s.probe = false
+	c.stats.KeepAliveSent++
+	return flagResponseRequested
+}
+
+// requested is what we tell the peer of how many credits we want: few when
+// there is nothing to send, see keepalive.go.
+func (c *Conn) requested() uint16 {
+	if c.send.idle {
+		return uint16(c.set.initial)
+	}
+	return uint16(c.set.target)
+}
+
+// postEmpty posts up to n messages without payload and reports whether it did.
+func (c *Conn) postEmpty(n int) bool {
+	n, bufs := c.emptyBuffers(n, false)
+	return n > 0 && c.post(parcel{segs: n, bufs: bufs}) == nil
+}
+
+// postTransferNews posts what the peer is to be told next of transfers.
+func (c *Conn) postTransferNews() bool {
+	n, bufs := c.emptyBuffers(1, true)
+	if n == 0 {
+		return false
+	}
+	o := parcel{segs: 1, bufs: bufs}
+	var t transferHeader
+	if c.in.receivesNews() {
+		t = c.nextInbound()
+	} else {
+		t, o.grant = c.nextOutbound()
+	}
+	o.head = &t
+	return c.post(o) == nil
+}
+
+// emptyBuffers is sendBuffers for messages without payload, or with a transfer
+// header only. When it has none, the completion that brings one back will be heard
+// of.
+func (c *Conn) emptyBuffers(n int, head bool) (int, []*buffer) {
+	if head {
+		n, bufs := c.transferBuffers(0)
+		if n == 0 {
+			c.hearOfSends()
+		}
+		return n, bufs
+	}
+	if dataHeaderLen <= c.inline {
+		return n, nil
+	}
+	n, _, bufs := c.sendBuffers(n, 0)
+	if n == 0 {
+		c.hearOfSends()
+	}
+	return n, bufs
+}
+
+// hearOfSends makes sure that the next completion of a send is noticed.
+func (c *Conn) hearOfSends() {
+	c.wantSend = true
+	if c.sleeping {
+		c.cq.Interrupt() // the leader sleeps for receives only
+	}
+}
+
+// postFIN ends our stream if that can be done now. FIN has a credit of its own.
+func (c *Conn) postFIN() (done bool, err error) {
+	if c.send.posting || c.credits.have == 0 || c.freeSlots() == 0 {
+		return false, nil
+	}
+	n, bufs := c.emptyBuffers(1, false)
+	if n == 0 {
+		return false, nil
+	}
+	c.send.finSent = true
+	c.credits.reserveOut = 0
+	return true, c.post(parcel{segs: 1, flags: flagFIN, bufs: bufs})
+}
+
+// postMarker makes sure that the completion of everything posted can be waited
+// for.
+func (c *Conn) postMarker() {
+	for c.send.posting {
+		c.waitPosted()
+	}
+	if c.send.since > 0 {
+		c.postTouch()
+	}
+}
+
+// postTouch has the device find out whether the peer's is there: an RDMA Write
+// of no bytes needs neither a credit nor a key.
+func (c *Conn) postTouch() {
+	s := &c.send
+	if c.freeSlots() == 0 || c.dead != nil {
+		return
+	}
+	s.seq++
+	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked})
+	s.unmarked, s.since = 0, 0
+	c.stats.Signaled++
+	_, err := c.qp.PostSend([]ibv.SendWR{{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled}})
+	if err != nil {
+		c.fail(fmt.Errorf("post write: %w", err))
+	}
+}
+
+// barrierID is the request of postBarrier.
+const barrierID = sendID | 1<<62
+
+// postBarrier has the peer's device say that it has got everything: an RDMA Read
+// of no bytes, which needs neither a credit nor a key, is answered behind what was
+// sent before. It reports whether one is under way, of which there is one at most.
+func (c *Conn) postBarrier() bool {
+	if c.send.barrier {
+		return true
+	}
+	if c.id.Param().InitiatorDepth == 0 || c.dead != nil {
+		return false
+	}
+	_, err := c.qp.PostSend([]ibv.SendWR{{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}})
+	if err != nil {
+		c.fail(fmt.Errorf("post read: %w", err))
+		return false
+	}
+	c.send.barrier = true
+	return true
+}

@@ -1,0 +1,304 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// MsgFlags say how a message is sent, and of a received one how it was. They can be
+// combined.
+type MsgFlags uint8
+
+const (
+	// Expedited sends a message ahead of all normal ones, and of all that Write and
+	// ReadFrom have, that this side has not handed to the device yet; behind
+	// expedited ones, and never in the middle of another message. So it waits
+	// for the rest of a message that has begun, also for the last piece of one sent
+	// with Partial.
+	//
+	// The receiver can tell such a message. One that does not know the flag (see
+	// Info.MessageFlags) gets it as any other, and still early.
+	Expedited MsgFlags = 1 << iota
+
+	// Partial sends a piece of a message. More follows with the next sends of the
+	// same kind, expedited or normal, whoever makes them; the first one without
+	// Partial ends the message, and may be empty. Write is such a one. Until then
+	// sends of the other kind wait. A message may have any number of pieces.
+	// An empty piece is nothing, unless it is the last one.
+	//
+	// Received, it says that more of the message is to come.
+	Partial
+
+	// NoResponse is a hint: no answer is expected to this message, so the peer need
+	// not hurry to make room for others. It does so when it must, or when it
+	// sends something itself. Without it the peer takes some care that the sender
+	// does not have to wait. A receiver does not see it.
+	NoResponse
+
+	// NonBlocking sends what can be handed to the device at once. Where that is
+	// nothing the error is syscall.EAGAIN, and SendPossible tells when to try again.
+	NonBlocking
+
+	allMsgFlags = Expedited | Partial | NoResponse | NonBlocking
+)
+
+var (
+	errPieces      = fmt.Errorf("pieces of a message: the peer does not know them: %w", errors.ErrUnsupported)
+	errFlags       = fmt.Errorf("unknown flags: %w", syscall.EINVAL)
+	errQueuedFlags = fmt.Errorf("a queued send has nothing to block: %w", syscall.EINVAL)
+	errTooLongNow  = fmt.Errorf("longer than can be sent without blocking: %w", syscall.EMSGSIZE)
+	errMessageOpen = fmt.Errorf("the last piece of a message has not been sent: %w", syscall.EINVAL)
+)
+
+// manner is how something is sent.
+type manner struct {
+	message bool // as one message, not as a stretch of the stream
+	flags   MsgFlags
+	token   uint32 // taken back at the peer by the first segment, if not 0
+}
+
+// wire is what the segments say of it.
+func (m *manner) wire() (flags uint16) {
+	if m.flags&Expedited != 0 {
+		flags |= flagExpedited
+	}
+	if m.flags&Partial != 0 {
+		flags |= flagPartial
+	}
+	if m.flags&NoResponse != 0 {
+		flags |= flagNoResponse
+	}
+	return flags
+}
+
+// messageFlags is what a received segment says of its message.
+func (c *Conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
+	if !c.messages || h.Flags&(flagExpedited|flagPartial|flagNoResponse) == 0 {
+		return 0
+	}
+	if h.Flags&flagExpedited != 0 {
+		flags |= Expedited
+	}
+	if h.Flags&flagPartial != 0 {
+		flags |= Partial
+	}
+	if h.Flags&flagNoResponse != 0 {
+		flags |= NoResponse
+	}
+	return flags
+}
+
+func (c *Conn) checkFlags(flags MsgFlags) error {
+	switch {
+	case flags&^allMsgFlags != 0:
+		return errFlags
+	case flags&Partial != 0 && !c.messages:
+		return errPieces
+	}
+	return nil
+}
+
+// SendMsg sends p as one message, or as a piece of one, in the way that flags say,
+// and returns how many bytes were taken. With no flags it is WriteMsg.
+//
+// p is the caller's again when it returns.
+//
+// All of p is taken unless there is an error, with one exception: with NonBlocking
+// n may be less, and what was taken is then a piece of the message. The caller goes
+// on with SendMsg(p[n:], flags), for which SendPossible tells the time. When not even
+// one byte is taken the error matches syscall.EAGAIN. To peers without
+// Info.MessageFlags it is all or nothing, for at most 16 segments; longer messages
+// are refused with an error that matches syscall.EMSGSIZE.
+//
+// A deadline that passes before the first byte is sent leaves things as they were.
+// When it passes in the middle, n bytes are gone, the message can never be ended,
+// and the connection is unusable for writing: the peer reads an error where the
+// message breaks off.
+//
+// Partial needs a peer that knows pieces; for others the error matches
+// errors.ErrUnsupported. Unknown flags match syscall.EINVAL.
+func (c *Conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
+	if err = c.checkFlags(flags); err == nil {
+		n, err = c.write(p, manner{message: true, flags: flags})
+	}
+	return n, c.opError("write", err)
+}
+
+// RecvMsg is ReadMsg for programs that send in pieces: it reads one piece of a
+// message, and returns with it whether it was Expedited and, by Partial, whether
+// more of the message is to come; the piece without Partial ends the message. A
+// message that was sent whole is one piece. Pieces, and whole messages, come in the
+// order in which they were handed to the sender's device.
+//
+// What does not fit into p is treated as ReadMsg does. Where n bytes of a piece
+// come with an error, Partial is set, and the next call has the rest of it.
+//
+// It allocates nothing for what comes in segments.
+func (c *Conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
+	n, flags, err = c.readMsg(p, true)
+	return n, flags, c.opError("read", err)
+}
+
+// Send is a message in the queue: see QueueMsg. Its methods may be called by
+// several goroutines at once.
+type Send struct {
+	c    *Conn
+	turn turn
+	p    []byte
+	m    manner
+
+	done chan struct{} // closed when the rest is set
+	n    int
+	err  error
+}
+
+// QueueMsg queues p to be sent as SendMsg does, and returns at once. Queued sends,
+// and calls that send, take their turns in the order in which they were
+// made, expedited ones first. NonBlocking is refused.
+//
+// p is in use until the Send is done, and must neither be changed nor unmapped
+// before. The queue has no limit but the memory that the program puts into it.
+//
+// The write deadline holds for queued sends too: those that have not been sent when
+// it passes fail. So do all when the connection breaks, or at Close; who wants them
+// sent waits for the last of them first, or calls CloseWrite, which takes its turn
+// behind them.
+func (c *Conn) QueueMsg(p []byte, flags MsgFlags) *Send {
+	s := &Send{c: c, p: p, m: manner{message: true, flags: flags}, done: make(chan struct{})}
+	s.turn.send = s
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.checkFlags(flags)
+	if err == nil && flags&NonBlocking != 0 {
+		err = errQueuedFlags
+	}
+	if err == nil {
+		err = c.writeErr()
+	}
+	kind := flags.kind()
+	switch {
+	case err != nil:
+		s.finish(0, err)
+	case c.turns.free(kind):
+		c.turns.take(kind)
+		go c.sendQueued(s)
+	default:
+		c.lineUp(&s.turn, kind)
+	}
+	return s
+}
+
+// Done is closed when the message has been handed to the device, or will not be:
+// then p is the caller's again and Result returns without waiting.
+func (s *Send) Done() <-chan struct{} { return s.done }
+
+// Result waits until the Send is done and returns how many bytes were taken and,
+// if that is not all of them, why: what SendMsg would have returned, or an error
+// that matches context.Canceled.
+func (s *Send) Result() (n int, err error) {
+	<-s.done
+	return s.n, s.c.opError("write", s.err)
+}
+
+// Cancel takes the Send out of the queue and reports whether it could: then nothing
+// of it is sent and it is done. Otherwise it is being sent, or is done already.
+func (s *Send) Cancel() bool {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.turn.in == nil {
+		return false
+	}
+	c.turns.leave(&s.turn)
+	s.finish(0, context.Canceled)
+	return true
+}
+
+// finish tells that the Send is done. The caller holds mu.
+func (s *Send) finish(n int, err error) {
+	s.n, s.err, s.p = n, err, nil
+	close(s.done)
+}
+
+// sendQueued sends s, which has the turn, and those that come next.
+func (c *Conn) sendQueued(s *Send) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s != nil {
+		s.finish(c.writeInTurn(s.p, s.m))
+		c.turns.taken = false
+		s = c.giveTurn()
+	}
+	if !c.turns.taken {
+		c.passTurn()
+	}
+}
+
+// SendPossible returns the channel that receives a value when, after a SendMsg with
+// NonBlocking that did not take all it was given, another might take some; or when
+// sending has become impossible, so that another would say why. There is one channel
+// a connection, which holds one value: each is for one receiver, and may be of an
+// earlier time, so that EAGAIN can follow all the same.
+func (c *Conn) SendPossible() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.possible()
+}
+
+func (c *Conn) possible() chan struct{} {
+	if c.turns.possible == nil {
+		c.turns.possible = make(chan struct{}, 1)
+	}
+	return c.turns.possible
+}
+
+// shortage is what a send had not enough of.
+type shortage struct {
+	kind     int
+	segments int    // that it would have made
+	bytes    int    // of payload that could not have gone in part, else 0
+	buffer   bool   // there were no buffers, which sends bring back that were under way
+	done     uint64 // sends that had completed then
+}
+
+// wouldBlock ends a non-blocking send of which n bytes were taken.
+func (c *Conn) wouldBlock(n int, short shortage) (int, error) {
+	q := &c.turns
+	short.done = c.send.done
+	q.hungry, q.short = true, short
+	if c.credits.spendable() == 0 {
+		c.send.waiting = true // as in waitToSend
+		c.replenish()
+		c.send.waiting = false
+	}
+	c.hearOfSends()
+	if !c.leading {
+		go c.keep() // else nobody hears of credits for a while
+	}
+	if n > 0 {
+		return n, nil
+	}
+	return 0, syscall.EAGAIN
+}
+
+// tellPossible tells who waits for it that there is what a send was short of.
+func (c *Conn) tellPossible() {
+	q, s, short := &c.turns, &c.send, &c.turns.short
+	if c.writeErr() == nil {
+		if s.posting || !q.free(short.kind) || c.credits.spendable() < short.segments {
+			return // who changes that looks again
+		}
+		if room := batchBudget - s.inFlight; c.freeSlots()-reservedSlots < short.segments ||
+			room <= 0 || room < short.bytes && s.inFlight > 0 || short.buffer && short.done == s.done && s.busy() {
+			c.hearOfSends()
+			return
+		}
+	}
+	q.hungry = false
+	select {
+	case c.possible() <- struct{}{}:
+	default:
+	}
+}

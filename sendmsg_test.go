@@ -1,0 +1,690 @@
+package rdmanet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// messageWays are the ways that messages go: cut into segments, or by transfers.
+var messageWays = []struct {
+	name string
+	cfg  Config
+}{
+	{"segments", Config{TransferSize: -1, MaxSendSize: 1000, MaxReceiveSize: 1000}},
+	{"large segments", Config{TransferSize: -1}},
+	{"transfers", Config{TransferSize: minTransfer}},
+	{"transfers by RDMA Write", Config{TransferSize: minTransfer, NoRDMARead: true}},
+}
+
+// eachWay runs f over each of them, with whatever else is set.
+func eachWay(t *testing.T, f func(t *testing.T, cfg Config)) {
+	for _, w := range messageWays {
+		t.Run(w.name, func(t *testing.T) {
+			checkLeaks(t)
+			f(t, w.cfg)
+		})
+	}
+}
+
+// piece is what RecvMsg returned.
+type piece struct {
+	data  []byte
+	flags MsgFlags
+}
+
+func recvPiece(t testing.TB, c *Conn, b []byte) piece {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(patience))
+	n, flags, err := c.RecvMsg(b)
+	require.NoError(t, err)
+	if n == 0 {
+		return piece{nil, flags}
+	}
+	return piece{bytes.Clone(b[:n]), flags}
+}
+
+// messagePipe makes a connection that ends with the test at the latest.
+func messagePipe(t testing.TB, cfg Config) (client, server *Conn) {
+	t.Helper()
+	client, server = pipeOn(t, cfg)
+	t.Cleanup(func() {
+		client.Close()
+		server.Close()
+	})
+	return client, server
+}
+
+// closeBoth ends a connection on both sides, in order.
+func closeBoth(t testing.TB, a, b *Conn) {
+	t.Helper()
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+}
+
+// Each flag, and each combination that there is, arrives with its message, of
+// whatever length.
+func TestMessageFlags(t *testing.T) {
+	eachWay(t, func(t *testing.T, cfg Config) {
+		client, server := messagePipe(t, cfg)
+		require.True(t, client.Info().MessageFlags)
+		require.True(t, server.Info().MessageFlags)
+		full := client.agreedSegment()
+		sizes := []int{0, 1, full, full + 1, 3 * full, minTransfer - 1, minTransfer, 100 << 10}
+		flags := []MsgFlags{0, Expedited, NoResponse, Expedited | NoResponse}
+		done := make(chan error, 1)
+		go func() {
+			for i, n := range sizes {
+				for _, f := range flags {
+					if k, err := client.SendMsg(pattern(uint64(i), n), f); k != n || err != nil {
+						done <- fmt.Errorf("%d of %d bytes: %w", k, n, err)
+						return
+					}
+				}
+			}
+			done <- client.CloseWrite()
+		}()
+		b := make([]byte, 3*full+100<<10)
+		for i, n := range sizes {
+			for _, f := range flags {
+				got := recvPiece(t, server, b)
+				require.Equal(t, f&Expedited, got.flags)
+				require.True(t, bytes.Equal(pattern(uint64(i), n), got.data), "%d of %d bytes", len(got.data), n)
+			}
+		}
+		_, _, err := server.RecvMsg(b)
+		require.True(t, err == io.EOF)
+		require.NoError(t, <-done)
+		require.EqualValues(t, len(sizes)*len(flags), client.Stats().MessagesSent)
+		require.EqualValues(t, len(sizes)*len(flags), server.Stats().MessagesReceived)
+		closeBoth(t, client, server)
+	})
+}
+
+// A message in pieces: RecvMsg tells of each whether there are more, ReadMsg joins
+// them, Read sees a stream.
+func TestPartialMessages(t *testing.T) {
+	eachWay(t, func(t *testing.T, cfg Config) {
+		for _, kind := range []MsgFlags{0, Expedited} {
+			client, server := messagePipe(t, cfg)
+			full := client.agreedSegment()
+			sizes := []int{3, full, 2*full + 5, minTransfer + 7, 1}
+			for _, lastPiece := range []int{10, 2 * minTransfer, 0} {
+				sizes := append(sizes, lastPiece)
+				var whole []byte
+				for i, n := range sizes {
+					whole = append(whole, pattern(uint64(i), n)...)
+				}
+				send := func() error {
+					for i, n := range sizes {
+						f := kind | Partial
+						if i == len(sizes)-1 {
+							f = kind
+						}
+						if k, err := client.SendMsg(pattern(uint64(i), n), f); k != n || err != nil {
+							return fmt.Errorf("%d of %d bytes: %w", k, n, err)
+						}
+						if _, err := client.SendMsg(nil, kind|Partial); err != nil && i < len(sizes)-1 {
+							return err // an empty piece is nothing
+						}
+					}
+					return client.WriteMsg([]byte("next"))
+				}
+				done := make(chan error, 1)
+				b := make([]byte, len(whole))
+
+				go func() { done <- send() }()
+				for i, n := range sizes {
+					got := recvPiece(t, server, b)
+					want := kind | Partial
+					if i == len(sizes)-1 {
+						want = kind
+					}
+					require.Equal(t, want, got.flags, "piece %d", i)
+					require.True(t, bytes.Equal(pattern(uint64(i), n), got.data), "piece %d", i)
+				}
+				require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, b))
+				require.NoError(t, <-done)
+
+				go func() { done <- send() }()
+				n, err := server.ReadMsg(b)
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(whole, b[:n]), "%d of %d bytes", n, len(whole))
+				require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, b))
+				require.NoError(t, <-done)
+
+				go func() { done <- send() }()
+				_, err = io.ReadFull(server, b)
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(whole, b))
+				_, err = io.ReadFull(server, b[:4])
+				require.NoError(t, err)
+				require.Equal(t, "next", string(b[:4]))
+				require.NoError(t, <-done)
+			}
+			closeBoth(t, client, server)
+		}
+	})
+}
+
+// Write ends a message that was begun with pieces; however much it is, it belongs
+// to it.
+func TestWriteEndsMessage(t *testing.T) {
+	eachWay(t, func(t *testing.T, cfg Config) {
+		client, server := messagePipe(t, cfg)
+		for _, n := range []int{1, 1000, 600 << 10} {
+			want := append([]byte("begun "), pattern(1, n)...)
+			done := make(chan error, 1)
+			go func() {
+				_, err := client.SendMsg(want[:6], Partial)
+				_, err2 := client.Write(want[6:])
+				done <- errors.Join(err, err2, client.WriteMsg([]byte("next")))
+			}()
+			b := make([]byte, len(want)+1)
+			k, err := server.ReadMsg(b)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, b[:k]), "%d of %d bytes", k, len(want))
+			require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, b))
+			require.NoError(t, <-done)
+		}
+		closeBoth(t, client, server)
+	})
+}
+
+// An expedited message does not get between the pieces of another, nor a normal
+// one between those of an expedited one; both go when the message has ended.
+func TestNothingInsideMessage(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{})
+	b := make([]byte, 100)
+	for _, kind := range []MsgFlags{0, Expedited} {
+		other := kind ^ Expedited
+		_, err := client.SendMsg([]byte("one "), kind|Partial)
+		require.NoError(t, err)
+		queued := client.QueueMsg([]byte("other"), other)
+		called := make(chan error, 1)
+		go func() {
+			_, err := client.SendMsg([]byte("other"), other)
+			called <- err
+		}()
+		require.True(t, eventually(func() bool {
+			client.mu.Lock()
+			defer client.mu.Unlock()
+			return client.turns.waiting == 2
+		}))
+		_, err = client.SendMsg([]byte("no"), other|NonBlocking)
+		require.ErrorIs(t, err, syscall.EAGAIN)
+		_, err = client.SendMsg([]byte("message"), kind)
+		require.NoError(t, err)
+		_, err = queued.Result()
+		require.NoError(t, err)
+		require.NoError(t, <-called)
+		require.Equal(t, piece{[]byte("one "), kind | Partial}, recvPiece(t, server, b))
+		require.Equal(t, piece{[]byte("message"), kind}, recvPiece(t, server, b))
+		require.Equal(t, piece{[]byte("other"), other}, recvPiece(t, server, b))
+		require.Equal(t, piece{[]byte("other"), other}, recvPiece(t, server, b))
+	}
+	closeBoth(t, client, server)
+}
+
+// An empty message is one for who reads messages, and nothing in a stream.
+func TestEmptyMessages(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{})
+	b := make([]byte, 10)
+	require.NoError(t, client.WriteMsg(nil))
+	n, err := server.ReadMsg(nil)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	_, err = client.SendMsg([]byte{}, Expedited)
+	require.NoError(t, err)
+	require.Equal(t, piece{nil, Expedited}, recvPiece(t, server, b))
+
+	_, err = client.SendMsg(nil, Partial) // nothing: it begins no message either
+	require.NoError(t, err)
+	require.NoError(t, client.WriteMsg(nil))
+	_, err = client.Write([]byte("ab"))
+	require.NoError(t, err)
+	require.NoError(t, client.WriteMsg(nil))
+	_, err = client.Write([]byte("cd"))
+	require.NoError(t, err)
+	require.NoError(t, client.WriteMsg(nil))
+	for _, p := range []string{"ef", ""} {
+		for {
+			_, err := client.SendMsg([]byte(p), NonBlocking)
+			if !errors.Is(err, syscall.EAGAIN) {
+				require.NoError(t, err)
+				break
+			}
+			within(t, "SendPossible", func() { <-client.SendPossible() })
+		}
+	}
+	require.NoError(t, client.CloseWrite())
+	_, err = io.ReadFull(server, b[:2])
+	require.NoError(t, err)
+	var rest bytes.Buffer
+	_, err = server.WriteTo(&rest)
+	require.NoError(t, err)
+	require.Equal(t, "abcdef", string(b[:2])+rest.String())
+	closeBoth(t, client, server)
+}
+
+// Empty messages that nobody reads take no more than a bounded amount of memory, and
+// none gets lost.
+func TestEmptyMessageFlood(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{MaxReceiveCredits: 8})
+	require.NoError(t, client.SetWriteDeadline(time.Now().Add(200*time.Millisecond)))
+	sent := 0
+	for ; client.WriteMsg(nil) == nil; sent++ {
+		require.LessOrEqual(t, sent, spillLimit/spillCost+2*8)
+	}
+	require.NotZero(t, sent)
+	require.NoError(t, client.SetWriteDeadline(time.Time{}))
+	for range sent {
+		require.Equal(t, piece{}, recvPiece(t, server, nil))
+	}
+	require.NoError(t, client.CloseWrite())
+	_, _, err := server.RecvMsg(nil)
+	require.True(t, err == io.EOF)
+	closeBoth(t, client, server)
+}
+
+// Of a piece that does not fit nothing is lost, and what was read of one is said.
+func TestPieceShortBuffer(t *testing.T) {
+	eachWay(t, func(t *testing.T, cfg Config) {
+		client, server := messagePipe(t, cfg)
+		first, second := pattern(1, 6000), pattern(2, 5000)
+		done := make(chan error, 1)
+		send := func() {
+			_, err := client.SendMsg(first, Partial)
+			_, err2 := client.SendMsg(second, 0)
+			done <- errors.Join(err, err2)
+		}
+		b := make([]byte, 6000)
+
+		go send()
+		for range 2 { // the first piece stays
+			n, flags, err := server.RecvMsg(b[:5999])
+			require.ErrorIs(t, err, io.ErrShortBuffer)
+			require.Equal(t, 6000, n)
+			require.Equal(t, Partial, flags)
+		}
+		require.Equal(t, piece{first, Partial}, recvPiece(t, server, b))
+		_, err := io.ReadFull(server, b[:100]) // now a part of the second is gone
+		require.NoError(t, err)
+		n, flags, err := server.RecvMsg(b[:4000])
+		require.ErrorIs(t, err, io.ErrShortBuffer)
+		require.Equal(t, 4000, n)
+		require.Equal(t, Partial, flags)
+		require.True(t, bytes.Equal(second[100:4100], b[:n]))
+		require.Equal(t, piece{second[4100:], 0}, recvPiece(t, server, b))
+		require.NoError(t, <-done)
+
+		go send() // ReadMsg fills its buffer, and goes on
+		n, err = server.ReadMsg(b[:6000])
+		require.ErrorIs(t, err, io.ErrShortBuffer)
+		require.Equal(t, 6000, n)
+		require.True(t, bytes.Equal(first, b))
+		n, err = server.ReadMsg(b)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(second, b[:n]))
+		require.NoError(t, <-done)
+		closeBoth(t, client, server)
+	})
+}
+
+// A deadline between two pieces leaves both sides as they were.
+func TestPieceDeadlines(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{})
+	_, err := client.SendMsg([]byte("one "), Partial)
+	require.NoError(t, err)
+	require.NoError(t, client.SetWriteDeadline(past))
+	_, err = client.SendMsg([]byte("never"), 0)
+	requireTimeout(t, err)
+	require.NoError(t, client.SetWriteDeadline(time.Time{}))
+
+	b := make([]byte, 100)
+	require.NoError(t, server.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
+	n, err := server.ReadMsg(b) // the first piece is there
+	requireTimeout(t, err)
+	require.Equal(t, "one ", string(b[:n]))
+	require.NoError(t, server.SetReadDeadline(past))
+	_, flags, err := server.RecvMsg(b)
+	requireTimeout(t, err)
+	require.Zero(t, flags)
+	_, err = client.SendMsg([]byte("message"), 0)
+	require.NoError(t, err)
+	require.Equal(t, piece{[]byte("message"), 0}, recvPiece(t, server, b))
+	closeBoth(t, client, server)
+}
+
+// A message whose last piece is not sent has no end: CloseWrite does not pretend
+// so, and after Close the peer reads an error.
+func TestUnfinishedMessage(t *testing.T) {
+	checkLeaks(t)
+	for _, kind := range []MsgFlags{0, Expedited} {
+		client, server := messagePipe(t, Config{})
+		_, err := client.SendMsg([]byte("begun"), kind|Partial)
+		require.NoError(t, err)
+		if kind == 0 {
+			require.ErrorIs(t, client.CloseWrite(), errMessageOpen)
+		} else {
+			require.NoError(t, client.SetWriteDeadline(time.Now().Add(time.Millisecond)))
+			requireTimeout(t, client.CloseWrite()) // it waits for the end
+			require.NoError(t, client.SetWriteDeadline(time.Time{}))
+		}
+		_, err = client.SendMsg([]byte(", not ended"), kind|Partial)
+		require.NoError(t, err)
+		require.NoError(t, client.Close())
+		b := make([]byte, 100)
+		n, err := server.ReadMsg(b)
+		require.ErrorIs(t, err, syscall.ECONNRESET)
+		require.ErrorIs(t, err, errTruncated)
+		require.Equal(t, "begun, not ended", string(b[:n]))
+		require.NoError(t, server.Close())
+	}
+}
+
+// A deadline in the middle of a piece: nothing more can be sent.
+func TestPieceCut(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{MaxSendSize: minSegment, TransferSize: -1})
+	_, err := client.SendMsg([]byte("one "), Partial)
+	require.NoError(t, err)
+	waiting := client.QueueMsg([]byte("never"), Expedited)
+	require.NoError(t, client.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
+	n, err := client.SendMsg(make([]byte, 1<<20), Partial)
+	requireTimeout(t, err)
+	require.NotZero(t, n)
+	require.Less(t, n, 1<<20)
+	_, err = waiting.Result()
+	requireTimeout(t, err)
+	require.NoError(t, client.SetWriteDeadline(time.Time{}))
+	_, err = client.SendMsg([]byte("more"), 0)
+	require.ErrorIs(t, err, errMessageCut)
+	_, err = client.QueueMsg([]byte("more"), Expedited).Result()
+	require.ErrorIs(t, err, errMessageCut)
+	pass(t, server, client)
+	require.NoError(t, client.Close())
+	_, err = server.ReadMsg(make([]byte, 1<<21))
+	require.ErrorIs(t, err, errTruncated)
+	require.NoError(t, server.Close())
+}
+
+// What SendMsg and QueueMsg refuse.
+func TestSendRefused(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{TransferSize: -1})
+	_, err := client.SendMsg([]byte("x"), 0x80)
+	requireConnError(t, transports[0], err, "write")
+	require.ErrorIs(t, err, syscall.EINVAL)
+	_, err = client.QueueMsg([]byte("x"), 0x80).Result()
+	requireConnError(t, transports[0], err, "write")
+	require.ErrorIs(t, err, syscall.EINVAL)
+	_, err = client.QueueMsg([]byte("x"), NonBlocking).Result()
+	require.ErrorIs(t, err, syscall.EINVAL)
+	for _, flags := range []MsgFlags{0, Expedited, Partial} {
+		n, err := client.SendMsg(make([]byte, client.MaxMessageSize()+1), flags)
+		require.Zero(t, n)
+		require.ErrorIs(t, err, ErrMessageTooLong)
+		_, err = client.QueueMsg(make([]byte, client.MaxMessageSize()+1), flags).Result()
+		require.ErrorIs(t, err, ErrMessageTooLong)
+	}
+	require.Zero(t, client.Stats().BytesSent)
+	pass(t, client, server)
+	require.NoError(t, client.CloseWrite())
+	_, err = client.SendMsg(nil, Expedited)
+	require.ErrorIs(t, err, syscall.EPIPE)
+	require.NoError(t, client.Close())
+	_, err = client.SendMsg([]byte("x"), 0)
+	require.ErrorIs(t, err, net.ErrClosed)
+	_, err = client.QueueMsg([]byte("x"), 0).Result()
+	require.ErrorIs(t, err, net.ErrClosed)
+	_, _, err = client.RecvMsg(nil)
+	require.ErrorIs(t, err, net.ErrClosed)
+	require.NoError(t, server.Close())
+}
+
+// fillUp sends without blocking, n bytes at a time, until there is no room. Each
+// message begins with its number.
+func fillUp(t testing.TB, c *Conn, n, number int, flags MsgFlags) (sent int) {
+	t.Helper()
+	for {
+		p := binary.BigEndian.AppendUint64(nil, uint64(number+sent))
+		k, err := c.SendMsg(append(p, make([]byte, n-8)...), flags|NonBlocking)
+		if errors.Is(err, syscall.EAGAIN) {
+			require.Zero(t, k)
+			requireConnError(t, transports[0], err, "write")
+			return sent
+		}
+		require.NoError(t, err)
+		require.Equal(t, n, k)
+		sent++
+	}
+}
+
+// Without blocking: what is taken arrives, what gets EAGAIN does not, and the
+// channel tells when there is room again.
+func TestNonBlocking(t *testing.T) {
+	checkLeaks(t)
+	for _, flags := range []MsgFlags{0, Expedited, NoResponse} {
+		client, server := messagePipe(t, Config{MaxReceiveCredits: 8})
+		total, rounds := 0, heavy(50)
+		counted := make(chan int, 1)
+		first := fillUp(t, client, 100, 0, flags)
+		require.NotZero(t, first)
+		require.Equal(t, first, int(client.Stats().MessagesSent))
+		total = first
+		go func() {
+			b := make([]byte, 100)
+			n := 0
+			defer func() { counted <- n }()
+			for ; ; n++ {
+				_, f, err := server.RecvMsg(b)
+				if err != nil || f != flags&Expedited || binary.BigEndian.Uint64(b) != uint64(n) {
+					return
+				}
+			}
+		}()
+		for range rounds {
+			select {
+			case <-client.SendPossible():
+			case <-time.After(patience):
+				t.Fatalf("nobody says that there is room after %d messages\n\n%s", total, stacks())
+			}
+			total += fillUp(t, client, 100, total, flags)
+		}
+		require.NoError(t, client.CloseWrite())
+		require.Equal(t, total, <-counted)
+		closeBoth(t, client, server)
+	}
+}
+
+// A message for which there is not enough room goes in parts, of which each call
+// says how long it was.
+func TestNonBlockingParts(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{})
+	want := pattern(7, heavy(8<<20))
+	read := make(chan error, 1)
+	go func() {
+		b := make([]byte, len(want)+1)
+		n, err := server.ReadMsg(b)
+		if err == nil && !bytes.Equal(want, b[:n]) {
+			err = fmt.Errorf("%d bytes, not those that were sent", n)
+		}
+		read <- err
+	}()
+	parts := 0
+	for rest := want; len(rest) > 0; {
+		n, err := client.SendMsg(rest, NonBlocking)
+		if err != nil {
+			require.ErrorIs(t, err, syscall.EAGAIN)
+			require.Zero(t, n)
+		} else {
+			require.NotZero(t, n)
+			parts++
+		}
+		if rest = rest[n:]; len(rest) > 0 {
+			within(t, "SendPossible", func() { <-client.SendPossible() })
+		}
+	}
+	require.Greater(t, parts, 1)
+	require.NoError(t, <-read)
+	require.NoError(t, client.WriteMsg([]byte("next")))
+	require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, make([]byte, 10)))
+	closeBoth(t, client, server)
+}
+
+// To a peer that knows no pieces a message goes as a whole or not at all.
+func TestNonBlockingPlainPeer(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			c, p := s.conns(side.active, nil)
+			full := c.agreedSegment()
+			n, err := c.SendMsg(make([]byte, batchSegments*full+1), NonBlocking)
+			require.Zero(t, n)
+			require.ErrorIs(t, err, syscall.EMSGSIZE)
+			hear := func(n int) {
+				t.Helper()
+				for n > 0 {
+					h, payload, ok := p.segment()
+					require.True(t, ok)
+					require.Zero(t, h.Flags)
+					n -= len(payload)
+					if len(payload) > 0 {
+						require.EqualValues(t, n, h.Remaining)
+					}
+				}
+				require.Zero(t, n)
+			}
+
+			_, err = c.SendMsg([]byte("first"), Expedited|NonBlocking)
+			for errors.Is(err, syscall.EAGAIN) { // the grant may be on its way
+				<-c.SendPossible()
+				_, err = c.SendMsg([]byte("first"), Expedited|NonBlocking)
+			}
+			require.NoError(t, err)
+			hear(len("first"))
+			c.mu.Lock()
+			room := c.credits.spendable()
+			c.mu.Unlock()
+			size := (room + 1) * full // one segment too many
+			n, err = c.SendMsg(make([]byte, size), NonBlocking)
+			require.Zero(t, n)
+			require.ErrorIs(t, err, syscall.EAGAIN)
+			p.await()
+			p.grant(1)
+			within(t, "SendPossible", func() { <-c.SendPossible() })
+			n, err = c.SendMsg(make([]byte, size), NonBlocking)
+			require.NoError(t, err)
+			require.Equal(t, size, n)
+			hear(size)
+		})
+	}
+}
+
+// EAGAIN while others have the turn; the channel also tells that sending has become
+// impossible.
+func TestNonBlockingInVain(t *testing.T) {
+	checkLeaks(t)
+	for _, end := range []struct {
+		name  string
+		do    func(client, server *Conn)
+		local bool
+	}{
+		{"Close", func(client, _ *Conn) { client.Close() }, true},
+		{"peer closes", func(_, server *Conn) { server.Close() }, false},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			client, server := messagePipe(t, Config{MaxReceiveCredits: 8, LingerTimeout: -1})
+			wrote := make(chan error, 1)
+			go func() {
+				_, err := client.Write(make([]byte, 64<<20))
+				wrote <- err
+			}()
+			require.True(t, eventually(func() bool { return client.Stats().BytesSent > 0 }))
+			n, err := client.SendMsg([]byte("x"), NonBlocking)
+			require.ErrorIs(t, err, syscall.EAGAIN)
+			require.Zero(t, n)
+			end.do(client, server)
+			within(t, "SendPossible", func() { <-client.SendPossible() })
+			_, err = client.SendMsg([]byte("x"), NonBlocking)
+			for _, err := range []error{err, <-wrote} {
+				require.Error(t, err)
+				require.NotErrorIs(t, err, syscall.EAGAIN)
+				require.False(t, end.local && !errors.Is(err, net.ErrClosed), "%v", err)
+			}
+			client.Close()
+			server.Close()
+		})
+	}
+}
+
+// The hint that no answer is expected saves grants that have nobody to wait for
+// them, and holds nobody up.
+func TestNoResponse(t *testing.T) {
+	checkLeaks(t)
+	alone := func(flags MsgFlags) (grants uint64) {
+		client, server := messagePipe(t, Config{InitialReceiveCredits: 32, MaxReceiveCredits: 32})
+		b := make([]byte, 100)
+		n := heavy(2000)
+		for range n {
+			_, err := client.SendMsg(b, flags)
+			require.NoError(t, err)
+			recvPiece(t, server, b)
+		}
+		grants = server.Stats().EmptySent
+		closeBoth(t, client, server)
+		return grants
+	}
+	hurried, patient := alone(0), alone(NoResponse)
+	require.NotZero(t, patient)
+	require.Less(t, patient, hurried)
+}
+
+// Receiving allocates nothing, nor does sending, with whatever flags; but a send that
+// goes by way of a registered buffer needs a list of one.
+func TestMessagesWithoutGarbage(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{})
+	p, b := pattern(1, 3000), make([]byte, 3000)
+	lists := 0.0
+	if dataOffset+len(p) > client.inline {
+		lists = 2 // of two sends
+	}
+	for _, flags := range []MsgFlags{0, Expedited, NoResponse, NonBlocking, Partial} {
+		turn := func() {
+			for _, f := range []MsgFlags{flags, flags &^ Partial} {
+				n, err := client.SendMsg(p, f)
+				for errors.Is(err, syscall.EAGAIN) {
+					<-client.SendPossible()
+					n, err = client.SendMsg(p, f)
+				}
+				if n != len(p) || err != nil {
+					t.Fatal(n, err)
+				}
+				n, got, err := server.RecvMsg(b)
+				if n != len(p) || err != nil || got != f&(Expedited|Partial) {
+					t.Fatal(n, got, err)
+				}
+			}
+		}
+		for range 50 {
+			turn()
+		}
+		require.Equal(t, lists, testing.AllocsPerRun(500, turn), "flags %b", flags)
+	}
+	closeBoth(t, client, server)
+}
