@@ -151,6 +151,18 @@ func ExampleConn_SendMsg() {
 	defer server.Close()
 	defer client.Close()
 
+	received := make(chan string)
+	go func() {
+		p := make([]byte, 1024)
+		for range 4 {
+			n, flags, err := server.RecvMsg(p)
+			if err != nil {
+				log.Fatal(err)
+			}
+			received <- fmt.Sprintf("%q, expedited: %v, more to come: %v", p[:n], flags&rdmanet.Expedited != 0, flags&rdmanet.Partial != 0)
+		}
+	}()
+
 	send := func(msg string, flags rdmanet.MsgFlags) {
 		if _, err := client.SendMsg([]byte(msg), flags); err != nil {
 			log.Fatal(err)
@@ -161,19 +173,14 @@ func ExampleConn_SendMsg() {
 	unwanted := client.QueueMsg([]byte("unwanted"), rdmanet.Expedited)
 	fmt.Println("cancelled:", unwanted.Cancel())
 	send("in two pieces", 0)
+	fmt.Println(<-received)
+	fmt.Println(<-received)
+	fmt.Println(<-received)
 	if _, err := urgent.Result(); err != nil {
 		log.Fatal(err)
 	}
 	send("", 0)
-
-	p := make([]byte, 1024)
-	for range 4 {
-		n, flags, err := server.RecvMsg(p)
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Printf("%q, expedited: %v, more to come: %v\n", p[:n], flags&rdmanet.Expedited != 0, flags&rdmanet.Partial != 0)
-	}
+	fmt.Println(<-received)
 	// Output:
 	// cancelled: true
 	// "a message ", expedited: false, more to come: true

@@ -52,9 +52,13 @@ func recvPiece(t testing.TB, c *Conn, b []byte) piece {
 	return piece{bytes.Clone(b[:n]), flags}
 }
 
-// messagePipe makes a connection that ends with the test at the latest.
+// messagePipe makes a connection that ends with the test at the latest. Unless its
+// receives are limited there is room for some messages that nobody has read.
 func messagePipe(t testing.TB, cfg Config) (client, server *Conn) {
 	t.Helper()
+	if cfg.MaxReceiveCredits == 0 {
+		cfg.InitialReceiveCredits = 16
+	}
 	client, server = pipeOn(t, cfg)
 	t.Cleanup(func() {
 		client.Close()

@@ -423,11 +423,14 @@ func TestQueueFails(t *testing.T) {
 			})
 			if tt.name == "deadline" {
 				require.NoError(t, client.SetWriteDeadline(time.Time{}))
-				_, err := client.SendMsg([]byte("end"), Expedited)
-				require.NoError(t, err)
+				go func() {
+					_, err := client.SendMsg([]byte("end"), Expedited)
+					called <- err
+				}()
 				n, err := server.ReadMsg(make([]byte, 103))
 				require.NoError(t, err)
 				require.Equal(t, 103, n)
+				require.NoError(t, <-called)
 				pass(t, client, server)
 			}
 		})
