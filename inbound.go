@@ -164,7 +164,7 @@ func (c *Conn) neglected() {
 
 // canAsk reports whether one more fetch may be under way.
 func (c *Conn) canAsk() bool {
-	if c.dead != nil {
+	if c.dead != nil || c.flushed {
 		return false
 	}
 	if c.in.mode == transferRead {
@@ -542,7 +542,7 @@ func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 	if x.pieces.Len() > 0 || x.taken == x.length {
 		return 0, false, nil
 	}
-	return 0, false, c.awaitPiece()
+	return 0, false, c.awaitPiece(x)
 }
 
 // awaitRead waits for something to happen and returns why a Read cannot go on.
@@ -582,7 +582,7 @@ func (c *Conn) takeFetch() (*fetch, error) {
 		c.passed()
 		return nil, nil
 	case x.pieces.Len() == 0:
-		return nil, c.awaitPiece()
+		return nil, c.awaitPiece(x)
 	}
 	f := *x.pieces.At(0)
 	switch {
@@ -597,10 +597,10 @@ func (c *Conn) takeFetch() (*fetch, error) {
 	return f, nil
 }
 
-// awaitPiece waits until a piece can be asked for, or returns why there is no
-// memory for one.
-func (c *Conn) awaitPiece() error {
-	if c.in.ahead > 0 || !c.canAsk() {
+// awaitPiece waits until a piece of x can be asked for, or returns why there is no
+// memory for one. What was asked for and did not come ends the connection soon.
+func (c *Conn) awaitPiece(x *inbound) error {
+	if c.in.ahead > 0 || x.asked == x.length || !c.canAsk() {
 		return c.awaitRead()
 	}
 	return c.in.refused

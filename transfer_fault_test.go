@@ -232,11 +232,83 @@ func TestTransferMemoryLimit(t *testing.T) {
 	}
 }
 
+// A queue pair that fails in the middle of a transfer, and does not say so, leaves
+// its connection to deadlines and Close.
+func TestTransferSilentFailure(t *testing.T) {
+	setWithdrawWithin(t, 100*time.Millisecond)
+	for _, size := range []int{1 << 20, 1000} { // of a Read
+		checkLeaks(t)
+		m := newModest(t, 1<<20, 1<<14, false)
+		m.mute = true
+		a, b := pipeOn(t, Config{Provider: m, TransferSize: 64 << 10, LingerTimeout: 50 * time.Millisecond})
+		b.SetWriteDeadline(time.Now().Add(patience))
+		wrote := writing(b, alloc(t, 8<<20).Bytes())
+		require.True(t, eventually(func() bool { return a.Stats().TransfersReceived > 0 }))
+		require.NoError(t, a.qp.SetError())
+		require.True(t, eventually(func() bool {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.poll()
+			return a.flushed
+		}))
+		read := make(chan error, 1)
+		go func() { read <- drainBy(a, size) }()
+		time.AfterFunc(20*time.Millisecond, func() { a.SetReadDeadline(time.Now()) })
+		within(t, "Read", func() { requireTimeout(t, <-read) })
+		within(t, "Close", func() {
+			a.Close()
+			b.Close()
+			<-wrote
+		})
+	}
+}
+
+// drainBy reads up to n bytes at a time until an error.
+func drainBy(c *Conn, n int) error {
+	for p := make([]byte, n); ; {
+		if _, err := c.Read(p); err != nil {
+			return err
+		}
+	}
+}
+
+// Where memory is pinned a connection has some of its own, with which it reads what
+// is offered when no more can be registered.
+func TestTransferWithoutMemory(t *testing.T) {
+	checkLeaks(t)
+	sw := newSwitch(t, newModest(t, 1<<20, 1<<14, true))
+	a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: sw}}, &Dialer{Config: Config{Provider: newProvider(t)}})
+	a.SetDeadline(time.Now().Add(patience))
+	sw.LimitMemory(1)
+	from := alloc(t, 300000)
+	copy(from.Bytes(), pattern(1, 300000))
+	for _, size := range []int{300000, 1000} { // of a Read
+		wrote := writing(a, from.Bytes())
+		got := make([]byte, 300000)
+		for n := 0; n < len(got); {
+			k, err := b.Read(got[n:min(n+size, len(got))])
+			require.NoError(t, err)
+			n += k
+		}
+		require.True(t, bytes.Equal(from.Bytes(), got))
+		require.Equal(t, result{300000, nil}, <-wrote)
+	}
+	require.EqualValues(t, 2, b.Stats().TransfersReceived)
+	sw.LimitMemory(0)
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+	requireReleased(t, sw)
+}
+
 // A Read that finds no memory for a transfer is tried again when there is some,
 // and has lost nothing.
 func TestTransferWaitsForMemory(t *testing.T) {
 	const n = 100000
 	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		c.mu.Lock()
+		c.releaseOwn()
+		c.in.keeps = false
+		c.mu.Unlock()
 		held := c.pool.drain()
 		s.device.LimitMemory(1)
 		want := pattern(1, n)
