@@ -96,9 +96,9 @@ func (c *Conn) writeLarge(p []byte, m manner) (n int, err error) {
 		}
 		sent, err := c.offer(o, p[:initial], len(p)-size, m)
 		if sent {
-			n += initial
-			err = c.settle(o)
-			n += o.moved
+			moved := 0
+			moved, err = c.settle(o)
+			n += initial + moved
 		}
 		o.closeMemory()
 		if err != nil {
@@ -292,21 +292,23 @@ func (c *Conn) offer(o *outbound, initial []byte, left int, m manner) (bool, err
 	return true, c.post(parcel{p: initial, segs: 1, all: all, bufs: bufs, head: &t})
 }
 
-// settle waits until o is over, or gives it up.
-func (c *Conn) settle(o *outbound) error {
+// settle waits until o is over, or gives it up, and returns how much of it was
+// moved. On a connection that is dead what came before its end may still be heard
+// afterwards.
+func (c *Conn) settle(o *outbound) (moved int, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !o.over {
 		if err := c.writeErr(); err != nil {
 			c.giveUp(o)
 			if o.over && o.moved == len(o.p) {
-				return nil
+				return o.moved, nil
 			}
-			return err
+			return o.moved, err
 		}
 		c.await(&c.writable, &c.writers)
 	}
-	return nil
+	return o.moved, nil
 }
 
 // giveUp ends o early: when it returns the peer has let go of the memory, or
