@@ -39,8 +39,8 @@ type incoming struct {
 	ahead   int   // pieces in scratch, or on their way there
 	refused error // why there was no memory for one more
 	spare   []*landing
-	keeps   bool    // a buffer of its own,
-	own     *buffer // for a piece when there is no other memory, unless it is in use
+	keeps   bool     // a landing of its own,
+	own     *landing // for a piece when there is no other memory, unless it is in use
 	neglect *time.Timer
 }
 
@@ -67,7 +67,7 @@ type fetch struct {
 	into  *straight // or the reader's memory
 	addr  uint64    // of b, for a grant
 	key   uint32
-	mr    ibv.MR // what the key belongs to, in the case of a landing
+	mr    ibv.MR // what the key belongs to, if it opens this piece only
 	got   int    // bytes that have come
 	taken int
 	over  bool // the device will not touch the memory any more
@@ -81,6 +81,7 @@ type landing struct {
 	scratch *scratch
 	sink    sink
 	buf     *buffer
+	mr      ibv.MR // by which the peer may write to it as long as it lives
 }
 
 // straight is a reader's memory, filled in order.
@@ -366,30 +367,38 @@ func (c *Conn) askPiece(x *inbound) bool {
 		return false
 	}
 	f := &fetch{x: x, in: l, b: l.b[:min(len(l.b), x.length-x.asked)]}
-	if c.in.mode == transferWrite {
-		mr, err := c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
-		if err != nil && c.in.ahead == 0 && len(f.b) > pageSize {
-			f.b = f.b[:pageSize] // there may be room for little
-			mr, err = c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
-		}
-		if err != nil {
-			c.putLanding(l)
-			c.in.refused = err
-			return false
-		}
-		f.mr, f.addr, f.key = mr, mr.Addr(), mr.RKey()
+	if c.in.mode == transferWrite && !c.openPiece(f) {
+		return false
 	}
 	c.in.ahead++
 	x.pieces.Push(f)
-	c.fetch(f, l.lkey)
+	c.fetch(f, f.in.lkey)
 	return true
 }
 
-func (c *Conn) releaseOwn() {
-	if c.in.own != nil {
-		c.in.own.release()
-		c.in.own = nil
+// openPiece lets the peer write to f.b. What cannot be registered is made smaller,
+// or replaced by what this connection keeps.
+func (c *Conn) openPiece(f *fetch) bool {
+	mr, err := f.in.mr, error(nil)
+	if mr == nil {
+		mr, err = c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+		if err != nil && c.in.ahead == 0 && !c.in.keeps && len(f.b) > pageSize {
+			f.b = f.b[:pageSize]
+			mr, err = c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+		}
+		f.mr = mr
 	}
+	if err != nil {
+		c.in.refused = err
+		c.putLanding(f.in)
+		if f.in = c.lastResort(); f.in == nil {
+			return false
+		}
+		f.b = f.in.b[:min(len(f.in.b), len(f.b))]
+		mr = f.in.mr
+	}
+	f.addr, f.key = mr.Addr(), mr.RKey()
+	return true
 }
 
 // landing returns memory for one piece. When there is no scratch, one buffer at a
@@ -412,19 +421,26 @@ func (c *Conn) landing() *landing {
 		}
 		s.release()
 	}
+	if l := c.lastResort(); l != nil || c.in.ahead > 0 || c.in.keeps {
+		return l
+	}
+	buf, err := c.pool.get()
+	if err != nil {
+		c.in.refused = err
+		return nil
+	}
+	return &landing{b: buf.b, lkey: buf.lkey, buf: buf}
+}
+
+// lastResort returns the landing that this connection keeps, nil if it keeps none
+// or it is in use.
+func (c *Conn) lastResort() *landing {
 	if c.in.ahead > 0 {
 		return nil
 	}
-	buf := c.in.own
-	if buf == nil {
-		var err error
-		if buf, err = c.pool.get(); err != nil {
-			c.in.refused = err
-			return nil
-		}
-	}
+	l := c.in.own
 	c.in.own = nil
-	return &landing{b: buf.b, lkey: buf.lkey, buf: buf}
+	return l
 }
 
 // putLanding takes back what landing has returned.
@@ -436,28 +452,48 @@ func (c *Conn) putLanding(l *landing) {
 		c.in.spare = append(c.in.spare, l)
 		c.warmUp()
 	case c.in.keeps && c.in.own == nil:
-		c.in.own = l.buf // there may be scratch next time
+		c.in.own = l // there may be scratch next time
 	default:
 		l.release()
 	}
 }
 
 // keepOwn gets the memory without which what the peer offers could not be read
-// when no more can be registered.
-func (c *Conn) keepOwn() (err error) {
-	if c.in.mode == transferRead && c.id.Device().Attr().PinsMemory {
-		c.in.keeps = true
-		c.in.own, err = c.pool.get()
+// when no more can be registered. What the peer is to write to is registered for
+// that beforehand: it holds nothing but what this peer has sent.
+func (c *Conn) keepOwn() error {
+	if c.in.mode == transferNone || !c.id.Device().Attr().PinsMemory {
+		return nil
 	}
-	return err
+	buf, err := c.pool.get()
+	if err != nil {
+		return err
+	}
+	l := &landing{b: buf.b, lkey: buf.lkey, buf: buf}
+	if c.in.mode == transferWrite {
+		if l.mr, err = c.expose(l.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite); err != nil {
+			buf.release()
+			return err
+		}
+	}
+	c.in.keeps, c.in.own = true, l
+	return nil
+}
+
+func (c *Conn) releaseOwn() {
+	if c.in.own != nil {
+		c.in.own.release()
+		c.in.own = nil
+	}
 }
 
 func (l *landing) release() {
-	if l.buf != nil {
+	switch {
+	case l.mr != nil && l.mr.Close() != nil, l.sink.close() != nil:
+		// The device may still use it.
+	case l.buf != nil:
 		l.buf.release()
-		return
-	}
-	if l.sink.close() == nil { // else the device may still use it
+	default:
 		l.scratch.release()
 	}
 }

@@ -276,28 +276,32 @@ func drainBy(c *Conn, n int) error {
 // is offered when no more can be registered.
 func TestTransferWithoutMemory(t *testing.T) {
 	checkLeaks(t)
-	sw := newSwitch(t, newModest(t, 1<<20, 1<<14, true))
-	a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: sw}}, &Dialer{Config: Config{Provider: newProvider(t)}})
-	a.SetDeadline(time.Now().Add(patience))
-	sw.LimitMemory(1)
-	from := alloc(t, 300000)
-	copy(from.Bytes(), pattern(1, 300000))
-	for _, size := range []int{300000, 1000} { // of a Read
-		wrote := writing(a, from.Bytes())
-		got := make([]byte, 300000)
-		for n := 0; n < len(got); {
-			k, err := b.Read(got[n:min(n+size, len(got))])
-			require.NoError(t, err)
-			n += k
-		}
-		require.True(t, bytes.Equal(from.Bytes(), got))
-		require.Equal(t, result{300000, nil}, <-wrote)
+	for _, m := range transferPeers {
+		t.Run(m.name, func(t *testing.T) {
+			sw := newSwitch(t, newModest(t, 1<<20, 1<<14, true))
+			a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: sw, NoRDMARead: !m.reads}}, &Dialer{Config: Config{Provider: newProvider(t)}})
+			a.SetDeadline(time.Now().Add(patience))
+			sw.LimitMemory(1)
+			from := alloc(t, 300000)
+			copy(from.Bytes(), pattern(1, 300000))
+			for _, size := range []int{300000, 1000} { // of a Read
+				wrote := writing(a, from.Bytes())
+				got := make([]byte, 300000)
+				for n := 0; n < len(got); {
+					k, err := b.Read(got[n:min(n+size, len(got))])
+					require.NoError(t, err)
+					n += k
+				}
+				require.True(t, bytes.Equal(from.Bytes(), got))
+				require.Equal(t, result{300000, nil}, <-wrote)
+			}
+			require.EqualValues(t, 2, b.Stats().TransfersReceived)
+			sw.LimitMemory(0)
+			require.NoError(t, a.Close())
+			require.NoError(t, b.Close())
+			requireReleased(t, sw)
+		})
 	}
-	require.EqualValues(t, 2, b.Stats().TransfersReceived)
-	sw.LimitMemory(0)
-	require.NoError(t, a.Close())
-	require.NoError(t, b.Close())
-	requireReleased(t, sw)
 }
 
 // A Read that finds no memory for a transfer is tried again when there is some,
