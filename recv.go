@@ -18,44 +18,39 @@ import (
 //
 // Everything but the copying runs with mu held.
 
+// delivery is a message that has come.
+type delivery struct {
+	buf      *buffer // what it is in
+	payload  []byte
+	h        segmentHeader
+	t        transferHeader // if transfer is set
+	transfer bool
+	opens    bool // the transfer belongs to the stream
+	empty    bool // a message all the same
+	flags    MsgFlags
+}
+
 // received handles the completion of a receive.
 func (c *Conn) received(wc *ibv.WC) {
-	buf := c.posted.Pop()
+	m := delivery{buf: c.posted.Pop()}
+	if wc.Status == ibv.WCSuccess && wc.ByteLen > c.agreed.maxReceive {
+		// A receive that was posted before the agreement may be larger.
+		wc = &ibv.WC{ID: wc.ID, Status: ibv.WCLocLenErr}
+	}
 	if wc.Status != ibv.WCSuccess {
-		c.credits.posted--
-		buf.release()
+		c.drop(m.buf)
 		c.status(wc, ibv.WCRecv)
 		return
 	}
-	if wc.ByteLen > c.agreed.maxReceive {
-		// A receive that was posted before the agreement may be larger.
-		c.credits.posted--
-		buf.release()
-		c.status(&ibv.WC{ID: wc.ID, Status: ibv.WCLocLenErr}, ibv.WCRecv)
-		return
-	}
-	var h segmentHeader
-	payload, err := h.parse(buf.b[:min(int(wc.ByteLen), len(buf.b))])
-	if err != nil {
-		c.credits.posted--
-		buf.release()
+	if err := c.parse(&m, int(wc.ByteLen)); err != nil {
+		c.drop(m.buf)
 		c.fail(err)
 		return
 	}
-	var t transferHeader
-	transfer := h.Flags&flagTransfer != 0 && c.in.mode != transferNone
-	if transfer {
-		if err := t.parse(&h, buf.b[:wc.ByteLen]); err != nil {
-			c.credits.posted--
-			buf.release()
-			c.fail(err)
-			return
-		}
-	}
-	c.credits.receive(&h)
+	c.credits.receive(&m.h)
 	if c.credits.held() < 0 {
 		// The receive was posted, but the peer had not been told of it.
-		buf.release()
+		m.buf.release()
 		c.fail(errNoCredit)
 		return
 	}
@@ -64,54 +59,19 @@ func (c *Conn) received(wc *ibv.WC) {
 	}
 	c.heard, c.probing = true, false
 	c.warmUp()
-	if h.Flags&flagResponseRequested != 0 {
+	if m.h.Flags&flagResponseRequested != 0 {
 		c.send.answer = true
 	}
-	var first, last bool
-	opens := transfer && t.opens()
-	empty := c.messages && h.Flags&flagEmpty != 0 // a message all the same
-	if opens {
-		first, last, err = c.reasm.acceptTransfer(&h, &t)
-	} else {
-		first, last, err = c.reasm.accept(&h)
-	}
-	if first {
-		c.opened = int(h.DataLength) + int(h.Remaining) + int(t.Length) + int(t.Rest)
-	}
-	flags := c.messageFlags(&h)
-	whole := last
-	if opens {
-		last = last && t.Length == 0 // of the payload
-	}
-	switch {
-	case err != nil:
-		buf.release()
+	last, err := c.reassemble(&m)
+	if err != nil {
+		m.buf.release()
 		c.fail(err)
 		return
-	case len(payload) == 0 && !empty || c.deaf:
-		c.stats.countReceived(len(payload), last)
-		c.reuse(buf)
-	default:
-		c.stats.countReceived(len(payload), last)
-		s := segment{data: payload, buf: buf, size: c.opened, last: last, flags: flags}
-		c.opened = 0
-		if c.spillable(payload) {
-			s.n = len(payload)
-			s.data, s.spill = c.intoSpill(payload)
-			s.buf = nil
-			c.reuse(buf)
-			c.credits.owe(flags&NoResponse != 0)
-		} else {
-			c.kept++
-		}
-		c.unread.Push(s)
 	}
-	if opens || c.deaf && len(payload) > 0 {
-		c.credits.owe(flags&NoResponse != 0)
-	}
-	if transfer {
+	c.store(&m, last)
+	if m.transfer {
 		c.credits.news = true
-		if err := c.transferred(&t, whole, flags); err != nil {
+		if err := c.transferred(&m.t, last, m.flags); err != nil {
 			c.fail(err)
 			return
 		}
@@ -119,11 +79,72 @@ func (c *Conn) received(wc *ibv.WC) {
 	if c.reasm.ended && !c.eof {
 		c.eof = true
 		c.readable.Broadcast()
-	} else if (len(payload) > 0 || opens || empty) && c.readers > 0 {
+	} else if (len(m.payload) > 0 || m.opens || m.empty) && c.readers > 0 {
 		c.readable.Signal()
 	}
 	if c.writers > 0 {
 		c.writable.Signal()
+	}
+}
+
+// drop gives a buffer back that was posted and will not be again.
+func (c *Conn) drop(buf *buffer) {
+	c.credits.posted--
+	buf.release()
+}
+
+// parse reads the headers of m, of which n bytes have come.
+func (c *Conn) parse(m *delivery, n int) (err error) {
+	b := m.buf.b[:min(n, len(m.buf.b))]
+	if m.payload, err = m.h.parse(b); err != nil {
+		return err
+	}
+	m.empty = c.messages && m.h.Flags&flagEmpty != 0
+	m.flags = c.messageFlags(&m.h)
+	if m.transfer = m.h.Flags&flagTransfer != 0 && c.in.mode != transferNone; m.transfer {
+		err = m.t.parse(&m.h, b)
+		m.opens = m.t.opens()
+	}
+	return err
+}
+
+// reassemble puts m in its place in a message and reports whether that ends with it,
+// or with its transfer.
+func (c *Conn) reassemble(m *delivery) (last bool, err error) {
+	var first bool
+	if m.opens {
+		first, last, err = c.reasm.acceptTransfer(&m.h, &m.t)
+	} else {
+		first, last, err = c.reasm.accept(&m.h)
+	}
+	if first {
+		c.opened = int(m.h.DataLength) + int(m.h.Remaining) + int(m.t.Length) + int(m.t.Rest)
+	}
+	return last, err
+}
+
+// store keeps the payload of m for a reader.
+func (c *Conn) store(m *delivery, last bool) {
+	last = last && (!m.opens || m.t.Length == 0) // with the payload
+	c.stats.countReceived(len(m.payload), last)
+	if len(m.payload) == 0 && !m.empty || c.deaf {
+		c.reuse(m.buf)
+	} else {
+		s := segment{data: m.payload, buf: m.buf, size: c.opened, last: last, flags: m.flags}
+		c.opened = 0
+		if c.spillable(m.payload) {
+			s.n = len(m.payload)
+			s.data, s.spill = c.intoSpill(m.payload)
+			s.buf = nil
+			c.reuse(m.buf)
+			c.credits.owe(m.flags&NoResponse != 0)
+		} else {
+			c.kept++
+		}
+		c.unread.Push(s)
+	}
+	if m.opens || c.deaf && len(m.payload) > 0 {
+		c.credits.owe(m.flags&NoResponse != 0)
 	}
 }
 
