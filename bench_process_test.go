@@ -41,9 +41,20 @@ func (t benchTarget) dialContext(ctx context.Context, network, addr string) (net
 		var d net.Dialer
 		return d.DialContext(ctx, network, addr)
 	}
-	var d rdmanet.Dialer
-	d.Config.BusyPoll = *benchBusyPoll
+	d := rdmanet.Dialer{Config: benchConfig(t.transport)}
 	return d.DialContext(ctx, network, addr)
+}
+
+// benchConfig is the Config of a transport that is not TCP.
+func benchConfig(transport string) rdmanet.Config {
+	c := rdmanet.Config{BusyPoll: *benchBusyPoll}
+	switch transport {
+	case "segments":
+		c.TransferSize = -1
+	case "transfers":
+		c.TransferSize = 4096
+	}
+	return c
 }
 
 func (t benchTarget) dial() (net.Conn, error) {
@@ -59,10 +70,10 @@ func (t benchTarget) mustDial(tb testing.TB) net.Conn {
 	return c
 }
 
-// benchMemory returns memory to send from or to read into: of rdmanet's from the
-// size on from which that is good for something.
-func benchMemory(n int) (b []byte, free func()) {
-	if n < 1<<20 {
+// benchMemory returns memory to send from or to read into, of rdmanet's if
+// registered is set.
+func benchMemory(n int, registered bool) (b []byte, free func()) {
+	if !registered {
 		return make([]byte, n), func() {}
 	}
 	buf, err := rdmanet.Alloc(n)
@@ -76,7 +87,8 @@ func benchMemory(n int) (b []byte, free func()) {
 // is exported for net/rpc.
 type BenchService struct {
 	Transport, Name string
-	Size            int // of the buffer, in bytes
+	Size            int  // of the buffer, in bytes
+	Registered      bool // and it is of rdmanet's
 }
 
 // The services, each for one connection. Those that take a length have it in
@@ -160,7 +172,7 @@ func (f *benchFarEnd) Listen(s BenchService, addr *string) error {
 				}
 				wg.Go(func() {
 					defer c.Close()
-					buf, free := benchMemory(s.Size)
+					buf, free := benchMemory(s.Size, s.Registered)
 					defer free()
 					serve(c, buf)
 				})
@@ -189,8 +201,7 @@ func (s BenchService) listen() (net.Listener, error) {
 	if s.Transport == "tcp" {
 		return net.Listen("tcp", address)
 	}
-	var lc rdmanet.ListenConfig
-	lc.Config.BusyPoll = *benchBusyPoll
+	lc := rdmanet.ListenConfig{Config: benchConfig(s.Transport)}
 	return lc.Listen(context.Background(), "tcp", address)
 }
 

@@ -106,12 +106,7 @@ func BenchmarkWrite(b *testing.B) { runBenchCases(b, 2, bulkCases()) }
 // BenchmarkRead is the other direction: what it allocates, Read allocates.
 func BenchmarkRead(b *testing.B) { runBenchCases(b, 2, readCases()) }
 
-func bulkCases() []benchCase {
-	return streamCases("sink", func(c net.Conn, buf []byte) error {
-		_, err := c.Write(buf)
-		return err
-	})
-}
+func bulkCases() []benchCase { return streamCases("sink", writeAll) }
 
 func readCases() []benchCase {
 	return streamCases("source", func(c net.Conn, buf []byte) error {
@@ -120,33 +115,45 @@ func readCases() []benchCase {
 	})
 }
 
-// streamCases move bytes one way, a buffer an operation. The far end's buffer
-// holds at least 64 KiB.
+func writeAll(c net.Conn, buf []byte) error {
+	_, err := c.Write(buf)
+	return err
+}
+
 func streamCases(service string, move func(c net.Conn, buf []byte) error) (cases []benchCase) {
 	for _, size := range []int{64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20} {
-		cases = append(cases, benchCase{
-			name: "size=" + sizeName(size), unit: "MB/s", bytes: size,
-			service: BenchService{Name: service, Size: max(size, 64<<10)},
-			open: func(tb testing.TB, target benchTarget) benchRun {
-				c := target.mustDial(tb)
-				length, buf := make([]byte, 8), make([]byte, size)
-				return func(_ benchClock, n int) error {
-					binary.BigEndian.PutUint64(length, uint64(n)*uint64(size))
-					if _, err := c.Write(length); err != nil {
-						return err
-					}
-					for range n {
-						if err := move(c, buf); err != nil {
-							return err
-						}
-					}
-					_, err := io.ReadFull(c, length[:1]) // the far end is done
-					return err
-				}
-			},
-		})
+		cases = append(cases, streamCase(BenchService{Name: service, Registered: size >= 1<<20}, size, false, move))
 	}
 	return cases
+}
+
+// streamCase moves bytes one way, a buffer an operation, which may be of rdmanet's.
+// The far end's buffer holds at least 64 KiB.
+func streamCase(service BenchService, size int, registered bool, move func(c net.Conn, buf []byte) error) benchCase {
+	service.Size = max(size, 64<<10)
+	return benchCase{
+		name: "size=" + sizeName(size), unit: "MB/s", bytes: size,
+		service: service,
+		open: func(tb testing.TB, target benchTarget) benchRun {
+			c := target.mustDial(tb)
+			length := make([]byte, 8)
+			buf, free := benchMemory(size, registered)
+			tb.Cleanup(free)
+			return func(_ benchClock, n int) error {
+				binary.BigEndian.PutUint64(length, uint64(n)*uint64(size))
+				if _, err := c.Write(length); err != nil {
+					return err
+				}
+				for range n {
+					if err := move(c, buf); err != nil {
+						return err
+					}
+				}
+				_, err := io.ReadFull(c, length[:1]) // the far end is done
+				return err
+			}
+		},
+	}
 }
 
 func pingPongCases() (cases []benchCase) {
@@ -275,7 +282,7 @@ func BenchmarkCompare(b *testing.B) {
 		for _, c := range group.cases {
 			b.Run(group.name+"/"+c.name, func(b *testing.B) {
 				for b.Loop() {
-					compareTransports(b, c)
+					comparePair(b, c, "tcp", "rdmanet")
 				}
 				b.ReportMetric(0, "ns/op") // not shown: it would be the time of the comparison
 			})
@@ -294,19 +301,22 @@ func benchGroups() []benchGroup {
 	}
 }
 
-func compareTransports(b *testing.B, c benchCase) {
+// comparePair puts ours against theirs.
+func comparePair(b *testing.B, c benchCase, theirs, ours string) {
+	transports := [2]string{theirs, ours}
 	n := [2]int{1, 1} // operations that fill a slice
 	var values [2][]float64
 	var ratios []float64
 	for round := range *benchRounds {
-		for turn := range benchTransports {
-			i := (round + turn) % len(benchTransports) // who begins alternates too
-			values[i] = append(values[i], compareSlice(b, c, benchTransports[i], &n[i]))
+		for turn := range transports {
+			i := (round + turn) % len(transports) // who begins alternates too
+			values[i] = append(values[i], compareSlice(b, c, transports[i], &n[i]))
 		}
 		ratios = append(ratios, values[1][round]/values[0][round])
 	}
-	b.ReportMetric(quantile(values[0], 0.5), "tcp-"+c.unit)
-	b.ReportMetric(quantile(values[1], 0.5), "rdma-"+c.unit)
+	for i, transport := range transports {
+		b.ReportMetric(quantile(values[i], 0.5), transport+"-"+c.unit)
+	}
 	b.ReportMetric(quantile(ratios, 0.5), "ratio")
 	b.ReportMetric(quantile(ratios, 0.25), "ratio-q1")
 	b.ReportMetric(quantile(ratios, 0.75), "ratio-q3")

@@ -249,9 +249,10 @@ func summary(format string, sample []float64) string {
 // goBulk writes one way on a net.Conn, count times size bytes; the clock stops
 // when the far end has said that all has come. A tenth of the work goes before.
 func goBulk(transport string, size, count int) yardFunc {
-	return goMeasure(BenchService{Transport: transport, Name: "sink", Size: size}, 0,
+	registered := size >= yardMiB
+	return goMeasure(BenchService{Transport: transport, Name: "sink", Size: size, Registered: registered}, 0,
 		func(c net.Conn) (float64, error) {
-			buf, free := benchMemory(size)
+			buf, free := benchMemory(size, registered)
 			defer free()
 			send := func(count int) error {
 				if _, err := c.Write(binary.BigEndian.AppendUint64(nil, uint64(count*len(buf)))); err != nil {

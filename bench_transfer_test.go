@@ -1,0 +1,27 @@
+package rdmanet_test
+
+import (
+	"fmt"
+	"testing"
+)
+
+// BenchmarkTransfers puts large transfers against segments, in the manner of
+// BenchmarkCompare: writes of one size after the other, from and to ordinary memory
+// and memory of rdmanet's. Where the ratio passes 1 is where transfers pay.
+func BenchmarkTransfers(b *testing.B) {
+	for _, registered := range []bool{false, true} {
+		memory := "ordinary"
+		if registered {
+			memory = "Buffer"
+		}
+		for _, size := range []int{16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20} {
+			c := streamCase(BenchService{Name: "sink", Registered: registered}, size, registered, writeAll)
+			b.Run(fmt.Sprintf("memory=%s/%s", memory, c.name), func(b *testing.B) {
+				for b.Loop() {
+					comparePair(b, c, "segments", "transfers")
+				}
+				b.ReportMetric(0, "ns/op") // not shown: it would be the time of the comparison
+			})
+		}
+	}
+}
