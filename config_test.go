@@ -114,6 +114,54 @@ func TestBusyPoll(t *testing.T) {
 	require.NoError(t, server.Close())
 }
 
+// Who polls although a deadline has passed, or the connection is closed, keeps
+// nobody from it: the timers of what it waits for among them.
+func TestBusyPollLetsOthersIn(t *testing.T) {
+	checkLeaks(t)
+	const ages = time.Hour
+	t.Run("keeper", func(t *testing.T) {
+		client, server := pipeOn(t, Config{BusyPoll: ages})
+		exchange(t, client, server, 100)
+		require.NoError(t, client.SetReadDeadline(past))
+		within(t, "the keeper", func() {
+			require.True(t, eventually(func() bool {
+				client.mu.Lock()
+				defer client.mu.Unlock()
+				return client.sleeping
+			}))
+			require.NoError(t, client.Close())
+			require.NoError(t, server.Close())
+		})
+	})
+
+	setWithdrawWithin(t, 10*time.Millisecond)
+	for name, end := range map[string]func(c *Conn){
+		"deadline": func(c *Conn) { c.SetWriteDeadline(past) },
+		"Close":    func(c *Conn) { c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			s.cfg.BusyPoll, s.cfg.LingerTimeout = ages, 10*time.Millisecond
+			c, p := s.transferConns(true, true)
+			wrote := writing(c, make([]byte, 100000))
+			p.offered(true)
+			within(t, "the end", func() {
+				end(c)
+				require.Error(t, (<-wrote).err)
+				c.Close()
+			})
+		})
+	}
+	t.Run("linger", func(t *testing.T) {
+		m := newModest(t, 1<<20, 1<<14, false)
+		m.mute = true // so there is nothing but the time
+		s := newSceneOn(t, m)
+		s.cfg.BusyPoll, s.cfg.LingerTimeout = ages, 10*time.Millisecond
+		c, _ := s.transferConns(true, true)
+		within(t, "Close", func() { require.NoError(t, c.Close()) })
+	})
+}
+
 // The logger hears of what breaks.
 func TestLogger(t *testing.T) {
 	checkLeaks(t)

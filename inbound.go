@@ -236,7 +236,11 @@ func (c *Conn) written(t *transferHeader) error {
 		return errTransferLength
 	}
 	for in.flying.Len() > 0 && (*in.flying.At(0)).x == x {
-		c.landed(in.flying.Pop())
+		f := in.flying.Pop()
+		if f.into != nil {
+			f.into.asked -= len(f.b) // what comes next goes there
+		}
+		c.landed(f)
 	}
 	for in.untold.Len() > 0 && (*in.untold.At(0)).x == x {
 		in.untold.Pop()

@@ -135,34 +135,52 @@ func TestReadAmongMessages(t *testing.T) {
 	require.NoError(t, server.Close())
 }
 
-// A message that a deadline cuts short cannot be ended: nothing else may be
+// A message that a deadline cuts short cannot be ended: nothing else may ever be
 // sent, and the reader must not take what came for all.
 func TestMessageCut(t *testing.T) {
-	checkLeaks(t)
-	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment, TransferSize: -1}})
-	require.NoError(t, client.WriteMsg([]byte("whole")))
-	require.NoError(t, client.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
-	err := client.WriteMsg(make([]byte, 1<<20)) // more than the peer keeps for its reader
-	requireTimeout(t, err)
-	require.NoError(t, client.SetWriteDeadline(time.Time{}))
-	_, err = client.Write([]byte("more"))
-	require.ErrorIs(t, err, errMessageCut)
-	require.ErrorIs(t, client.CloseWrite(), errMessageCut)
-	_, err = server.Write([]byte("the other direction"))
-	require.NoError(t, err)
-	b := make([]byte, 1<<20)
-	n, err := client.Read(b)
-	require.NoError(t, err)
-	require.Equal(t, "the other direction", string(b[:n]))
-	require.NoError(t, client.Close())
-	n, err = server.ReadMsg(b)
-	require.NoError(t, err)
-	require.Equal(t, "whole", string(b[:n]))
-	n, err = server.ReadMsg(b)
-	require.ErrorIs(t, err, syscall.ECONNRESET)
-	require.ErrorIs(t, err, errTruncated)
-	require.Less(t, n, 1<<20)
-	require.NoError(t, server.Close())
+	for name, cfg := range map[string]Config{
+		"segments":                {MaxSendSize: minSegment, TransferSize: -1},
+		"transfers":               {},
+		"transfers by RDMA Write": {NoRDMARead: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			checkLeaks(t)
+			size := 1 << 20
+			if cfg.TransferSize == 0 {
+				size = 8 << 20
+			}
+			client, server := pipeOn(t, cfg)
+			require.NoError(t, client.WriteMsg([]byte("whole")))
+			cut := make(chan error, 1)
+			go func() { cut <- client.WriteMsg(make([]byte, size)) }() // more than the peer keeps for its reader
+			require.True(t, eventually(func() bool { return client.Stats().BytesSent > 1000 }))
+			require.NoError(t, client.SetWriteDeadline(past))
+			requireTimeout(t, <-cut)
+			_, err := client.Write([]byte("more"))
+			requireTimeout(t, err)
+			require.NoError(t, client.SetWriteDeadline(time.Time{}))
+			for range 2 {
+				_, err = client.Write([]byte("more"))
+				require.ErrorIs(t, err, errMessageCut)
+			}
+			require.ErrorIs(t, client.CloseWrite(), errMessageCut)
+			_, err = server.Write([]byte("the other direction"))
+			require.NoError(t, err)
+			b := make([]byte, size)
+			n, err := client.Read(b)
+			require.NoError(t, err)
+			require.Equal(t, "the other direction", string(b[:n]))
+			require.NoError(t, client.Close())
+			n, err = server.ReadMsg(b)
+			require.NoError(t, err)
+			require.Equal(t, "whole", string(b[:n]))
+			n, err = server.ReadMsg(b)
+			require.ErrorIs(t, err, syscall.ECONNRESET)
+			require.ErrorIs(t, err, errTruncated)
+			require.Less(t, n, size)
+			require.NoError(t, server.Close())
+		})
+	}
 }
 
 // A deadline in the middle of ReadMsg gives what has come, and the rest later.

@@ -97,19 +97,26 @@ func (c *Conn) sleep() {
 	c.poll()
 }
 
-// spin polls for Config.BusyPoll and reports whether something came.
+// spin polls for Config.BusyPoll and reports whether something came. Who waits
+// although there is a reason to stop waits for the device or the peer to let go of
+// something, which may take long: that is no time to keep others from mu.
 func (c *Conn) spin() bool {
-	if c.set.busyPoll <= 0 {
+	if c.set.busyPoll <= 0 || c.stopping() {
 		return false
 	}
 	for start := time.Now(); time.Since(start) < c.set.busyPoll; {
-		if c.poll() > 0 || c.dead != nil || c.readDue.expired || c.writeDue.expired || c.closed {
+		if c.poll() > 0 || c.stopping() {
 			return true
 		}
 		c.mu.Unlock() // let others in
 		c.mu.Lock()
 	}
 	return false
+}
+
+// stopping reports whether some who wait have a reason not to.
+func (c *Conn) stopping() bool {
+	return c.dead != nil || c.closed || c.readDue.expired || c.writeDue.expired
 }
 
 // poll handles the completions that are there and returns how many. The caller

@@ -252,7 +252,7 @@ func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
 	}
 	for {
 		if err := c.writeErr(); err != nil {
-			c.send.cut = c.send.mid
+			c.send.cut = c.send.cut || c.send.mid
 			return n, err
 		}
 		if len(p) == 0 {

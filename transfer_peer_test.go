@@ -768,6 +768,49 @@ func TestTransferMessageCut(t *testing.T) {
 	})
 }
 
+// A Read whose grants become void goes on where the bytes have ended that came, with
+// what is sent behind the transfer that was withdrawn.
+func TestTransferWithdrawnGrants(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			s.cfg.InitialReceiveCredits, s.cfg.MaxReceiveCredits = 16, 16
+			c, p := s.transferConns(side.active, false)
+			p.grant(maxTransfers)
+			b := make([]byte, (maxTransfers+1)*fetchSize) // more than may be granted at a time
+			p.begin(false, 1, len(b), 0, 0)
+			read := make(chan result, 1)
+			go func() {
+				n, err := c.Read(b)
+				read <- result{n, err}
+			}()
+			first := p.told(transferGrant)
+			for range maxTransfers - 1 {
+				p.told(transferGrant)
+			}
+
+			c.mu.Lock() // the reader hears of all of it at once
+			c.send.posting = true
+			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: first.Length})
+			p.withdraw(false, 1, 0)
+			p.begin(false, 2, 100, 0, 0)
+			for c.in.last < 2 {
+				c.poll()
+			}
+			c.send.posting = false
+			c.mu.Unlock()
+
+			g := p.told(transferGrant)
+			require.EqualValues(t, 2, g.ID)
+			want := pattern(1, 100)
+			require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want, g.Addr, g.Key))
+			p.transfer(transferHeader{Kind: transferWritten, ID: 2, Length: g.Length})
+			require.Equal(t, result{int(first.Length) + 100, nil}, s.await(read))
+			require.Equal(t, want, b[first.Length:][:100])
+		})
+	}
+}
+
 // The connection is cut at every step: each call ends with an error, and nothing
 // is left.
 func TestTransferCut(t *testing.T) {
