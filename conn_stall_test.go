@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
@@ -251,4 +252,43 @@ func TestLastCreditOfABatch(t *testing.T) {
 		require.False(t, credits == 1 && h.CreditsGranted == 0, "the last credit went without a grant")
 		credits--
 	}
+}
+
+// A leader that leaves a connection that is being closed is followed by one who
+// waits for completions, whoever else waits: nobody else would come.
+func TestLeadIsPassedOn(t *testing.T) {
+	checkLeaks(t)
+	a, b := pipeOn(t, Config{})
+	sleeping := func(c *Conn, writers int) func() bool {
+		return func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.sleeping && c.writers == writers
+		}
+	}
+	require.True(t, eventually(sleeping(a, 0)), "no keeper")
+	done := false
+	var all sync.WaitGroup
+	for i, wait := range []func(){a.waitPosted, func() { a.await(&a.writable, &a.writers) }} {
+		all.Go(func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			for !done {
+				wait()
+			}
+		})
+		require.True(t, eventually(sleeping(a, i+1)))
+	}
+	a.mu.Lock()
+	a.closed = true // so there are no keepers any more
+	a.cq.Interrupt()
+	a.mu.Unlock()
+	require.True(t, eventually(sleeping(a, 1)), "nobody waits for completions")
+	a.mu.Lock()
+	done, a.closed = true, false
+	a.wakeAll()
+	a.mu.Unlock()
+	within(t, "the end", all.Wait)
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
 }

@@ -222,11 +222,11 @@ func (c *Conn) cutMessage(cut bool) {
 	c.mu.Unlock()
 }
 
-// reopen says whether a message was open before the one that was withdrawn as a
-// whole.
+// reopen says that the message that was withdrawn as a whole has never been, and
+// whether one was open before it.
 func (c *Conn) reopen(open bool) {
 	c.mu.Lock()
-	c.turns.open = open
+	c.turns.open, c.send.mid = open, false
 	c.mu.Unlock()
 }
 

@@ -47,13 +47,14 @@ func (c *Conn) await(cond *sync.Cond, waiting *int) {
 	c.pass()
 }
 
-// pass gives the lead to somebody who waits.
+// pass gives the lead to somebody who waits. Not everybody among the writers takes
+// it, see waitPosted, so all of them hear.
 func (c *Conn) pass() {
 	if c.readers > 0 {
 		c.readable.Signal()
 	}
 	if c.writers > 0 {
-		c.writable.Signal()
+		c.writable.Broadcast()
 	}
 }
 

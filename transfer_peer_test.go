@@ -768,6 +768,27 @@ func TestTransferMessageCut(t *testing.T) {
 	})
 }
 
+// A message of more than one transfer, of which the first was withdrawn as a whole,
+// has never been: what is sent next is not in the middle of it.
+func TestTransferMessageNeverBegun(t *testing.T) {
+	if onRDMA {
+		return // a GiB would have to be pinned
+	}
+	s := newScene(t)
+	c, p := s.transferConns(true, true)
+	long := alloc(t, transferCeiling+minTransfer).Bytes()
+	cut := make(chan error, 1)
+	go func() { cut <- c.WriteMsg(long) }()
+	p.offered(true)
+	require.NoError(t, c.SetWriteDeadline(past))
+	h := p.told(transferWithdraw)
+	p.transfer(transferHeader{Kind: transferDone, ID: h.ID})
+	requireTimeout(t, <-cut)
+	requireTimeout(t, c.WriteMsg([]byte("late")))
+	require.NoError(t, c.SetWriteDeadline(time.Time{}))
+	require.NoError(t, c.WriteMsg([]byte("message")))
+}
+
 // A Read whose grants become void goes on where the bytes have ended that came, with
 // what is sent behind the transfer that was withdrawn.
 func TestTransferWithdrawnGrants(t *testing.T) {
