@@ -128,9 +128,36 @@ func (f *Fabric) Inject(p *Packet) {
 	f.deliver(p)
 }
 
-// deliver takes a datagram to its queue pair. Called with mu held.
+// Members returns how many queue pairs are attached to a group.
+func (f *Fabric) Members(group netip.Addr) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.members(group))
+}
+
+// members finds the queue pairs of a group. Called with mu held.
+func (f *Fabric) members(group netip.Addr) (qps []*qp) {
+	for _, q := range f.qps {
+		if q.hears(group) {
+			qps = append(qps, q)
+		}
+	}
+	return qps
+}
+
+// deliver takes a datagram to its queue pair, or to all of its group. Called with mu
+// held.
 func (f *Fabric) deliver(p *Packet) {
-	q := f.qps[p.DstQPN]
+	if p.DstQPN != ibv.MulticastQPN {
+		f.deliverTo(f.qps[p.DstQPN], p)
+		return
+	}
+	for _, q := range f.members(p.To) {
+		f.deliverTo(q, p)
+	}
+}
+
+func (f *Fabric) deliverTo(q *qp, p *Packet) {
 	if f.deaf || q == nil || p.QKey != ibv.QKeyUDP || q.state != ibv.QPSRTS || q.recvs.Len() == 0 {
 		f.lost++
 		return
