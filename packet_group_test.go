@@ -241,7 +241,79 @@ func TestGroupJoinLeave(t *testing.T) {
 		require.NoError(t, sender.LeaveGroup(gn.ifi, a))
 		castTo(t, sender, gn.a, port, "as none")
 		requireHears(t, p, "as none")
+
+		// One that is bound to an address needs no interface to be named.
+		if gn.overVerbs() {
+			q := gn.listen(t)
+			require.NoError(t, q.JoinGroup(nil, a))
+			castTo(t, sender, gn.a, portOfConn(q), "to one address")
+			requireHears(t, q, "to one address")
+			castTo(t, q, gn.a, port, "from there")
+			require.Equal(t, addrPort(q.LocalAddr()), requireHears(t, p, "from there"))
+			require.NoError(t, q.LeaveGroup(nil, a))
+		}
 	})
+}
+
+// A datagram to a group costs no allocation.
+func TestGroupWithoutGarbage(t *testing.T) {
+	for _, pn := range packetNets(t) {
+		host, _, err := net.SplitHostPort(pn.address)
+		require.NoError(t, err)
+		gn := groupNet{packetNet: pn, a: netip.MustParseAddr("239.82.68.1"), ifi: interfaceWith(t, netip.MustParseAddr(host))}
+		p, sender := gn.member(t, gn.a, 0), gn.sender(t)
+		require.NoError(t, p.SetReadDeadline(time.Now().Add(patience)))
+		to, msg, b := netip.AddrPortFrom(gn.a, portOfConn(p)), make([]byte, 100), make([]byte, 2000)
+		turn := func() {
+			_, err := sender.WriteToUDPAddrPort(msg, to)
+			if err == nil {
+				_, _, err = p.ReadFromUDPAddrPort(b)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 300 {
+			turn()
+		}
+		require.Zero(t, testing.AllocsPerRun(heavy(1000), turn), pn.name)
+	}
+}
+
+// By default both devices are there: a group is heard by either, and written to by UDP.
+func TestGroupByDefault(t *testing.T) {
+	if !hasUD(t) {
+		return // TestGroupBothDevices has its say
+	}
+	checkLeaks(t)
+	t.Setenv(deviceEnv, "")
+	ifi, group := interfaceWith(t, netip.MustParseAddr(host4)), netip.MustParseAddrPort("239.82.68.11:7778")
+	p, err := ListenMulticast("udp4", ifi, udpAddr(group))
+	require.NoError(t, err)
+	defer p.Close()
+	require.Len(t, p.Info(), 2)
+	for _, cfg := range []Config{{}, {RequireRDMA: true}, {Device: softwareName}} {
+		pc, err := (&ListenConfig{Config: cfg}).ListenPacket(tctx, "udp4", ":0")
+		require.NoError(t, err)
+		sender := pc.(*PacketConn)
+		require.NoError(t, sender.SetMulticastInterface(ifi))
+		castTo(t, sender, group.Addr(), group.Port(), "hello")
+		from := requireHears(t, p, "hello")
+		require.Equal(t, netip.AddrPortFrom(netip.MustParseAddr(host4), portOfConn(sender)), from)
+		_, err = p.WriteToUDPAddrPort([]byte("answer"), from)
+		require.NoError(t, err)
+		requireHears(t, sender, "answer")
+		require.NoError(t, sender.Close())
+	}
+	d := Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(host4)}, Timeout: patience}
+	c, err := d.Dial("udp4", group.String())
+	require.NoError(t, err)
+	defer c.Close()
+	require.Equal(t, softwareName, c.(*PacketConn).Info()[0].Device)
+	_, err = c.Write([]byte("dialled"))
+	require.NoError(t, err)
+	requireHears(t, p, "dialled")
+	require.Zero(t, p.in.len(), "a datagram was doubled")
 }
 
 // What is for another port, or another group, is not heard.

@@ -132,17 +132,13 @@ func (f *Fabric) Inject(p *Packet) {
 func (f *Fabric) Members(group netip.Addr) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.members(group))
-}
-
-// members finds the queue pairs of a group. Called with mu held.
-func (f *Fabric) members(group netip.Addr) (qps []*qp) {
+	n := 0
 	for _, q := range f.qps {
 		if q.hears(group) {
-			qps = append(qps, q)
+			n++
 		}
 	}
-	return qps
+	return n
 }
 
 // deliver takes a datagram to its queue pair, or to all of its group. Called with mu
@@ -152,8 +148,10 @@ func (f *Fabric) deliver(p *Packet) {
 		f.deliverTo(f.qps[p.DstQPN], p)
 		return
 	}
-	for _, q := range f.members(p.To) {
-		f.deliverTo(q, p)
+	for _, q := range f.qps {
+		if q.hears(p.To) {
+			f.deliverTo(q, p)
+		}
 	}
 }
 
