@@ -602,6 +602,7 @@ func TestGroupSendersBounded(t *testing.T) {
 
 // What fails on the way to a membership leaves nothing behind.
 func TestGroupFaults(t *testing.T) {
+	impatient(t)
 	onFabric(t, func(t *testing.T, pn packetNet) {
 		host, _, _ := net.SplitHostPort(pn.address)
 		ifi := interfaceWith(t, netip.MustParseAddr(host))
