@@ -24,6 +24,19 @@ func portOf(imm uint32) (port uint16, ok bool) {
 	return uint16(imm), imm&0xffff0000 == datagramMark && uint16(imm) != 0
 }
 
+// groupImmediate is the immediate data of a datagram to a group, which knows no ports
+// either: the one that it is from, and the one that it is for.
+func groupImmediate(from, to uint16) uint32 { return uint32(from)<<16 | uint32(to) }
+
+// minGroupPort is the least port that a datagram to a group is from: below are the queue
+// pair numbers of others.
+const minGroupPort = 1 << 8
+
+func groupPorts(imm uint32) (from, to uint16, ok bool) {
+	from, to = uint16(imm>>16), uint16(imm)
+	return from, to, from >= minGroupPort && to != 0
+}
+
 // greeting is the private data of a question, which queue pair serves an
 // address, and of the answer: who it is that says so.
 type greeting struct {
@@ -60,16 +73,17 @@ func parseGreeting(b []byte) (g greeting, ok bool) {
 }
 
 // openDatagram takes what a receive was completed with apart: the host that it
-// claims to be from, and the payload. b is the receive's buffer.
-func openDatagram(wc *ibv.WC, b []byte) (from netip.Addr, payload []byte, ok bool) {
+// claims to be from, the host or group that it is for, and the payload. b is the
+// receive's buffer.
+func openDatagram(wc *ibv.WC, b []byte) (from, to netip.Addr, payload []byte, ok bool) {
 	if wc.Flags&ibv.WCGRH == 0 || wc.ByteLen < ibv.GRHLen || int64(wc.ByteLen) > int64(len(b)) {
-		return netip.Addr{}, nil, false
+		return from, to, nil, false
 	}
-	from, _, ok = ibv.GRHAddrs(b)
+	from, to, ok = ibv.GRHAddrs(b)
 	if !ok || from.IsUnspecified() || isGroup(from) {
-		return netip.Addr{}, nil, false
+		return from, to, nil, false
 	}
-	return from, b[ibv.GRHLen:wc.ByteLen], true
+	return from, to, b[ibv.GRHLen:wc.ByteLen], true
 }
 
 var broadcast4 = netip.AddrFrom4([4]byte{255, 255, 255, 255})

@@ -96,10 +96,11 @@ func TestOpenDatagram(t *testing.T) {
 		if c.length > 0 {
 			wc.ByteLen = uint32(c.length)
 		}
-		from, payload, ok := openDatagram(&wc, b)
+		from, to, payload, ok := openDatagram(&wc, b)
 		require.Equal(t, c.want != "", ok, c.name)
 		if ok {
 			require.Equal(t, c.want, from.String(), c.name)
+			require.Equal(t, c.header[0]>>4 == 6, to.Is6(), c.name)
 			require.Equal(t, b[ibv.GRHLen:wc.ByteLen], payload, c.name)
 		}
 	}
@@ -124,7 +125,7 @@ func FuzzOpenDatagram(f *testing.F) {
 	f.Add(append(header4("10.0.0.1", "10.0.0.2"), 1), uint8(ibv.WCGRH), uint32(41))
 	f.Add(append(header6("fd00::1", "fd00::2"), 1), uint8(ibv.WCGRH), uint32(41))
 	f.Fuzz(func(t *testing.T, b []byte, flags uint8, n uint32) {
-		from, payload, ok := openDatagram(&ibv.WC{Flags: ibv.WCFlags(flags), ByteLen: n}, b)
+		from, _, payload, ok := openDatagram(&ibv.WC{Flags: ibv.WCFlags(flags), ByteLen: n}, b)
 		if ok && (!from.IsValid() || from.Is4In6() || from.IsUnspecified() || from.IsMulticast() || len(payload) != int(n)-ibv.GRHLen) {
 			t.Errorf("from %v, %d bytes", from, len(payload))
 		}

@@ -89,6 +89,10 @@
 // what holds for them: above all that they are never fragmented, so that
 // [PacketConn.MaxDatagramSize] counts.
 //
+// [ListenMulticast] and [PacketConn.JoinGroup] hear IP multicast groups: over the software
+// device UDP's, over RoCE those of IPv4, on iWARP devices none. A group is written to
+// as any address is.
+//
 // # Memory and buffers
 //
 // A buffer that is passed to Read or Write belongs to the package only until

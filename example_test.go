@@ -343,3 +343,42 @@ func ExampleListenPacket() {
 	// hello in one piece
 	// true
 }
+
+// A group is joined by an interface, here the one that every machine has. To hear what it
+// sends itself it has to say so.
+func ExampleListenMulticast() {
+	lo, err := loopback()
+	if err != nil {
+		log.Fatal(err)
+	}
+	group := &net.UDPAddr{IP: net.IPv4(239, 1, 2, 3), Port: 7777}
+	p, err := rdmanet.ListenMulticast("udp4", lo, group)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer p.Close()
+	if err := p.SetMulticastLoopback(true); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := p.WriteTo([]byte("to whom it may concern"), group); err != nil {
+		log.Fatal(err)
+	}
+	buf := make([]byte, 1500)
+	n, from, err := p.ReadFrom(buf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s, from port %d\n", buf[:n], from.(*net.UDPAddr).Port)
+	// Output:
+	// to whom it may concern, from port 7777
+}
+
+func loopback() (*net.Interface, error) {
+	ifis, err := net.Interfaces()
+	for _, ifi := range ifis {
+		if ifi.Flags&net.FlagLoopback != 0 {
+			return &ifi, nil
+		}
+	}
+	return nil, err
+}

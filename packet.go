@@ -3,7 +3,6 @@ package rdmanet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -49,9 +48,13 @@ func (lc *ListenConfig) ListenPacket(ctx context.Context, network, address strin
 // Datagrams may be lost, doubled and late, but those to one peer leave in the order
 // in which they were written. They are never fragmented: what is longer than
 // [PacketConn.MaxDatagramSize] matches syscall.EMSGSIZE. Empty ones are legal. One
-// that finds the reader's buffer full is dropped and counted. There are no IP multicast
-// and broadcast: an address of those is refused with an error that matches
-// errors.ErrUnsupported.
+// that finds the reader's buffer full is dropped and counted.
+//
+// IP multicast groups are heard by [ListenMulticast] and [PacketConn.JoinGroup], and written
+// to as any address is. A connection that has both devices hears them by either, and writes
+// to them by UDP, which every member hears that has it; those with an RDMA device alone
+// form a group of their own. Broadcast is for the software device; an RDMA device alone refuses it
+// with an error that matches errors.ErrUnsupported.
 //
 // A buffer that is passed to a method is the package's only until the call returns.
 //
@@ -79,6 +82,13 @@ type PacketConn struct {
 	wg     sync.WaitGroup
 
 	stats packetStats
+
+	// Multicast groups. deaf is set when what was sent here is not wanted back.
+	joining sync.Mutex // one change at a time; goes before all other locks
+	group   netip.Addr // of ListenMulticast
+	members map[membership]*member
+	out     *net.Interface // that leads to groups
+	deaf    atomic.Bool
 
 	rmu      sync.Mutex
 	readable sync.Cond
@@ -329,11 +339,13 @@ func (p *PacketConn) release() (err error) {
 	if p.soft != nil {
 		err = inner(p.soft.conn.Close())
 	}
-	if p.ud != nil {
+	if p.ud != nil && p.ud.listener != nil {
 		err = errors.Join(err, p.ud.listener.Close())
 	}
 	p.wg.Wait()
 	if p.ud != nil {
+		p.joining.Lock()
+		defer p.joining.Unlock()
 		err = errors.Join(err, p.ud.release())
 	}
 	return err
@@ -421,13 +433,13 @@ func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
 	if !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified() {
 		return syscall.EDESTADDRREQ
 	}
-	if isGroup(to.Addr()) {
-		return errNoGroups
-	}
 	var err error
-	if p.ud == nil {
+	switch {
+	case p.ud == nil, p.soft != nil && isGroup(to.Addr()):
 		err = p.writeSoft(b, to)
-	} else {
+	case to.Addr() == broadcast4:
+		err = errNoBroadcast
+	default:
 		err = p.ud.write(b, to)
 	}
 	if err == nil {
@@ -436,13 +448,6 @@ func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
 	}
 	return err
 }
-
-// errNoGroups refuses multicast and broadcast on all devices alike.
-var errNoGroups = fmt.Errorf("IP multicast and broadcast: %w", errors.ErrUnsupported)
-
-// isGroup reports whether an address stands for several hosts. The broadcast address of
-// a network does not show it.
-func isGroup(a netip.Addr) bool { return a.IsMulticast() || a == broadcast4 }
 
 // writeSoft sends a datagram by the software device.
 func (p *PacketConn) writeSoft(b []byte, to netip.AddrPort) error {
@@ -491,12 +496,17 @@ type PacketStats struct {
 	BytesReceived     uint64
 
 	// What was dropped: on arrival because the reader lagged behind, and because
-	// its sender is unknown, or not the peer of a connected one. An RDMA device
+	// its sender is unknown, or not the peer of a connected one, or it was for
+	// another port of a group. An RDMA device
 	// drops by itself, and tells nobody, what comes with a wrong key, and while
 	// no receive is posted: those of Receives and what waits for the reader are
 	// there before that happens.
 	Overruns uint64
 	Strays   uint64
+
+	// What was sent to a group, came back from an RDMA device and was not wanted;
+	// see SetMulticastLoopback.
+	Looped uint64
 
 	// What was written and then dropped: too much waited for an address to be
 	// resolved, or it came to nothing.
@@ -515,7 +525,7 @@ type PacketStats struct {
 // packetStats is PacketStats in the making.
 type packetStats struct {
 	datagramsSent, datagramsReceived, bytesSent, bytesReceived,
-	overruns, strays, unsent, resolutions, failures, stalls atomic.Uint64
+	overruns, strays, looped, unsent, resolutions, failures, stalls atomic.Uint64
 }
 
 // Stats returns the counters of the moment.
@@ -524,7 +534,7 @@ func (p *PacketConn) Stats() PacketStats {
 	s := PacketStats{
 		DatagramsSent: c.datagramsSent.Load(), DatagramsReceived: c.datagramsReceived.Load(),
 		BytesSent: c.bytesSent.Load(), BytesReceived: c.bytesReceived.Load(),
-		Overruns: c.overruns.Load(), Strays: c.strays.Load(), Unsent: c.unsent.Load(),
+		Overruns: c.overruns.Load(), Strays: c.strays.Load(), Looped: c.looped.Load(), Unsent: c.unsent.Load(),
 		Resolutions: c.resolutions.Load(), ResolutionFailures: c.failures.Load(), QueueStalls: c.stalls.Load(),
 	}
 	if p.ud != nil {

@@ -146,8 +146,12 @@ func FuzzPacketConn(f *testing.F) {
 	set(f, &minPatience, 20*time.Millisecond)
 	set(f, &maxPatience, 40*time.Millisecond)
 	set(f, &questionTimes, []time.Duration{20 * time.Millisecond, patience})
+	f.Add([]byte{16, 3, 4, 2, 'h', 'i', 28, 3, 127, 0, 0, 1, 1, 0, 0, 9, 0})
+	group := netip.MustParseAddr("239.82.68.1")
+	lo := interfaceWith(f, netip.MustParseAddr("127.0.0.1"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		client, server := pn.pair(t)
+		require.NoError(t, server.JoinGroup(lo, udpAddr(netip.AddrPortFrom(group, 0))))
 		take := func(n int) []byte {
 			b := make([]byte, n)
 			in = in[copy(b, in):]
@@ -171,6 +175,9 @@ func FuzzPacketConn(f *testing.F) {
 			}
 			if op&8 != 0 {
 				p.Imm = binary.BigEndian.Uint32(take(4))
+			}
+			if op&16 != 0 {
+				p.To, p.DstQPN = group, ibv.MulticastQPN
 			}
 			p.Payload = take(int(take(1)[0]))
 			fab.Inject(&p)

@@ -416,7 +416,7 @@ func TestPacketBothDevices(t *testing.T) {
 	onFabric(t, func(t *testing.T, pn packetNet) {
 		soft := iwarp.New(iwarp.Config{})
 		local := netip.MustParseAddrPort(pn.address)
-		server, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, local)
+		server, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, local, netip.Addr{})
 		require.NoError(t, err)
 		defer server.Close()
 		require.Len(t, server.Info(), 2)

@@ -467,25 +467,6 @@ func TestPacketOverrun(t *testing.T) {
 	})
 }
 
-// Multicast and broadcast are refused alike on all devices.
-func TestPacketGroups(t *testing.T) {
-	eachPacketNet(t, func(t *testing.T, pn packetNet) {
-		p := pn.listen(t)
-		groups := map[string][]string{"udp4": {"224.0.0.251:5353", "255.255.255.255:9"}, "udp6": {"[ff02::fb]:5353"}}[pn.network]
-		for _, group := range groups {
-			_, err := p.WriteToUDPAddrPort([]byte("all"), netip.MustParseAddrPort(group))
-			requirePacketError(t, err, "write")
-			require.ErrorIs(t, err, errors.ErrUnsupported)
-			_, err = (&ListenConfig{Config: pn.cfg}).ListenPacket(tctx, pn.network, group)
-			requirePacketError(t, err, "listen")
-			require.ErrorIs(t, err, errors.ErrUnsupported)
-			_, err = (&Dialer{Config: pn.cfg}).Dial(pn.network, group)
-			requirePacketError(t, err, "dial")
-			require.ErrorIs(t, err, errors.ErrUnsupported)
-		}
-	})
-}
-
 // ListenPacket on a device without datagrams says so, and by default takes the software
 // device instead.
 func TestPacketUnsupported(t *testing.T) {
@@ -499,6 +480,10 @@ func TestPacketUnsupported(t *testing.T) {
 		requirePacketError(t, err, "listen")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.ErrorContains(t, err, os.Getenv("RDMANET_VM_DEVICE"))
+		group := net.ParseIP(map[string]string{"udp4": "239.82.68.1", "udp6": "ff02::7264:6d61"}[network])
+		_, err = ListenMulticast(network, nil, &net.UDPAddr{IP: group, Port: 7777})
+		requirePacketError(t, err, "listen")
+		require.ErrorIs(t, err, errors.ErrUnsupported)
 		_, err = ListenPacket(network, ":0")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		_, err = Dial(network, map[string]string{"udp4": host4 + ":7", "udp6": "[" + host6 + "]:7"}[network])

@@ -22,24 +22,26 @@ func (lc *ListenConfig) listenPacket(ctx context.Context, network, address strin
 		return nil, nil, err
 	}
 	if isGroup(local.Addr()) {
-		return nil, udpAddr(local), errNoGroups
+		return nil, udpAddr(local), errListenGroup
 	}
-	p, err := bindPacket(ctx, &lc.Config, providers, local)
+	p, err := bindPacket(ctx, &lc.Config, providers, local, netip.Addr{})
 	return p, udpAddr(local), err
 }
 
 // bindPacket opens a PacketConn on every provider, on the same port. One that does not
-// have the address, or no datagrams, is left out, if another has.
-func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort) (p *PacketConn, err error) {
+// have the address, or no datagrams, is left out, if another has. A valid group is that of
+// ListenMulticast: the port may be shared.
+func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (p *PacketConn, err error) {
 	err = onFreePort(local, func() error {
-		p, err = bindPacketOnce(ctx, cfg, providers, local)
+		p, err = bindPacketOnce(ctx, cfg, providers, local, group)
 		return err
 	})
 	return p, err
 }
 
-func bindPacketOnce(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort) (*PacketConn, error) {
+func bindPacketOnce(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (*PacketConn, error) {
 	p := newPacketConn(cfg)
+	p.group = group
 	var errs []error
 	for _, provider := range providers {
 		var err error
@@ -76,7 +78,9 @@ func (p *PacketConn) begin() {
 	}
 	if p.ud != nil {
 		p.limit = min(p.limit, p.ud.limit)
-		p.wg.Go(p.ud.serve)
+		if p.ud.listener != nil {
+			p.wg.Go(p.ud.serve)
+		}
 	}
 }
 
@@ -88,8 +92,16 @@ func (p *PacketConn) abandon() error {
 
 // tryPacket is a tryFunc of datagrams.
 func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
-	if isGroup(remote.Addr()) {
-		return nil, errNoGroups
+	if isGroup(remote.Addr()) && !isSoftware(provider) {
+		providers, err := d.providers()
+		switch {
+		case err != nil:
+			return nil, err
+		case len(providers) > 1:
+			return nil, errGroupsBySoft
+		case !remote.Addr().IsMulticast():
+			return nil, errNoBroadcast
+		}
 	}
 	p := newPacketConn(&d.Config)
 	p.remote, p.raddr = remote, udpAddr(remote)
@@ -109,15 +121,11 @@ func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, re
 
 // connectUD binds the address that leads to the peer, and finds the peer.
 func (p *PacketConn) connectUD(ctx context.Context, provider ibv.Provider, local netip.AddrPort) error {
-	id, err := provider.ResolveUD(ctx, netip.AddrPortFrom(local.Addr(), 0), p.remote)
+	at, err := p.localToward(ctx, provider, local.Addr())
 	if err != nil {
 		return err
 	}
-	at := netip.AddrPortFrom(id.LocalAddr().Addr(), local.Port())
-	if err := id.Close(); err != nil {
-		return err
-	}
-	if err := p.openUD(ctx, provider, at); err != nil {
+	if err := p.openUD(ctx, provider, netip.AddrPortFrom(at, local.Port())); err != nil {
 		return err
 	}
 	p.begin()
@@ -126,4 +134,20 @@ func (p *PacketConn) connectUD(ctx context.Context, provider ibv.Provider, local
 	pe.resolving = true
 	p.wmu.Unlock()
 	return p.ud.resolve(ctx, pe)
+}
+
+// localToward finds the address that leads to the peer, or to the group that is in its
+// place.
+func (p *PacketConn) localToward(ctx context.Context, provider ibv.Provider, local netip.Addr) (netip.Addr, error) {
+	if to := p.remote.Addr(); to.IsMulticast() {
+		if local.IsValid() && !local.IsUnspecified() {
+			return local, nil
+		}
+		return sourceFor(to)
+	}
+	id, err := provider.ResolveUD(ctx, netip.AddrPortFrom(local, 0), p.remote)
+	if err != nil {
+		return local, err
+	}
+	return id.LocalAddr().Addr(), id.Close()
 }

@@ -103,6 +103,7 @@ func TestProtocolDocVectors(t *testing.T) {
 		"fin":                segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
 		"datagram-greeting":  greeting{port: 9053, qpn: 18}.append(nil),
 		"datagram-immediate": binary.BigEndian.AppendUint32(nil, immediateOf(9053)),
+		"group-immediate":    binary.BigEndian.AppendUint32(nil, groupImmediate(9053, 7777)),
 	}
 	got := docVectors(t)
 	for name, bytesWanted := range want {
@@ -191,5 +192,8 @@ func TestProtocolDocVectorsDecode(t *testing.T) {
 	}
 	if port, ok := portOf(binary.BigEndian.Uint32(v["datagram-immediate"])); !ok || port != 9053 {
 		t.Errorf("datagram-immediate: %d", port)
+	}
+	if from, to, ok := groupPorts(binary.BigEndian.Uint32(v["group-immediate"])); !ok || from != 9053 || to != 7777 {
+		t.Errorf("group-immediate: %d, %d", from, to)
 	}
 }

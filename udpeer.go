@@ -38,8 +38,9 @@ type way struct {
 	link   *udQP
 	ah     ibv.AH
 	to     ibv.UDParam
-	plain  bool // the peer is not rdmanet
-	learnt bool // from a datagram: the peer cannot be asked
+	plain  bool   // the peer is not rdmanet
+	learnt bool   // from a datagram: the peer cannot be asked
+	group  uint16 // the port, if the peer is a multicast group
 }
 
 // Bounds of what is kept of peers. They are variables for tests.
@@ -74,7 +75,7 @@ var (
 
 // stale reports whether the peer may be somewhere else by now.
 func (pe *udPeer) stale(now time.Duration) bool {
-	return !pe.way.learnt && now-max(time.Duration(pe.heard.Load()), pe.asked) > pe.patience
+	return !pe.way.learnt && pe.way.group == 0 && now-max(time.Duration(pe.heard.Load()), pe.asked) > pe.patience
 }
 
 // from hears that the peer has sent a datagram from a queue pair, if it was the peer.

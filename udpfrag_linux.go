@@ -25,3 +25,12 @@ func dontFragment(network string, c syscall.RawConn) error {
 	}
 	return err
 }
+
+// ownGroups has a socket hear the groups that it has joined itself, not those that others
+// on the host have (ip(7), IP_MULTICAST_ALL). Old kernels have no such option for IPv6.
+func ownGroups(_ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) {
+		unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MULTICAST_ALL, 0)
+		unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_ALL, 0)
+	})
+}

@@ -43,7 +43,9 @@ const (
 func (p *PacketConn) openUDP(ctx context.Context, local, remote netip.AddrPort) error {
 	l := &udpLink{p: p, connected: remote.IsValid()}
 	if l.connected {
-		d := net.Dialer{ControlContext: func(_ context.Context, network, _ string, c syscall.RawConn) error { return dontFragment(network, c) }}
+		d := net.Dialer{ControlContext: func(_ context.Context, network, address string, c syscall.RawConn) error {
+			return socketOptions(network, address, c)
+		}}
 		if local.IsValid() {
 			d.LocalAddr = udpAddr(local)
 		}
@@ -53,13 +55,16 @@ func (p *PacketConn) openUDP(ctx context.Context, local, remote netip.AddrPort) 
 		}
 		l.conn = c.(*net.UDPConn)
 	} else {
-		lc := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error { return dontFragment(network, c) }}
+		lc := net.ListenConfig{Control: socketOptions}
 		network, host := "udp", ""
 		if a := local.Addr(); a.IsValid() {
 			host = a.String()
 			if network = "udp6"; a.Is4() {
 				network = "udp4"
 			}
+		}
+		if p.group.IsValid() { // for which package net binds every address, and shares the port
+			host = p.group.WithZone("").String()
 		}
 		c, err := lc.ListenPacket(ctx, network, net.JoinHostPort(host, strconv.Itoa(int(local.Port()))))
 		if err != nil {
@@ -72,6 +77,14 @@ func (p *PacketConn) openUDP(ctx context.Context, local, remote netip.AddrPort) 
 	l.limit = udpLimit(p.local.Addr())
 	p.soft = l
 	return nil
+}
+
+// socketOptions sets what all sockets have in common.
+func socketOptions(network, _ string, c syscall.RawConn) error {
+	if err := dontFragment(network, c); err != nil {
+		return err
+	}
+	return ownGroups(network, c)
 }
 
 // udpLimit is what fits a packet of every interface that an address may lead out by.

@@ -46,13 +46,17 @@ type udQP struct {
 	// Under rmu.
 	leading  bool
 	sleeping bool
-	kept     bool // a keeper leads
-	alone    bool // nobody else ever does
-	dropped  bool // of no use any more
+	kept     bool                // a keeper leads
+	alone    bool                // nobody else ever does
+	dropped  bool                // of no use any more
+	hears    map[netip.Addr]bool // groups that are joined, false if only to send
+	own      map[netip.Addr]bool // addresses that we send to them from
 	seat     vacancy.Seat
 	wcs      [32]ibv.WC
 	reposts  [32]ibv.RecvWR
 	slots    []ibv.SGE // of the receives
+
+	groups map[netip.Addr]*udGroup // under joining
 
 	// Under wmu.
 	sendLeading, sendSleeping bool
@@ -159,10 +163,10 @@ func udMTU(dev ibv.Device, port int) (int, error) {
 	return min(attr.ActiveMTU, maxUDPayload), err
 }
 
-// event hears from the device that the queue pair is of no use any more. A port that
-// is down may come back.
+// event hears from the device that the queue pair is of no use any more, or has lost a
+// group, which a new one joins again. A port that is down may come back.
 func (l *udQP) event(e ibv.Event) {
-	if e.Kind != ibv.EventQPFatal && e.Kind != ibv.EventDeviceRemoval {
+	if e.Kind != ibv.EventQPFatal && e.Kind != ibv.EventDeviceRemoval && e.Kind != ibv.EventMulticastError {
 		return
 	}
 	err := errors.New(e.Kind.String())
@@ -290,19 +294,27 @@ func (l *udQP) poll() (total int) {
 
 // received takes one datagram.
 func (l *udQP) received(wc *ibv.WC) {
-	host, payload, ok := openDatagram(wc, l.slots[wc.ID].Buf)
+	host, to, payload, ok := openDatagram(wc, l.slots[wc.ID].Buf)
 	if ok && host.IsLinkLocalUnicast() && host.Is6() {
 		host = host.WithZone(l.zone)
 	}
 	var from netip.AddrPort
-	if ok {
+	own := false
+	switch {
+	case !ok:
+	case to.IsMulticast():
+		from, own, ok = l.fromGroup(host, to, wc)
+	default:
 		from, ok = l.p.ud.sender(l, host, wc)
 	}
-	if !ok {
+	switch {
+	case !ok:
 		l.p.stats.strays.Add(1)
-		return
+	case own && l.p.deaf.Load():
+		l.p.stats.looped.Add(1)
+	default:
+		l.p.deliver(from, payload)
 	}
-	l.p.deliver(from, payload)
 }
 
 // broken gives the queue pair up over an error of its receive side. The caller holds
@@ -338,8 +350,11 @@ func (l *udQP) post(b []byte, w *way) error {
 	sge, wr := &l.sendSGE[0], &l.sendWR[0]
 	*wr = ibv.SendWR{ID: l.posted, Op: ibv.OpSendImm, Flags: ibv.SendSignaled, Imm: immediateOf(l.p.local.Port()),
 		AH: w.ah, RemoteQPN: w.to.QPN, RemoteQKey: w.to.QKey}
-	if w.plain {
+	switch {
+	case w.plain:
 		wr.Imm = l.qp.QPN()
+	case w.group != 0:
+		wr.Imm = groupImmediate(l.p.local.Port(), w.group)
 	}
 	switch {
 	case len(b) == 0:
@@ -483,10 +498,14 @@ func (l *udQP) drain(until time.Time) {
 	}
 }
 
-// close releases everything, in the order that verbs want.
+// close releases everything, in the order that verbs want. Once it has groups the caller
+// holds joining.
 func (l *udQP) close() (err error) {
+	for group := range l.groups {
+		err = errors.Join(err, l.leave(group))
+	}
 	if l.qp != nil {
-		err = l.qp.Close()
+		err = errors.Join(err, l.qp.Close())
 	}
 	for _, r := range l.retired {
 		err = errors.Join(err, r.ah.Close())

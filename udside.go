@@ -37,13 +37,17 @@ type udSide struct {
 // when a peer needs it.
 func (p *PacketConn) openUD(ctx context.Context, provider ibv.Provider, local netip.AddrPort) error {
 	u := &udSide{p: p, provider: provider, peers: newUDPeers(), turns: make(chan struct{}, resolvers)}
+	before, beforeAddr := p.local, p.laddr
 	ln, err := provider.ListenUD(ctx, local, 0)
-	if err != nil {
+	switch {
+	case err == nil:
+		u.listener = ln
+		p.at(ln.Addr())
+	case p.group.IsValid() && inUse(err): // questions are another's, groups everybody's
+		p.at(local)
+	default:
 		return err
 	}
-	u.listener = ln
-	before, beforeAddr := p.local, p.laddr
-	p.at(ln.Addr())
 	p.ud = u
 	if local.Addr().IsValid() && !local.Addr().IsUnspecified() {
 		_, err = u.open(ctx, local.Addr())
@@ -52,7 +56,10 @@ func (p *PacketConn) openUD(ctx context.Context, provider ibv.Provider, local ne
 	}
 	if err != nil {
 		p.ud, p.local, p.laddr = nil, before, beforeAddr
-		return errors.Join(err, ln.Close())
+		if u.listener != nil {
+			err = errors.Join(err, ln.Close())
+		}
+		return err
 	}
 	return nil
 }
@@ -207,9 +214,13 @@ func (u *udSide) drop(l *udQP, cause error) {
 		p.writable.Wait()
 	}
 	p.wmu.Unlock()
-	if err := l.close(); err != nil {
+	p.joining.Lock()
+	err := l.close()
+	p.joining.Unlock()
+	if err != nil {
 		p.log.Debug("rdmanet: queue pair for datagrams", "device", l.id.Device().Name(), "err", err)
 	}
+	u.rejoin(l)
 }
 
 // leave gives up the way to a peer. The caller holds wmu.
@@ -321,6 +332,9 @@ func (u *udSide) write(b []byte, to netip.AddrPort) error {
 		switch {
 		case pe.way == nil && pe.err != nil && now < pe.next:
 			return pe.err
+		case pe.way == nil && to.Addr().IsMulticast() && !pe.resolving:
+			u.askNow(pe)
+			continue
 		case pe.soft && now >= pe.next && !u.peers.viaSoft(to, now):
 			u.ask(pe)
 		case pe.way == nil && !pe.soft, pe.suspect.Load():
@@ -389,6 +403,20 @@ func (u *udSide) ask(pe *udPeer) {
 		case <-u.p.ctx.Done():
 		}
 	})
+}
+
+// askNow waits for the way to a group, which no peer has a say in. The caller holds wmu,
+// but not meanwhile.
+func (u *udSide) askNow(pe *udPeer) {
+	pe.resolving = true
+	done := make(chan struct{})
+	u.p.wg.Go(func() {
+		defer close(done)
+		u.resolve(u.p.ctx, pe)
+	})
+	u.p.wmu.Unlock()
+	<-done
+	u.p.wmu.Lock()
 }
 
 // resolve finds the way to a peer, and returns why there is none.
@@ -488,6 +516,12 @@ func (u *udSide) unresolved(pe *udPeer, now time.Duration, err error) {
 // lookUp asks which queue pair serves an address. A question or its answer may be lost,
 // and Linux repeats it after four seconds only, so it is asked anew before that.
 func (u *udSide) lookUp(ctx context.Context, addr netip.AddrPort) (w *way, err error) {
+	switch {
+	case addr.Addr().IsMulticast():
+		return u.groupWay(ctx, addr)
+	case isNetBroadcast(addr.Addr()):
+		return nil, errNoBroadcast
+	}
 	tries := questionTimes
 	if u.p.soft != nil {
 		tries = questionTimesBeside

@@ -80,6 +80,23 @@ type ID interface {
 	// UDParam returns what Connect has learnt of the peer of datagrams.
 	UDParam() UDParam
 
+	// JoinMulticast joins an IP multicast group on the ID's device and port, of
+	// an ID for datagrams, and waits until that is done; see
+	// rdma_join_multicast_ex(3). It returns what a datagram to the group names:
+	// the way there, [MulticastQPN] and the key. A full member's queue pair, if
+	// the ID has one, is attached to the group. Group and key know no ports:
+	// each member receives all that is sent to the group, its own too where the
+	// device has it so. A group that the ID has joined already matches
+	// syscall.EADDRINUSE, more than the device can do ErrLimit. Devices without
+	// [CapMulticast] return an error that matches errors.ErrUnsupported, as do
+	// those that have multicast, but not of the address's family.
+	JoinMulticast(ctx context.Context, group netip.Addr, how JoinFlags) (UDParam, error)
+
+	// LeaveMulticast leaves a group that was joined; see
+	// rdma_leave_multicast(3). What has arrived may still complete afterwards.
+	// One that was not joined matches syscall.EADDRNOTAVAIL.
+	LeaveMulticast(group netip.Addr) error
+
 	// Notify sets the function that hears of what befalls the connection
 	// afterwards. It is called from the device's goroutines, at most once for
 	// each kind of event, and must not block. An event that came before is
@@ -91,7 +108,7 @@ type ID interface {
 	// not completed may be flushed, so a caller who minds waits for them first.
 	Disconnect() error
 
-	// Close gives the ID up. The queue pair is closed first.
+	// Close gives the ID up, and leaves its groups. The queue pair is closed first.
 	Close() error
 }
 
@@ -118,15 +135,16 @@ type EventKind uint8
 
 // The events after establishment.
 const (
-	EventDisconnected  EventKind = iota // either side ended the connection
-	EventQPFatal                        // the queue pair failed on its own
-	EventPortError                      // the port went down
-	EventDeviceRemoval                  // the device is gone
+	EventDisconnected   EventKind = iota // either side ended the connection
+	EventQPFatal                         // the queue pair failed on its own
+	EventPortError                       // the port went down
+	EventDeviceRemoval                   // the device is gone
+	EventMulticastError                  // a group that was joined is lost
 )
 
 // String returns the event's name in lower case.
 func (k EventKind) String() string {
-	names := [...]string{"disconnected", "queue pair fatal", "port error", "device removed"}
+	names := [...]string{"disconnected", "queue pair fatal", "port error", "device removed", "multicast error"}
 	if int(k) < len(names) {
 		return names[k]
 	}

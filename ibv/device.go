@@ -95,6 +95,7 @@ const (
 	CapUD                               // datagram queue pairs
 	CapSolicited                        // [CQ.Arm] for solicited completions only
 	CapQPRegion                         // [QP.RegMR]
+	CapMulticast                        // [ID.JoinMulticast], [QP.AttachMcast]
 )
 
 // Has reports whether every operation in want is there.
@@ -129,6 +130,10 @@ type DeviceAttr struct {
 	MaxAH            int // address handles
 	MaxInlineUD      int // bytes of an inline datagram
 	MaxPrivateDataUD int // as MaxPrivateData
+
+	// Of multicast, 0 without [CapMulticast].
+	MaxMcastGrp      int // groups
+	MaxMcastQPAttach int // queue pairs a group
 
 	// ReadsOutOfOrder is set when an RDMA Read may complete after requests that
 	// were posted behind it, unless they have [SendFence].

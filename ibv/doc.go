@@ -27,6 +27,9 @@
 // pair and key. Every datagram that is received brings what an answer needs; see
 // [PD.CreateAHFromWC].
 //
+// Those with [CapMulticast] send to groups, too: [ID.JoinMulticast] returns the
+// UDParam of one.
+//
 // # Rules that every device keeps
 //
 //   - Posting never blocks and never waits for the peer.

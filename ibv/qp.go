@@ -38,13 +38,24 @@ type QP interface {
 	// errors.ErrUnsupported.
 	RegMR(buf []byte, access Access) (MR, error)
 
+	// AttachMcast has a queue pair for datagrams receive what is sent to the
+	// group that gid, and on InfiniBand lid, name; DetachMcast ends that. See
+	// ibv_attach_mcast(3). [ID.JoinMulticast] does it by itself and tells the
+	// network as well; this alone does not. Devices without [CapMulticast] return
+	// an error that matches errors.ErrUnsupported; a queue pair of a connection
+	// is refused.
+	AttachMcast(gid GID, lid uint16) error
+	DetachMcast(gid GID, lid uint16) error
+
 	// SetError moves the queue pair to [QPSError]: the connection ends without
 	// grace and all posted work is flushed.
 	SetError() error
 
 	// Close destroys the queue pair. Work that was not completed is dropped
 	// without a completion; completions not yet polled stay in the CQ. When it
-	// returns the device uses none of the posted buffers any more.
+	// returns the device uses none of the posted buffers any more. One that is
+	// attached to a group, or whose ID is a full member of one, matches
+	// [ErrBusy].
 	Close() error
 }
 

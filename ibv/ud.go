@@ -52,6 +52,20 @@ type UDParam struct {
 	QKey uint32
 }
 
+// MulticastQPN is the queue pair number that stands for all members of a group
+// (InfiniBand volume 1, section 3.5.12).
+const MulticastQPN uint32 = 0xffffff
+
+// JoinFlags says how a multicast group is joined, after enum
+// rdma_cm_mc_join_flags.
+type JoinFlags uint8
+
+// The ways to join.
+const (
+	JoinFullMember JoinFlags = iota // to send and to receive
+	JoinSendOnly                    // to send
+)
+
 // GRHAddrs returns the addresses in the first [GRHLen] bytes of a buffer that a
 // datagram was received into. They are the peer's claim. On RoCE they are those
 // of the IP header, on InfiniBand GIDs in IPv6 notation.

@@ -9,7 +9,10 @@ import (
 
 // iWARP has connections only: RFC 5040 names no datagrams.
 
-var errNoDatagrams = ibv.Unsupported(Name, "datagrams: iWARP has none")
+var (
+	errNoDatagrams = ibv.Unsupported(Name, "datagrams: iWARP has none")
+	errNoMulticast = ibv.Unsupported(Name, "multicast: iWARP has none")
+)
 
 // BindUD returns an error that matches errors.ErrUnsupported.
 func (p *Provider) BindUD(context.Context, netip.AddrPort) (ibv.ID, error) {
@@ -29,6 +32,16 @@ func (p *Provider) ListenUD(context.Context, netip.AddrPort, int) (ibv.Listener,
 func (p *pd) CreateAH(ibv.AHAttr) (ibv.AH, error) { return nil, errNoDatagrams }
 
 func (p *pd) CreateAHFromWC(int, *ibv.WC, []byte) (ibv.AH, error) { return nil, errNoDatagrams }
+
+// JoinMulticast returns an error that matches errors.ErrUnsupported.
+func (i *id) JoinMulticast(context.Context, netip.Addr, ibv.JoinFlags) (ibv.UDParam, error) {
+	return ibv.UDParam{}, errNoMulticast
+}
+
+func (i *id) LeaveMulticast(netip.Addr) error { return errNoMulticast }
+
+func (q *qp) AttachMcast(ibv.GID, uint16) error { return errNoMulticast }
+func (q *qp) DetachMcast(ibv.GID, uint16) error { return errNoMulticast }
 
 func (i *id) UDParam() ibv.UDParam { return ibv.UDParam{} }
 func (i *id) PathMTU() int         { return 0 }

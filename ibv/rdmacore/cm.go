@@ -34,6 +34,8 @@ const (
 	cmEstablished    = 9
 	cmDisconnected   = 10
 	cmDeviceRemoval  = 11
+	cmMulticastJoin  = 12
+	cmMulticastError = 13
 )
 
 const (
@@ -119,6 +121,7 @@ type id struct {
 	private []byte
 	param   ibv.ConnParam
 	peer    ibv.UDParam
+	groups  groups
 	closed  bool
 	ended   bool // the manager has told so
 	up      bool
@@ -276,6 +279,7 @@ func (i *id) managed(info *C.struct_rn_event_info) {
 	case cmDeviceRemoval:
 		i.event(ibv.Event{Kind: ibv.EventDeviceRemoval, Err: syscall.ENODEV})
 		i.step(step{event: cmDeviceRemoval})
+		i.ungrouped()
 	case cmRejected, cmConnectError, cmUnreachable:
 		if i.established {
 			// The peer has given up before it heard that its answer arrived.
@@ -288,6 +292,8 @@ func (i *id) managed(info *C.struct_rn_event_info) {
 		i.step(newStep(info))
 	case cmAddrResolved, cmAddrError, cmRouteResolved, cmRouteError:
 		i.step(newStep(info))
+	case cmMulticastJoin, cmMulticastError:
+		i.grouped(uintptr(info.group), newStep(info))
 	}
 }
 
@@ -675,6 +681,7 @@ func (i *id) Close() error {
 	}
 	i.closed = true
 	removeHandle(i.handle)
+	i.leaveAll()
 	if err := errno(C.rn_destroy_id(i.c)); err != nil {
 		return fmt.Errorf("%s: close: %w", Name, err)
 	}

@@ -241,6 +241,11 @@ func (d *device) query() error {
 			d.attr.MaxAH = int(a.max_ah)
 			d.attr.MaxInlineUD = int(inline)
 			d.attr.MaxPrivateDataUD = privateUD
+			if a.max_mcast_grp > 0 {
+				d.attr.Caps |= ibv.CapMulticast
+				d.attr.MaxMcastGrp = int(a.max_mcast_grp)
+				d.attr.MaxMcastQPAttach = int(a.max_mcast_qp_attach)
+			}
 		}
 		if a.atomic_cap != 0 {
 			d.attr.Caps |= ibv.CapAtomic

@@ -43,7 +43,7 @@ type listener struct {
 func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
 	l, err := p.listen(portSpaceTCP, local, backlog)
 	if err != nil {
-		return nil, fmt.Errorf("%s: listen on %v: %w", Name, local, listenError(err))
+		return nil, fmt.Errorf("%s: listen on %v: %w", Name, local, listenError(local.Addr(), err))
 	}
 	return l, nil
 }
@@ -140,10 +140,13 @@ func (l *listener) destroy() (err error) {
 	return err
 }
 
-// listenError says what it means when an address is not that of a device.
-func listenError(err error) error {
-	switch err {
-	case syscall.ENODEV, syscall.EADDRNOTAVAIL:
+// listenError says what it means when an address is not that of a device. All addresses
+// are, so of these it is the port that is not to be had.
+func listenError(local netip.Addr, err error) error {
+	switch {
+	case err == syscall.EADDRNOTAVAIL && (!local.IsValid() || local.IsUnspecified()):
+		return syscall.EADDRINUSE
+	case err == syscall.ENODEV, err == syscall.EADDRNOTAVAIL:
 		return fmt.Errorf("no RDMA device has this address: %w", err)
 	}
 	return err

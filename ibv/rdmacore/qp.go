@@ -35,7 +35,8 @@ type qp struct {
 	up     atomic.Bool // established, so sends may be posted
 	failed atomic.Bool // in the error state, as far as is known here
 
-	first *time.Timer // for the first message, siw only
+	first    *time.Timer // for the first message, siw only
+	attached int         // groups, by AttachMcast; under the ID's mu
 
 	sq, rq queue
 }
@@ -504,9 +505,9 @@ func (q *qp) fail() {
 func (q *qp) Close() error {
 	q.id.calling.Lock()
 	defer q.id.calling.Unlock()
-	c := q.detach()
-	if c == nil {
-		return net.ErrClosed
+	c, err := q.detach()
+	if err != nil {
+		return err
 	}
 	C.rn_destroy_qp(c)
 	q.sendCQ.leave(q)
@@ -518,13 +519,16 @@ func (q *qp) Close() error {
 // detach takes the queue pair away from all that use it. To destroy it is for the
 // caller, without locks: siw waits there for a peer that does not answer, 10 s, and
 // those that hear of events or close a region must not.
-func (q *qp) detach() *C.struct_rn_qp {
+func (q *qp) detach() (*C.struct_rn_qp, error) {
 	q.id.mu.Lock()
 	defer q.id.mu.Unlock()
 	defer q.lock()()
 	c := q.sq.c
 	if c == nil {
-		return nil
+		return nil, net.ErrClosed
+	}
+	if q.attached > 0 || q.id.groups.hold() {
+		return nil, fmt.Errorf("%s: close queue pair %d: member of a group: %w", q.dev.name, q.num, ibv.ErrBusy)
 	}
 	if q.first != nil {
 		q.first.Stop()
@@ -537,5 +541,5 @@ func (q *qp) detach() *C.struct_rn_qp {
 	q.dev.lib.events.Unlock()
 	q.sq.c, q.rq.c = nil, nil
 	q.id.qp = nil
-	return c
+	return c, nil
 }

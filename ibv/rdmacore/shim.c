@@ -33,7 +33,9 @@
 	F(int, ibv_modify_qp, (struct rn_qp *, struct rn_qp_attr *, int)) \
 	F(void *, ibv_create_ah, (void *, struct rn_ah_attr *)) \
 	F(void *, ibv_create_ah_from_wc, (void *, struct rn_wc *, void *, uint8_t)) \
-	F(int, ibv_destroy_ah, (void *))
+	F(int, ibv_destroy_ah, (void *)) \
+	F(int, ibv_attach_mcast, (struct rn_qp *, const void *, uint16_t)) \
+	F(int, ibv_detach_mcast, (struct rn_qp *, const void *, uint16_t))
 
 #define CM(F) \
 	F(struct rn_context **, rdma_get_devices, (int *)) \
@@ -53,13 +55,16 @@
 	F(int, rdma_reject, (struct rn_cm_id *, const void *, uint8_t)) \
 	F(int, rdma_notify, (struct rn_cm_id *, int)) \
 	F(int, rdma_disconnect, (struct rn_cm_id *)) \
-	F(int, rdma_set_option, (struct rn_cm_id *, int, int, void *, size_t))
+	F(int, rdma_set_option, (struct rn_cm_id *, int, int, void *, size_t)) \
+	F(int, rdma_join_multicast_ex, (struct rn_cm_id *, struct rn_join_mc_attr *, void *)) \
+	F(int, rdma_leave_multicast, (struct rn_cm_id *, void *))
 
 #define POINTER(ret, name, args) static ret (*name) args;
 VERBS(POINTER)
 CM(POINTER)
 
-enum { EVENT_CONNECT_REQUEST = 4, EVENT_QP_COMM_EST = 4 };
+enum { EVENT_CONNECT_REQUEST = 4, EVENT_QP_COMM_EST = 4, EVENT_MULTICAST_JOIN = 12, EVENT_MULTICAST_ERROR = 13 };
+enum { JOIN_ADDRESS = 1 << 0, JOIN_FLAGS = 1 << 1 };
 enum { PS_UDP = 0x0111 };
 enum { QP_TYPE_UD = 4 };
 enum {
@@ -496,8 +501,10 @@ int rn_cm_event(struct rn_event_channel *ch, struct rn_event_info *info)
 		info->responder_resources = e->param.conn.responder_resources;
 		info->initiator_depth = e->param.conn.initiator_depth;
 	}
-	/* In the same place for both. */
-	if (e->param.conn.private_data) {
+	/* In the same place for both. Of multicast it is the pointer that rdma_join_multicast was given. */
+	if (e->event == EVENT_MULTICAST_JOIN || e->event == EVENT_MULTICAST_ERROR) {
+		info->group = (uintptr_t)e->param.ud.private_data;
+	} else if (e->param.conn.private_data) {
 		info->private_len = e->param.conn.private_data_len;
 		memcpy(info->private_data, e->param.conn.private_data, info->private_len);
 	}
@@ -645,4 +652,31 @@ int rn_destroy_ah(void *ah)
 {
 	errno = 0;
 	return code(ibv_destroy_ah(ah));
+}
+
+/* Multicast */
+
+int rn_join_multicast(struct rn_cm_id *id, void *addr, int flags, uintptr_t group)
+{
+	struct rn_join_mc_attr attr = { .comp_mask = JOIN_ADDRESS | JOIN_FLAGS, .join_flags = flags, .addr = addr };
+	errno = 0;
+	return result(rdma_join_multicast_ex(id, &attr, (void *)group));
+}
+
+int rn_leave_multicast(struct rn_cm_id *id, void *addr)
+{
+	errno = 0;
+	return result(rdma_leave_multicast(id, addr));
+}
+
+int rn_attach_mcast(struct rn_qp *qp, const uint8_t gid[16], uint16_t lid)
+{
+	errno = 0;
+	return code(ibv_attach_mcast(qp, gid, lid));
+}
+
+int rn_detach_mcast(struct rn_qp *qp, const uint8_t gid[16], uint16_t lid)
+{
+	errno = 0;
+	return code(ibv_detach_mcast(qp, gid, lid));
 }

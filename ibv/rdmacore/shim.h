@@ -367,6 +367,12 @@ struct rn_ud_param {
 	uint32_t qkey;
 };
 
+struct rn_join_mc_attr {
+	uint32_t comp_mask;
+	uint32_t join_flags;
+	void *addr;
+};
+
 struct rn_cm_event {
 	struct rn_cm_id *id;
 	struct rn_cm_id *listen_id;
@@ -399,6 +405,7 @@ struct rn_event_info {
 	struct rn_cm_id *id;
 	uintptr_t handle;
 	uintptr_t listen_handle; /* 0 unless this is a connection request */
+	uintptr_t group; /* of an event of multicast: what was given to rn_join_multicast */
 	uint32_t event;
 	int32_t status;
 	uint8_t responder_resources;
@@ -473,5 +480,10 @@ int rn_set_path(struct rn_cm_id *id, const struct rn_path_rec *rec, int mtu);
 int rn_create_ah(void *pd, struct rn_ah_attr *attr, void **ah);
 int rn_create_ah_from_wc(void *pd, struct rn_wc *wc, void *grh, int port, void **ah);
 int rn_destroy_ah(void *ah);
+
+int rn_join_multicast(struct rn_cm_id *id, void *addr, int flags, uintptr_t group);
+int rn_leave_multicast(struct rn_cm_id *id, void *addr);
+int rn_attach_mcast(struct rn_qp *qp, const uint8_t gid[16], uint16_t lid);
+int rn_detach_mcast(struct rn_qp *qp, const uint8_t gid[16], uint16_t lid);
 
 #endif

@@ -40,7 +40,7 @@ func (d *device) errNoUD() error { return ibv.Unsupported(d.name, "datagrams (UD
 func (p *Provider) BindUD(ctx context.Context, local netip.AddrPort) (ibv.ID, error) {
 	i, err := p.bindUD(ctx, local)
 	if err != nil {
-		return nil, fmt.Errorf("%s: bind %v for datagrams: %w", Name, local, listenError(err))
+		return nil, fmt.Errorf("%s: bind %v for datagrams: %w", Name, local, listenError(local.Addr(), err))
 	}
 	return i, nil
 }
@@ -81,7 +81,7 @@ func (p *Provider) ResolveUD(ctx context.Context, local, remote netip.AddrPort) 
 func (p *Provider) ListenUD(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
 	l, err := p.listen(portSpaceUDP, local, backlog)
 	if err != nil {
-		return nil, fmt.Errorf("%s: listen on %v for datagrams: %w", Name, local, listenError(err))
+		return nil, fmt.Errorf("%s: listen on %v for datagrams: %w", Name, local, listenError(local.Addr(), err))
 	}
 	return l, nil
 }

@@ -116,10 +116,14 @@ func (i *fakeID) PrivateData() []byte                          { return nil }
 func (i *fakeID) MaySendFirst() bool                           { return true }
 func (i *fakeID) Param() ibv.ConnParam                         { return ibv.ConnParam{} }
 func (i *fakeID) UDParam() ibv.UDParam                         { return ibv.UDParam{} }
-func (i *fakeID) PathMTU() int                                 { return 0 }
-func (i *fakeID) Notify(func(ibv.Event))                       {}
-func (i *fakeID) Disconnect() error                            { return nil }
-func (i *fakeID) Close() error                                 { return nil }
+func (i *fakeID) JoinMulticast(context.Context, netip.Addr, ibv.JoinFlags) (ibv.UDParam, error) {
+	return ibv.UDParam{}, nil
+}
+func (i *fakeID) LeaveMulticast(netip.Addr) error { return nil }
+func (i *fakeID) PathMTU() int                    { return 0 }
+func (i *fakeID) Notify(func(ibv.Event))          {}
+func (i *fakeID) Disconnect() error               { return nil }
+func (i *fakeID) Close() error                    { return nil }
 
 type fakeQP struct {
 	qpn        uint32
@@ -158,4 +162,6 @@ func (q *fakeQP) SetError() error {
 	q.state = ibv.QPSError
 	return nil
 }
-func (q *fakeQP) Close() error { return nil }
+func (q *fakeQP) AttachMcast(ibv.GID, uint16) error { return nil }
+func (q *fakeQP) DetachMcast(ibv.GID, uint16) error { return nil }
+func (q *fakeQP) Close() error                      { return nil }

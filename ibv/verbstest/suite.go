@@ -50,6 +50,7 @@ var groups = []struct {
 	{"Stress", stressTests},
 	{"Datagram", udTests},
 	{"DatagramSetup", udSetupTests},
+	{"Multicast", mcastTests},
 }
 
 // TestProvider checks that the devices of a provider keep the rules of package
@@ -71,6 +72,7 @@ func TestAddress(t *testing.T, open func(t *testing.T) Env) {
 		testGroup(t, open, "Setup", setupTests)
 		testGroup(t, open, "Datagram", udTests)
 		testGroup(t, open, "DatagramSetup", udSetupTests)
+		testGroup(t, open, "Multicast", mcastTests)
 	}
 }
 

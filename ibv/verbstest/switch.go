@@ -32,6 +32,8 @@ const (
 	Accept
 	Reject
 	Disconnect
+	JoinMulticast
+	LeaveMulticast
 	PostSend
 	PostRecv
 	SetError
@@ -50,7 +52,7 @@ const (
 
 var kindNames = [numKinds]string{
 	"Devices", "Resolve", "Listen", "BindUD", "ResolveUD", "ListenUD", "ListenerAccept", "QueryPort", "AllocPD", "CreateCQ",
-	"RegMR", "CreateAH", "CreateQP", "Connect", "Accept", "Reject", "Disconnect", "PostSend", "PostRecv", "SetError", "Poll",
+	"RegMR", "CreateAH", "CreateQP", "Connect", "Accept", "Reject", "Disconnect", "JoinMulticast", "LeaveMulticast", "PostSend", "PostRecv", "SetError", "Poll",
 	"Arm", "Wait", "CloseListener", "CloseID", "CloseQP", "CloseCQ", "CloseMR", "CloseAH", "ClosePD",
 }
 

@@ -80,6 +80,8 @@ func testUDWide(t *testing.T, env Env, all netip.Addr) {
 	wide, err := env.Passive.ListenUD(t.Context(), netip.AddrPortFrom(all, 0), 0)
 	must(t, "ListenUD", err)
 	t.Cleanup(func() { must(t, "Listener.Close", wide.Close()) })
+	_, err = env.Passive.ListenUD(t.Context(), netip.AddrPortFrom(all, wide.Addr().Port()), 0)
+	mustBe(t, "a second ListenUD", err, syscall.EADDRINUSE)
 	l := relocated{wide, netip.AddrPortFrom(env.Addr, wide.Addr().Port())}
 	env.udPairWith(t, env.boundUD(t, PairConfig{}), l, PairConfig{}).exchange(t, pattern(10, 1))
 }

@@ -44,6 +44,20 @@ func (s *Switch) ListenUD(ctx context.Context, local netip.AddrPort, backlog int
 	return &switchListener{Listener: l, object: s.opened(objListener)}, nil
 }
 
+func (i *switchID) JoinMulticast(ctx context.Context, group netip.Addr, how ibv.JoinFlags) (ibv.UDParam, error) {
+	if f := i.s.enter(JoinMulticast); f != nil {
+		return ibv.UDParam{}, f.err
+	}
+	return i.ID.JoinMulticast(ctx, group, how)
+}
+
+func (i *switchID) LeaveMulticast(group netip.Addr) error {
+	if f := i.s.enter(LeaveMulticast); f != nil {
+		return f.err
+	}
+	return i.ID.LeaveMulticast(group)
+}
+
 type switchAH struct {
 	ibv.AH
 	*object

@@ -20,6 +20,7 @@ const (
 	maxInline   = 64
 	maxPrivate  = 136
 	maxMemories = 1 << 20
+	maxGroups   = 1 << 10
 )
 
 type device struct {
@@ -29,9 +30,10 @@ type device struct {
 func (d *device) Name() string { return "fabric0" }
 
 func (d *device) Attr() ibv.DeviceAttr {
-	return ibv.DeviceAttr{Transport: ibv.TransportRoCE, Caps: ibv.CapUD | ibv.CapSendImm, Ports: 1,
+	return ibv.DeviceAttr{Transport: ibv.TransportRoCE, Caps: ibv.CapUD | ibv.CapSendImm | ibv.CapMulticast, Ports: 1,
 		MaxQP: 1 << 16, MaxQPWR: maxQPWR, MaxSGE: 1, MaxCQ: 1 << 16, MaxCQE: 1 << 16, MaxMR: maxMemories, MaxPD: 1 << 16,
-		MaxMRSize: 1 << 40, MaxMessageSize: 4096, MaxAH: 1 << 16, MaxInlineUD: maxInline, MaxPrivateDataUD: maxPrivate}
+		MaxMRSize: 1 << 40, MaxMessageSize: 4096, MaxAH: 1 << 16, MaxInlineUD: maxInline, MaxPrivateDataUD: maxPrivate,
+		MaxMcastGrp: maxGroups, MaxMcastQPAttach: maxGroups}
 }
 
 func (d *device) Port(n int) (ibv.PortAttr, error) {
@@ -219,6 +221,7 @@ type qp struct {
 	send, recv *cq
 	state      ibv.QPState
 	closed     bool
+	attached   map[ibv.GID]bool
 
 	recvs ring.Ring[posted]
 	sends ring.Ring[parcel] // not yet sent
@@ -395,8 +398,11 @@ func (q *qp) RegMR([]byte, ibv.Access) (ibv.MR, error) {
 func (q *qp) Close() error {
 	q.f.mu.Lock()
 	defer q.f.mu.Unlock()
-	if q.closed {
+	switch {
+	case q.closed:
 		return net.ErrClosed
+	case len(q.attached) > 0 || q.id.member():
+		return ibv.ErrBusy
 	}
 	q.closed = true
 	delete(q.f.qps, q.num)

@@ -128,9 +128,34 @@ func (f *Fabric) Inject(p *Packet) {
 	f.deliver(p)
 }
 
-// deliver takes a datagram to its queue pair. Called with mu held.
+// Members returns how many queue pairs are attached to a group.
+func (f *Fabric) Members(group netip.Addr) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, q := range f.qps {
+		if q.hears(group) {
+			n++
+		}
+	}
+	return n
+}
+
+// deliver takes a datagram to its queue pair, or to all of its group. Called with mu
+// held.
 func (f *Fabric) deliver(p *Packet) {
-	q := f.qps[p.DstQPN]
+	if p.DstQPN != ibv.MulticastQPN {
+		f.deliverTo(f.qps[p.DstQPN], p)
+		return
+	}
+	for _, q := range f.qps {
+		if q.hears(p.To) {
+			f.deliverTo(q, p)
+		}
+	}
+}
+
+func (f *Fabric) deliverTo(q *qp, p *Packet) {
 	if f.deaf || q == nil || p.QKey != ibv.QKeyUDP || q.state != ibv.QPSRTS || q.recvs.Len() == 0 {
 		f.lost++
 		return

@@ -24,6 +24,7 @@ type id struct {
 
 	// Under f.mu.
 	qp     *qp
+	groups map[netip.Addr]ibv.JoinFlags
 	notify func(ibv.Event)
 	up     bool
 	closed bool

@@ -1,0 +1,228 @@
+//go:build linux && cgo
+
+package rdmacore
+
+// #include "shim.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"unsafe"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// group is an IP multicast group that an ID has joined or is about to.
+type group struct {
+	addr  netip.Addr
+	how   ibv.JoinFlags
+	event chan step // the first, which is for who joins
+}
+
+// groups is those of an ID, by the number that their events bring, under its mu.
+type groups struct {
+	last uintptr
+	m    map[uintptr]*group
+}
+
+// hold reports whether the queue pair of the ID is a member, or may become one.
+func (s *groups) hold() bool {
+	for _, g := range s.m {
+		if g.how == ibv.JoinFullMember {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *groups) find(addr netip.Addr) (n uintptr, ok bool) {
+	for n, g := range s.m {
+		if g.addr == addr {
+			return n, true
+		}
+	}
+	return 0, false
+}
+
+// errNoMulticast says that the device cannot do what is asked for.
+func (d *device) errNoMulticast() error { return ibv.Unsupported(d.name, "multicast") }
+
+// errNotSupp is ENOTSUPP, which Linux has for itself and lets out here.
+const errNotSupp = syscall.Errno(524)
+
+func (i *id) JoinMulticast(ctx context.Context, addr netip.Addr, how ibv.JoinFlags) (ibv.UDParam, error) {
+	param, err := i.join(ctx, addr.WithZone(""), how)
+	if errors.Is(err, errNotSupp) {
+		err = fmt.Errorf("IPv6 groups over RoCE v2, which Linux's connection manager does not join: %w", errors.ErrUnsupported)
+	}
+	if err != nil {
+		return ibv.UDParam{}, fmt.Errorf("%s: join %v: %w", i.dev.name, addr, err)
+	}
+	return param, nil
+}
+
+func (i *id) join(ctx context.Context, addr netip.Addr, how ibv.JoinFlags) (ibv.UDParam, error) {
+	if err := ctx.Err(); err != nil {
+		return ibv.UDParam{}, err
+	}
+	g, err := i.beginJoin(addr, how)
+	if err != nil {
+		return ibv.UDParam{}, err
+	}
+	var s step
+	select {
+	case s = <-g.event:
+		if s.event == cmMulticastJoin {
+			return s.peer, nil
+		}
+		err = i.stepError(s)
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if e := i.leave(addr); e != nil && !errors.Is(e, net.ErrClosed) {
+		err = fmt.Errorf("%w; and then to leave it: %w", err, e)
+	}
+	return ibv.UDParam{}, err
+}
+
+func (i *id) beginJoin(addr netip.Addr, how ibv.JoinFlags) (*group, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	_, joined := i.groups.find(addr)
+	switch {
+	case i.closed:
+		return nil, net.ErrClosed
+	case !i.dev.attr.Caps.Has(ibv.CapMulticast):
+		return nil, i.dev.errNoMulticast()
+	case !i.ud:
+		return nil, ibv.ErrState
+	case !addr.IsMulticast() || how > ibv.JoinSendOnly:
+		return nil, syscall.EINVAL
+	case joined:
+		return nil, syscall.EADDRINUSE
+	}
+	g := &group{addr: addr, how: how, event: make(chan step, 1)}
+	i.groups.last++
+	if i.groups.m == nil {
+		i.groups.m = make(map[uintptr]*group)
+	}
+	i.groups.m[i.groups.last] = g
+	to := toSockaddr(netip.AddrPortFrom(addr, 0))
+	if err := errno(C.rn_join_multicast(i.c, to.pointer(), C.int(how), C.uintptr_t(i.groups.last))); err != nil {
+		delete(i.groups.m, i.groups.last)
+		return nil, err
+	}
+	return g, nil
+}
+
+// grouped takes an event of a group.
+func (i *id) grouped(n uintptr, s step) {
+	i.mu.Lock()
+	g := i.groups.m[n]
+	i.mu.Unlock()
+	if g == nil {
+		return
+	}
+	select {
+	case g.event <- s:
+		return
+	default:
+	}
+	if s.event == cmMulticastError {
+		i.event(ibv.Event{Kind: ibv.EventMulticastError, Err: fmt.Errorf("group %v: %w", g.addr, i.stepError(s))})
+	}
+}
+
+// ungrouped ends the joins in progress on a device that is gone.
+func (i *id) ungrouped() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, g := range i.groups.m {
+		select {
+		case g.event <- step{event: cmDeviceRemoval}:
+		default:
+		}
+	}
+}
+
+func (i *id) LeaveMulticast(addr netip.Addr) error {
+	if err := i.leave(addr.WithZone("")); err != nil {
+		return fmt.Errorf("%s: leave %v: %w", i.dev.name, addr, err)
+	}
+	return nil
+}
+
+func (i *id) leave(addr netip.Addr) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch {
+	case i.closed:
+		return net.ErrClosed
+	case !i.dev.attr.Caps.Has(ibv.CapMulticast):
+		return i.dev.errNoMulticast()
+	}
+	n, ok := i.groups.find(addr)
+	if !ok {
+		return syscall.EADDRNOTAVAIL
+	}
+	return i.leaveGroup(n)
+}
+
+// leaveAll is for Close: the library forgets the groups of an ID that is destroyed,
+// but not the memory that it has for them. Called with mu held.
+func (i *id) leaveAll() {
+	for n := range i.groups.m {
+		i.leaveGroup(n)
+	}
+}
+
+// leaveGroup waits for nothing: the library would for events that are being handed
+// out, and attaches the queue pair as it does that, so it is kept from it. Called
+// with mu held.
+func (i *id) leaveGroup(n uintptr) error {
+	from := toSockaddr(netip.AddrPortFrom(i.groups.m[n].addr, 0))
+	delete(i.groups.m, n)
+	i.p.lib.events.Lock()
+	defer i.p.lib.events.Unlock()
+	return errno(C.rn_leave_multicast(i.c, from.pointer()))
+}
+
+func (q *qp) AttachMcast(gid ibv.GID, lid uint16) error {
+	return q.mcast("attach to", gid, 1, func(c *C.struct_rn_qp, gid *C.uint8_t) C.int {
+		return C.rn_attach_mcast(c, gid, C.uint16_t(lid))
+	})
+}
+
+func (q *qp) DetachMcast(gid ibv.GID, lid uint16) error {
+	return q.mcast("detach from", gid, -1, func(c *C.struct_rn_qp, gid *C.uint8_t) C.int {
+		return C.rn_detach_mcast(c, gid, C.uint16_t(lid))
+	})
+}
+
+// mcast lets f change the groups of the queue pair.
+func (q *qp) mcast(what string, gid ibv.GID, change int, f func(*C.struct_rn_qp, *C.uint8_t) C.int) error {
+	q.id.mu.Lock()
+	defer q.id.mu.Unlock()
+	var err error
+	switch {
+	case !q.dev.attr.Caps.Has(ibv.CapMulticast):
+		err = q.dev.errNoMulticast()
+	case q.sq.c == nil:
+		err = net.ErrClosed
+	case !q.ud:
+		err = fmt.Errorf("queue pair of a connection: %w", syscall.EINVAL)
+	default:
+		if err = errno(f(q.sq.c, (*C.uint8_t)(unsafe.Pointer(&gid)))); err == nil {
+			q.attached += change
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %s %v: %w", q.dev.name, what, gid, err)
+	}
+	return nil
+}
