@@ -79,8 +79,9 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 		channel, at = le.Uint32(body[32:]), 40 // 2.2.21
 	}
 	off, n := int(le.Uint16(body[at:])), int(le.Uint16(body[at+2:]))
-	if channel != smb2RDMA && channel != 2 || n == 0 || n%16 != 0 || off+n > len(b) {
-		n = 0
+	var memory []byte // Buffer Descriptors V1, [MS-SMBD] 2.2.3.1
+	if (channel == smb2RDMA || channel == 2) && n%16 == 0 && off+n <= len(b) {
+		memory = b[off : off+n]
 	}
 	key := transferKey{u.From, id}
 	t := x.strays[key]
@@ -89,7 +90,7 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 		t = &transfer{}
 	}
 	room := stray || x.r.mem.take(waitCost)
-	if room && n > 0 {
+	if room && len(memory) > 0 {
 		if t.use = x.begin(u.From, id); t.use == nil && !stray {
 			x.r.mem.give(waitCost)
 			room = false
@@ -109,7 +110,7 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 	if command == smb2Read {
 		t.u.From = u.From.Other()
 	}
-	for d := b[off : off+n]; len(d) > 0; d = d[16:] { // Buffer Descriptor V1, [MS-SMBD] 2.2.3.1
+	for d := memory; len(d) > 0; d = d[16:] {
 		g := ChunkSegment{Offset: le.Uint64(d), Handle: le.Uint32(d[8:]), Length: le.Uint32(d[12:])}
 		kind := Read
 		if command == smb2Read {
