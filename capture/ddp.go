@@ -160,6 +160,7 @@ func (d *tcpDir) acceptRead(h *iwarpwire.Header, data []byte, when time.Time) {
 	var q iwarpwire.ReadReq
 	if refused := q.Parse(data); refused != nil {
 		d.t.r.stats.BadHeader++
+		d.msn[iwarpwire.QNReadRequest] = h.MSN // it will be answered all the same
 		return
 	}
 	m := d.message(iwarpwire.QNReadRequest, Read, h.MSN, when)

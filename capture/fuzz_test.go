@@ -127,11 +127,17 @@ func FuzzReassembly(f *testing.F) {
 		captures = append(captures, name)
 		packets[name] = reused(op, 10).packets
 	}
+	protocols := map[string]Protocol{}
+	for _, c := range chunkUsers {
+		captures = append(captures, c.name)
+		packets[c.name] = again(c.one, 10)
+		protocols[c.name] = c.protocol
+	}
 	for i, name := range captures {
 		if packets[name] == nil {
 			packets[name] = frames(f, name)
 		}
-		want[name] = summarise(run(f, Config{Data: true}, packets[name]))
+		want[name] = summarise(run(f, Config{Data: true, Protocol: protocols[name]}, packets[name]))
 		f.Add(byte(i), byte(0), []byte("\x00\x01\x00\x02\x00\x03\x00\x14\x00\x31\x00"))
 	}
 	f.Fuzz(func(t *testing.T, which, window byte, fates []byte) {
@@ -172,7 +178,7 @@ func FuzzReassembly(f *testing.F) {
 			}
 		}
 		ps = append(ps, late...)
-		res := run(t, Config{Data: true, Window: int(window)}, ps)
+		res := run(t, Config{Data: true, Window: int(window), Protocol: protocols[name]}, ps)
 		got := summarise(res)
 		for d, list := range got.messages {
 			if !within(list, want[name].messages[d]) {

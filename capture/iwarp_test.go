@@ -247,6 +247,65 @@ func TestSameSink(t *testing.T) {
 	}
 }
 
+// Of three Reads into one buffer the second request was captured only in part, and
+// perhaps not all of the first answer. What answered the second is never taken for
+// the answer to the first.
+func TestCutRequest(t *testing.T) {
+	const (
+		headers = 14 + 20 + 20 // Ethernet, IP, TCP
+		payload = headers + iwarpwire.LengthLen + iwarpwire.UntaggedLen
+		whole   = payload + iwarpwire.ReadReqLen + iwarpwire.CRCLen
+	)
+	for _, tt := range []struct {
+		name string
+		kept int // bytes of the packet with the second request
+		lost int // packets with the first answer, of two
+	}{
+		{"none of it, both answers", headers, 0},
+		{"none of it, half an answer", headers, 1},
+		{"none of it, one answer", headers, 2},
+		{"half of the header, one answer", headers + 10, 2},
+		{"all of the header, one answer", payload, 2},
+		{"half of the payload, both answers", payload + 14, 0},
+		{"half of the payload, half an answer", payload + 14, 1},
+		{"half of the payload, one answer", payload + 14, 2},
+		{"all but the checksum, one answer", whole - iwarpwire.CRCLen, 2},
+		{"all of it, both answers", whole, 0},
+		{"all of it, half an answer", whole, 1},
+		{"all of it, one answer", whole, 2},
+	} {
+		x := newTCPBuilder()
+		x.begin(t)
+		for msn := range uint32(3) {
+			q := iwarpwire.ReadReq{SinkSTag: 5, SinkTO: 4096, Size: 2000, SrcSTag: 6, SrcTO: uint64(msn) * 2000}
+			var b [iwarpwire.ReadReqLen]byte
+			q.Put(b[:])
+			x.add(0, tcpACK, x.fpdu(0, iwarpwire.Header{Op: iwarpwire.ReadRequest, QN: 1, MSN: msn + 1, Last: true}, b[:]))
+			if p := &x.packets[len(x.packets)-1]; msn == 1 {
+				p.Data, p.Length = p.Data[:tt.kept], len(p.Data)
+			}
+			before := len(x.packets)
+			data := pattern(2000, int(msn))
+			h := iwarpwire.Header{Op: iwarpwire.ReadResponse, Tagged: true, STag: 5, TO: 4096}
+			x.add(1, tcpACK, x.fpdu(1, h, data[:1000]))
+			h.TO, h.Last = h.TO+1000, true
+			x.add(1, tcpACK, x.fpdu(1, h, data[1000:]))
+			if msn == 0 {
+				x.packets = slices.Delete(x.packets, before, before+tt.lost)
+			}
+		}
+		got := map[uint64]bool{}
+		for _, m := range kinds(run(t, Config{Data: true, Window: 1}, x.packets), Read) {
+			if got[m.Addr/2000] = m.Complete; m.Complete && !bytes.Equal(m.Data, pattern(2000, int(m.Addr/2000))) {
+				t.Errorf("%s: Read %d has the bytes of another", tt.name, m.msn)
+			}
+		}
+		if got[0] != (tt.lost == 0) || got[1] && tt.kept < whole-iwarpwire.CRCLen {
+			t.Errorf("%s: complete are %v", tt.name, got)
+		}
+	}
+}
+
 func TestTerminate(t *testing.T) {
 	res := run(t, Config{Data: true}, frames(t, "siw-terminate.pcap"))
 	m := kinds(res, Terminate)

@@ -87,6 +87,11 @@ func (d *tcpDir) feed(b []byte, when time.Time) {
 		}
 		// As much as is known to be needed.
 		want := d.whole(d.buf)
+		if want < 0 { // what began as the start frame of one side is sent by the other
+			d.buf = d.buf[:0]
+			d.t.giveUp()
+			return
+		}
 		if want == 0 {
 			want = len(d.buf) + 1
 		}

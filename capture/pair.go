@@ -103,11 +103,7 @@ func (f *roceFlow) link(g *roceFlow) {
 	}
 	kept, gone := f.conn, g.conn
 	if kept != gone {
-		if gone.upper != nil {
-			gone.upper.flush()
-			gone.upper.forget()
-			gone.upper = nil
-		}
+		gone.endUpper()
 		old := g.side
 		gone.roce[old] = nil
 		kept.MTU = max(kept.MTU, gone.MTU)
@@ -120,6 +116,10 @@ func (f *roceFlow) link(g *roceFlow) {
 			if m != nil {
 				m.Conn, m.From = kept, f.side.Other()
 			}
+		}
+		if kept.upper != nil && gone.Sent[old].begun > 0 { // which was not told of those
+			kept.upper.gap(Initiator)
+			kept.upper.gap(Responder)
 		}
 		g.join(kept, f.side.Other())
 		r.cm.forget(gone)
@@ -319,11 +319,7 @@ func (r *Reassembler) adopt(c *Conn, key flowKey, side Side, start uint32) *roce
 			}
 		}
 		if old.roce[f.side.Other()] == nil {
-			if old.upper != nil {
-				old.upper.flush()
-				old.upper.forget()
-				old.upper = nil
-			}
+			old.endUpper()
 			r.unlink(old)
 			r.conns--
 		}

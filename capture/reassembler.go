@@ -322,7 +322,9 @@ func (r *Reassembler) finish(m *Message, whole []byte) {
 	} else {
 		m.Got = m.buf.have.total(m.Size)
 		m.Missing = m.buf.have.missing(m.Missing, m.Size)
-		m.head = m.buf.data
+		if m.head = m.buf.data; m.buf.full {
+			m.head = nil // there are gaps in it that nobody knows of
+		}
 		if r.cfg.Data {
 			if m.Overflow = m.buf.full; !m.Overflow {
 				m.Data = m.buf.data[:min(m.Size, uint64(len(m.buf.data)))]

@@ -310,6 +310,9 @@ func (f *roceFlow) restart(pk *RoCE, when time.Time) {
 	}
 	f.r.lose(Loss{Conn: f.conn, From: f.side, What: Restarted, First: uint64(f.next), Count: uint64(pk.PSN)})
 	f.flushReads()
+	if u := f.conn.upper; u != nil {
+		u.gap(f.side)
+	}
 	f.started, f.ranged, f.markLen = false, false, 0
 	f.lost = jump
 	f.wait(pk, when)

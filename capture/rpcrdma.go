@@ -121,15 +121,14 @@ type rpcUpper struct {
 
 // call is one that waits for its reply, or for its data.
 type call struct {
-	reads   []*Segment
-	at      []uint32 // positions of reads
-	offered []*Segment
-	wait    *pending // nil once it was handed out
+	use   *use // nil if it names no memory
+	reads []*Segment
+	at    []uint32 // positions of reads
+	wait  *pending // nil once it was handed out
 }
 
 func newRPC(r *Reassembler, c *Conn) *rpcUpper {
-	x := &rpcUpper{}
-	x.init(r, c)
+	x := &rpcUpper{memories: newMemories(r, c)}
 	for i := range x.queues {
 		x.queues[i] = pendings{r: r, c: c}
 		x.calls[i] = map[uint32]*call{}
@@ -158,10 +157,14 @@ func (x *rpcUpper) gap(from Side) {
 
 func (x *rpcUpper) send(m *Message) {
 	u := &UpperMessage{Conn: x.c, From: m.From, Protocol: RPCRDMA, Time: m.Time, End: m.End, Sends: 1, Complete: m.Complete}
+	if m.lost > 0 {
+		x.uses[m.From].unsure = true
+	}
 	var h rpcHeader
 	head := knownHead(m)
 	head = head[:min(len(head), maxRPCHeader)]
 	if m.HeadLost || h.parse(head) != nil {
+		x.gap(m.From)
 		u.Kind, u.Complete, u.HeadLost = Strange, false, m.HeadLost
 		u.Size, u.Got = m.Size, m.Got
 		if x.r.cfg.Data {
@@ -188,14 +191,19 @@ func (x *rpcUpper) send(m *Message) {
 	switch direction := rest.word(); {
 	case h.proc == rpcError:
 		u.Kind = Fault
-		x.push(m.From, u, nil)
+		x.reply(u, &h, m.nth)
 	case h.proc == rpcDone:
 		u.Kind = Strange
 		x.push(m.From, u, nil)
-	case h.proc == rpcNoMsg && len(h.reads) > 0, h.proc != rpcNoMsg && !rest.bad && direction == 0:
+	case h.proc != rpcNoMsg && rest.bad: // either of the two
+		x.gap(m.From)
+		u.Kind, u.Complete = Strange, false
+		x.push(m.From, u, nil)
+	case h.proc == rpcNoMsg && len(h.reads) > 0, h.proc != rpcNoMsg && direction == 0:
 		x.call(u, &h)
 	default:
-		x.reply(u, &h)
+		u.Kind = Reply
+		x.reply(u, &h, m.nth)
 	}
 }
 
@@ -220,29 +228,39 @@ func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 			x.end(side, xid, c)
 		}
 	}
-	if !x.r.mem.take(waitCost) {
+	names := len(h.reads)+len(h.writes) > 0 || h.hasReply || x.uses[side].strays[uint64(h.xid)] != nil
+	c := &call{}
+	room := x.r.mem.take(waitCost)
+	if room && names {
+		if c.use = x.begin(side, uint64(h.xid)); c.use == nil {
+			x.r.mem.give(waitCost)
+			room = false
+		}
+	}
+	if !room {
+		x.uses[side].unsure = true
 		x.r.lose(Loss{Conn: x.c, From: side, What: MemoryShort, Count: u.Size})
 		u.Complete = false
 		x.push(side, u, nil)
 		return
 	}
-	c := &call{}
-	x.calls[side][h.xid] = c
 	for _, g := range h.reads {
-		c.reads = append(c.reads, x.name(side, g.ChunkSegment, true))
+		c.reads = append(c.reads, x.add(c.use, g.ChunkSegment, Read))
 		c.at = append(c.at, g.position)
 	}
 	for _, list := range h.writes {
 		u.Writes = append(u.Writes, Chunk{Segments: list})
-		for _, g := range list {
-			c.offered = append(c.offered, x.name(side, g, true))
-		}
+		x.offer(c.use, list)
 	}
 	if h.hasReply {
 		u.ReplyChunk = &Chunk{Segments: h.reply}
-		for _, g := range h.reply {
-			c.offered = append(c.offered, x.name(side, g, true))
-		}
+		x.offer(c.use, h.reply)
+	}
+	x.take(c.use)
+	x.calls[side][h.xid] = c
+	answered := c.use != nil && c.use.end < never
+	if answered { // the reply has overtaken it
+		x.end(side, h.xid, c)
 	}
 	if len(c.reads) == 0 {
 		x.push(side, u, nil)
@@ -262,12 +280,28 @@ func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 			x.fillCall(u, c)
 			c.wait = nil
 			for _, s := range c.reads {
-				x.owned[side].Remove(s)
+				s.buf.release()
+			}
+			if c.use != nil {
+				c.use.close(Read)
 			}
 			c.reads, c.at = nil, nil
 		},
 	}
+	if answered {
+		c.wait.deadline = x.c.packets + 2*uint64(x.r.window)
+	}
 	x.push(side, u, c.wait)
+}
+
+// offer enters memory that may be written, unless the reply was there before.
+func (x *rpcUpper) offer(u *use, list []ChunkSegment) {
+	if u == nil || u.end < never {
+		return
+	}
+	for _, g := range list {
+		x.add(u, g, Write)
+	}
 }
 
 // fillCall puts the read chunks of a call where they were taken from: a chunk is
@@ -335,43 +369,48 @@ func (u *UpperMessage) insert(k *Chunk, segs []*Segment) {
 
 // reply takes the chunks that a reply says were written. The lengths in it are
 // those used.
-func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader) {
-	u.Kind = Reply
+func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader, nth uint64) {
 	caller := u.From.Other()
-	take := func(list []ChunkSegment) Chunk {
+	c := x.calls[caller][h.xid]
+	var of *use
+	if c == nil || c.use != nil {
+		if c != nil {
+			of = c.use
+		}
+		of = x.answered(caller, uint64(h.xid), of, nth)
+	}
+	enter := func(list []ChunkSegment) []*Segment {
 		segs := make([]*Segment, len(list))
 		for i, g := range list {
-			// Without the call there is nothing here yet but what was written.
-			segs[i] = x.name(caller, g, false)
+			segs[i] = x.used(of, g)
 		}
-		k := x.r.chunk(segs)
-		for _, s := range segs {
-			x.owned[caller].Remove(s)
-		}
-		return k
+		return segs
 	}
+	var writes [][]*Segment
 	for _, list := range h.writes {
-		k := take(list)
+		writes = append(writes, enter(list))
+	}
+	chunk := enter(h.reply)
+	x.take(of)
+	if c != nil {
+		x.end(caller, h.xid, c)
+		x.queues[caller].pump() // in front of its reply
+	}
+	for _, segs := range writes {
+		k := x.r.chunk(segs)
 		u.Writes = append(u.Writes, k)
 		u.Complete = u.Complete && k.Complete
 	}
 	if h.hasReply {
-		segs := make([]*Segment, len(h.reply))
-		for i, g := range h.reply {
-			segs[i] = x.name(caller, g, false)
-		}
-		k := x.r.chunk(segs)
+		k := x.r.chunk(chunk)
 		u.ReplyChunk = &k
 		if h.proc == rpcNoMsg {
-			u.insert(&k, segs) // the whole reply
-		}
-		for _, s := range segs {
-			x.owned[caller].Remove(s)
+			u.insert(&k, chunk) // the whole reply
 		}
 		u.Complete = u.Complete && k.Complete
 	}
-	if c := x.calls[caller][h.xid]; c != nil {
-		x.end(caller, h.xid, c)
+	if of != nil {
+		of.close(Write)
 	}
 	x.push(u.From, u, nil)
 }
@@ -381,8 +420,8 @@ func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader) {
 func (x *rpcUpper) end(side Side, xid uint32, c *call) {
 	delete(x.calls[side], xid)
 	x.r.mem.give(waitCost)
-	for _, s := range c.offered {
-		x.owned[side].Remove(s)
+	if c.use != nil && c.use.end == never {
+		x.discard(c.use)
 	}
 	if c.wait != nil && c.wait.deadline == 0 {
 		c.wait.deadline = x.c.packets + 2*uint64(x.r.window)
@@ -397,8 +436,9 @@ func (x *rpcUpper) flush() {
 
 func (x *rpcUpper) forget() {
 	for side := range x.calls {
-		x.r.mem.give(waitCost * len(x.calls[side]))
-		clear(x.calls[side])
+		for xid, c := range x.calls[side] {
+			x.end(Side(side), xid, c)
+		}
 	}
 	x.memories.forget()
 }

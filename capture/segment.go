@@ -191,27 +191,16 @@ func (b *buffer) view(from, to uint64) []byte {
 type Segments struct {
 	byHandle map[uint32][]*Segment
 	n        int
-
-	bounded bool // the fields below hold; else all bytes are kept
-	keep    bool // the bytes, not only which are there
-	mem     *memory
 }
 
 // Add enters a segment and returns it. If there is one of that handle and
 // offset it gets the new length and keeps its data. Others of the handle that
 // overlap it are removed, as handles are used again.
 func (t *Segments) Add(handle uint32, offset uint64, length uint32) *Segment {
-	keep := uint64(length)
-	if t.bounded && !t.keep {
-		keep = 0
-	}
 	list := t.byHandle[handle]
 	for _, s := range list {
 		if s.Offset == offset {
-			if length < s.Length {
-				s.buf.clear(uint64(length), uint64(s.Length))
-			}
-			s.Length, s.buf.keep = length, keep
+			s.resize(length, true)
 			return s
 		}
 	}
@@ -221,11 +210,7 @@ func (t *Segments) Add(handle uint32, offset uint64, length uint32) *Segment {
 		}
 	}
 	s := &Segment{Handle: handle, Offset: offset, Length: length}
-	s.buf.keep, s.buf.mem = keep, t.mem
-	if !t.mem.take(segmentCost) {
-		s.buf.full = true // nothing will be placed here
-		return s
-	}
+	s.buf.keep = uint64(length)
 	if t.byHandle == nil {
 		t.byHandle = map[uint32][]*Segment{}
 	}
@@ -279,7 +264,6 @@ func (t *Segments) Remove(s *Segment) {
 
 func (t *Segments) free(s *Segment) {
 	s.buf.release()
-	t.mem.give(segmentCost)
 	t.n--
 }
 

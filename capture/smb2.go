@@ -22,8 +22,9 @@ const (
 // smb2Upper follows the transfers of a connection.
 type smb2Upper struct {
 	*memories
-	queue pendings
-	open  map[transferKey]*transfer
+	queue  pendings
+	open   map[transferKey]*transfer // asked for
+	strays map[transferKey]*transfer // answered before they were asked for
 }
 
 type transferKey struct {
@@ -31,10 +32,12 @@ type transferKey struct {
 	id     uint64 // MessageId
 }
 
-// transfer is a READ or WRITE that has been asked for.
+// transfer is a READ or WRITE.
 type transfer struct {
-	u    UpperMessage
-	segs []*Segment
+	u     UpperMessage
+	use   *use // nil if its data is in the messages themselves
+	segs  []*Segment
+	asked bool
 }
 
 func (x *smb2Upper) access(m *Message) {
@@ -76,46 +79,83 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 		channel, at = le.Uint32(body[32:]), 40 // 2.2.21
 	}
 	off, n := int(le.Uint16(body[at:])), int(le.Uint16(body[at+2:]))
-	if channel != smb2RDMA && channel != 2 || n == 0 || n%16 != 0 || off+n > len(b) {
-		return
+	var memory []byte // Buffer Descriptors V1, [MS-SMBD] 2.2.3.1
+	if (channel == smb2RDMA || channel == 2) && n%16 == 0 && off+n <= len(b) {
+		memory = b[off : off+n]
 	}
-	if !x.r.mem.take(waitCost) {
+	key := transferKey{u.From, id}
+	t := x.strays[key]
+	stray := t != nil
+	if !stray {
+		t = &transfer{}
+	}
+	room := stray || x.r.mem.take(waitCost)
+	if room && len(memory) > 0 {
+		if t.use = x.begin(u.From, id); t.use == nil && !stray {
+			x.r.mem.give(waitCost)
+			room = false
+		}
+	}
+	if !room {
+		x.uses[u.From].unsure = true
 		x.r.lose(Loss{Conn: x.c, From: u.From, What: MemoryShort, Count: u.Size})
 		return
 	}
-	t := &transfer{u: UpperMessage{
-		Conn: u.Conn, From: u.From, Protocol: SMBDirect, Kind: Transfer, Time: u.Time,
+	t.asked = true
+	end, size := t.u.End, t.u.Size
+	t.u = UpperMessage{
+		Conn: u.Conn, From: u.From, Protocol: SMBDirect, Kind: Transfer, Time: u.Time, End: end, Size: size,
 		Offset: le.Uint64(body[8:]), ID: id, Complete: true,
-	}}
+	}
 	if command == smb2Read {
 		t.u.From = u.From.Other()
 	}
-	for d := b[off : off+n]; len(d) > 0; d = d[16:] { // Buffer Descriptor V1, [MS-SMBD] 2.2.3.1
+	for d := memory; len(d) > 0; d = d[16:] {
 		g := ChunkSegment{Offset: le.Uint64(d), Handle: le.Uint32(d[8:]), Length: le.Uint32(d[12:])}
-		t.segs = append(t.segs, x.name(u.From, g, true))
+		kind := Read
+		if command == smb2Read {
+			kind = Write
+		}
+		t.segs = append(t.segs, x.add(t.use, g, kind))
+	}
+	x.take(t.use)
+	switch {
+	case stray:
+		t.limit(size)
+		return
+	case t.use != nil && t.use.end < never: // nothing was moved
+		x.r.mem.give(waitCost)
+		t.release()
+		return
 	}
 	if x.open == nil {
 		x.open = map[transferKey]*transfer{}
 	}
 	if len(x.open) >= maxTransfers {
-		x.forget()
+		x.closeAll()
 	}
-	key := transferKey{u.From, id}
 	x.close(key) // sent again
 	x.open[key] = t
+}
+
+// limit takes the size that the answer says: the descriptors are used one after
+// the other.
+func (t *transfer) limit(size uint64) {
+	for _, s := range t.segs {
+		n := min(size, uint64(s.Length))
+		s.resize(uint32(n), s.buf.keep > 0)
+		size -= n
+	}
 }
 
 // response takes the answer to a READ or WRITE: data is handed out as soon as
 // all is there.
 func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id uint64, body []byte) {
 	client := u.From.Other()
-	t := x.open[transferKey{client, id}]
 	const pendingStatus = 0x00000103
-	if t == nil || status == pendingStatus || len(body) < 16 {
+	if status == pendingStatus || len(body) < 16 {
 		return
 	}
-	delete(x.open, transferKey{client, id})
-	x.r.mem.give(waitCost)
 	size := uint64(0)
 	switch le := binary.LittleEndian; {
 	case status != 0:
@@ -124,48 +164,78 @@ func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id 
 	default:
 		size = uint64(le.Uint32(body[4:])) // Count, 2.2.22
 	}
-	t.u.End = u.End
-	t.u.Size = size
-	if size == 0 {
-		x.remove(client, t)
-		return
-	}
-	// The descriptors are used one after the other.
-	left := size
-	for _, s := range t.segs {
-		n := min(left, uint64(s.Length))
-		if x.owned[client].At(s.Handle, s.Offset, 0) == s {
-			x.owned[client].Add(s.Handle, s.Offset, uint32(n))
+	key := transferKey{client, id}
+	t := x.open[key]
+	switch {
+	case t != nil:
+		delete(x.open, key)
+		if t.use != nil {
+			x.answered(client, id, t.use, x.c.Sent[u.From].begun)
+			x.take(t.use)
 		}
-		left -= n
+		if size == 0 || len(t.segs) == 0 {
+			x.r.mem.give(waitCost)
+			t.release()
+			return
+		}
+	case x.strays[key] != nil:
+		return // once more
+	default:
+		if x.answered(client, id, nil, x.c.Sent[u.From].begun); size == 0 || !x.r.mem.take(waitCost) {
+			return
+		}
+		if x.strays == nil {
+			x.strays = map[transferKey]*transfer{}
+		}
+		t = &transfer{}
+		x.strays[key] = t
 	}
-	x.queue.push(&pending{
-		u: &t.u,
-		ready: func() bool {
-			for _, s := range t.segs {
-				if !s.Complete() {
-					return false
-				}
+	t.u.End, t.u.Size = u.End, size
+	t.limit(size)
+	p := &pending{u: &t.u, deadline: x.c.packets + 2*uint64(x.r.window)}
+	p.ready = func() bool {
+		for _, s := range t.segs {
+			if !s.Complete() {
+				return false
 			}
-			return true
-		},
-		fill: func() {
-			c := x.r.chunk(t.segs)
-			t.u.Got, t.u.Data, t.u.Complete = c.Got, c.Data, c.Complete && c.Size == size
-			at := uint64(0)
-			for _, s := range t.segs {
-				for _, gap := range s.Missing() {
-					t.u.Missing = append(t.u.Missing, Range{at + gap.From, at + gap.To})
-				}
-				at += uint64(s.Length)
+		}
+		return t.asked
+	}
+	p.fill = func() {
+		if x.strays[key] == t {
+			delete(x.strays, key)
+		}
+		x.r.mem.give(waitCost)
+		defer t.release()
+		if len(t.segs) == 0 {
+			p.u = nil // its data was in the messages
+			return
+		}
+		c := x.r.chunk(t.segs)
+		t.u.Got, t.u.Data, t.u.Complete = c.Got, c.Data, c.Complete && c.Size == size
+		at := uint64(0)
+		for _, s := range t.segs {
+			for _, gap := range s.Missing() {
+				t.u.Missing = append(t.u.Missing, Range{at + gap.From, at + gap.To})
 			}
-			if at < size {
-				t.u.Missing = append(t.u.Missing, Range{at, size})
-			}
-			x.remove(client, t)
-		},
-		deadline: x.c.packets + 2*uint64(x.r.window),
-	})
+			at += uint64(s.Length)
+		}
+		if at < size {
+			t.u.Missing = append(t.u.Missing, Range{at, size})
+		}
+	}
+	x.queue.push(p)
+}
+
+// release gives the memory back.
+func (t *transfer) release() {
+	for _, s := range t.segs {
+		s.buf.release()
+	}
+	if t.use != nil {
+		t.use.close(Read)
+		t.use.close(Write)
+	}
 }
 
 // close forgets a request without its response.
@@ -173,18 +243,13 @@ func (x *smb2Upper) close(key transferKey) {
 	if t := x.open[key]; t != nil {
 		delete(x.open, key)
 		x.r.mem.give(waitCost)
-		x.remove(key.client, t)
+		x.discard(t.use)
+		t.release()
 	}
 }
 
-func (x *smb2Upper) forget() {
+func (x *smb2Upper) closeAll() {
 	for key := range x.open {
 		x.close(key)
-	}
-}
-
-func (x *smb2Upper) remove(client Side, t *transfer) {
-	for _, s := range t.segs {
-		x.owned[client].Remove(s)
 	}
 }

@@ -70,8 +70,7 @@ type smbdDir struct {
 }
 
 func newSMBDirect(r *Reassembler, c *Conn) *smbdUpper {
-	x := &smbdUpper{}
-	x.init(r, c)
+	x := &smbdUpper{memories: newMemories(r, c)}
 	x.smb2 = smb2Upper{memories: &x.memories, queue: pendings{r: r, c: c}}
 	x.session = session{memories: &x.memories}
 	x.session.active, x.session.known = agreed(c)
@@ -100,11 +99,17 @@ func (x *smbdUpper) access(m *Message) {
 
 func (x *smbdUpper) gap(from Side) {
 	x.memories.gap(from)
+	if x.session.active || !x.session.known {
+		x.dropPieces(from) // the word is perhaps missing that would have ended their use
+	}
 	x.session.gap(from)
 }
 
 func (x *smbdUpper) send(m *Message) {
 	d := &x.dirs[m.From]
+	if m.lost > 0 {
+		x.uses[m.From].unsure = true
+	}
 	if m.lost > 0 && (d.begun || !smbdNegotiation(m.head, m.Size, m.From)) {
 		x.interrupt(m.From)
 	}
@@ -114,6 +119,7 @@ func (x *smbdUpper) send(m *Message) {
 	switch {
 	case m.HeadLost || len(m.Missing) > 0 && m.Missing[0].From < smbdHeaderLen || !m.HeadLost && uint64(len(m.head)) < min(m.Size, smbdHeaderLen):
 		x.interrupt(m.From)
+		x.memories.gap(m.From)
 		u.Kind, u.HeadLost = Strange, true
 	case !d.begun && smbdNegotiation(m.head, m.Size, m.From):
 		u.Kind, u.Size, u.Got, u.Data = Negotiation, m.Size, m.Got, m.Data
@@ -122,6 +128,7 @@ func (x *smbdUpper) send(m *Message) {
 		}
 	case !h.parse(m.head, m.Size):
 		x.interrupt(m.From)
+		x.memories.gap(m.From)
 		u.Kind, u.Size, u.Got, u.Data, u.Complete = Strange, m.Size, m.Got, m.Data, false
 	default:
 		d.begun = true
@@ -300,8 +307,12 @@ func (x *smbdUpper) close(from Side) {
 func (x *smbdUpper) finished(u *UpperMessage, b []byte) {
 	complete := u.Complete && len(u.Missing) == 0 && !u.HeadLost && !u.TailLost
 	x.session.handOut(u)
-	if complete && !x.session.active {
+	switch {
+	case x.session.active:
+	case complete:
 		x.smb2.message(u, b)
+	default:
+		x.memories.gap(u.From)
 	}
 }
 
@@ -333,6 +344,6 @@ func (x *smbdUpper) forget() {
 		x.dirs[i].buf.release()
 	}
 	x.session.forget()
-	x.smb2.forget()
+	x.smb2.closeAll()
 	x.memories.forget()
 }

@@ -147,6 +147,7 @@ func (t *tcpConn) swap() {
 	c.Ends[0], c.Ends[1] = c.Ends[1], c.Ends[0]
 	c.Sent[0], c.Sent[1] = c.Sent[1], c.Sent[0]
 	t.dirs[0].side, t.dirs[1].side = 0, 1
+	c.endUpper()
 	for _, d := range t.dirs {
 		for _, m := range slices.Concat(d.reads, []*Message{d.send, d.write}) {
 			if m != nil {

@@ -159,6 +159,15 @@ func (r *Reassembler) decide(m *Message) {
 	}
 }
 
+// endUpper ends what was above c; it may begin anew.
+func (c *Conn) endUpper() {
+	if c.upper != nil {
+		c.upper.flush()
+		c.upper.forget()
+		c.upper = nil
+	}
+}
+
 // toUpper hands m on to the protocol of its connection.
 func (c *Conn) toUpper(m *Message) {
 	switch m.Kind {
@@ -237,13 +246,14 @@ func looksLikeRPC(m *Message) bool {
 type memories struct {
 	r      *Reassembler
 	c      *Conn
-	owned  [2]Segments // by who owns it
-	pieces [2][]piece  // the same: what was written or read before the key was told
+	uses   [2]uses    // by who owns it
+	pieces [2][]piece // the same: what was written or read, and does not certainly belong to one
 }
 
 // piece is one Write or Read of memory that nobody has told the key of yet: the
 // packet that does may have been overtaken.
 type piece struct {
+	kind       Kind
 	key        uint32
 	addr, size uint64
 	headless   bool // addr is not that of the first byte
@@ -261,28 +271,6 @@ const (
 // held returns how many bytes p is accounted for with.
 func (p *piece) held() int { return pieceCost + len(p.data) + 16*len(p.missing) }
 
-func (x *memories) init(r *Reassembler, c *Conn) {
-	x.r, x.c = r, c
-	for i := range x.owned {
-		x.owned[i] = Segments{bounded: true, keep: r.cfg.Data, mem: &r.mem}
-	}
-}
-
-// access takes a Write or Read, in the order of its side.
-func (x *memories) access(m *Message) {
-	owner := m.From.Other()
-	s := x.owned[owner].At(m.Key, m.Addr, m.Size)
-	switch {
-	case s == nil:
-		x.wait(m)
-	case !placeless(m):
-		before := s.buf.full
-		if s.placed(m.Addr, m.Size, m.Missing, m.Data); s.buf.full && !before {
-			x.r.lose(Loss{Conn: x.c, From: m.From, What: MemoryShort, Count: m.Size})
-		}
-	}
-}
-
 // placeless tells that it is not known where m went, or what it was.
 func placeless(m *Message) bool {
 	return m.Kind == Write && m.HeadLost && m.Conn.Transport == RoCE2 || m.Overflow
@@ -293,7 +281,7 @@ func (x *memories) piece(m *Message) (p piece, ok bool) {
 	if placeless(m) || m.Size == 0 {
 		return p, false
 	}
-	p = piece{m.Key, m.Addr, m.Size, m.HeadLost, m.Missing, m.Data, m.From, m.nth, x.c.packets}
+	p = x.pieceOf(m)
 	if !x.r.mem.take(p.held()) {
 		x.r.lose(Loss{Conn: x.c, From: m.From, What: MemoryShort, Count: m.Size})
 		return p, false
@@ -302,10 +290,15 @@ func (x *memories) piece(m *Message) (p piece, ok bool) {
 	return p, true
 }
 
+// pieceOf returns m, whose bytes it does not copy.
+func (x *memories) pieceOf(m *Message) piece {
+	return piece{m.Kind, m.Key, m.Addr, m.Size, m.HeadLost, m.Missing, m.Data, m.From, m.nth, x.c.packets}
+}
+
 // wait keeps m for as long as its key may yet be told.
 func (x *memories) wait(m *Message) {
 	list := &x.pieces[m.From.Other()]
-	for len(*list) > 0 && (len(*list) >= maxPieces || x.late(&(*list)[0])) {
+	for len(*list) > 0 && (len(*list) >= maxPieces || !x.overtakes((*list)[0].seen, x.c.packets) && !x.wanted(&(*list)[0])) {
 		x.dropPiece(m.From.Other(), 0)
 	}
 	if p, ok := x.piece(m); ok {
@@ -313,39 +306,23 @@ func (x *memories) wait(m *Message) {
 	}
 }
 
-// late tells that p is older than a packet that was overtaken can be.
-func (x *memories) late(p *piece) bool { return x.c.packets-p.seen > 2*uint64(x.r.window) }
+// wanted tells whether p may belong to memory that is in use.
+func (x *memories) wanted(p *piece) bool {
+	for _, u := range x.uses[p.from.Other()].byKey[p.key] {
+		if u.end == never {
+			return true
+		}
+	}
+	return false
+}
 
 func (x *memories) dropPiece(owner Side, i int) {
 	x.r.mem.give(x.pieces[owner][i].held())
 	x.pieces[owner] = slices.Delete(x.pieces[owner], i, i+1)
 }
 
-// name enters a segment of owner's, with what was written to it, or read from
-// it, just before. What is older belongs to an earlier use of the key, and so
-// does a segment that is there where this one is fresh.
-func (x *memories) name(owner Side, g ChunkSegment, fresh bool) *Segment {
-	if old := x.owned[owner].At(g.Handle, g.Offset, 0); fresh && old != nil {
-		x.owned[owner].Remove(old)
-	}
-	s := x.owned[owner].Add(g.Handle, g.Offset, g.Length)
-	for i := 0; i < len(x.pieces[owner]); i++ {
-		p := &x.pieces[owner][i]
-		if p.key != g.Handle || x.owned[owner].At(p.key, p.addr, p.size) != s {
-			continue
-		}
-		if !x.late(p) {
-			s.placed(p.addr, p.size, p.missing, p.data)
-		}
-		x.dropPiece(owner, i)
-		i--
-	}
-	return s
-}
-
-// gap forgets the pieces that from has moved: the message is perhaps missing
-// that would have ended the use of their keys.
-func (x *memories) gap(from Side) {
+// dropPieces forgets the pieces that from has moved.
+func (x *memories) dropPieces(from Side) {
 	for owner := range x.pieces {
 		for i := 0; i < len(x.pieces[owner]); i++ {
 			if x.pieces[owner][i].from == from {
@@ -357,17 +334,20 @@ func (x *memories) gap(from Side) {
 }
 
 func (x *memories) forget() {
-	x.gap(Initiator)
-	x.gap(Responder)
-	for i := range x.owned {
-		x.owned[i].Clear()
+	x.dropPieces(Initiator)
+	x.dropPieces(Responder)
+	for i := range x.uses {
+		for _, u := range x.uses[i].ended {
+			x.discard(u)
+		}
+		x.uses[i] = uses{}
 	}
 }
 
 // pending is a message that waits for data, in the order in which it is to be
 // handed out.
 type pending struct {
-	u        *UpperMessage
+	u        *UpperMessage // nil in the end if there is none
 	ready    func() bool
 	fill     func() // completes u
 	deadline uint64 // Conn.packets; 0: there is no reason to give up
@@ -385,8 +365,9 @@ const maxPending = 4096
 
 func (q *pendings) push(p *pending) {
 	if len(q.queue) == 0 && p.ready() {
-		p.fill()
-		q.r.emit(p.u)
+		if p.fill(); p.u != nil {
+			q.r.emit(p.u)
+		}
 		return
 	}
 	p.held = waitCost + len(p.u.Data)
@@ -416,7 +397,9 @@ func (q *pendings) first() {
 	p := q.queue[0]
 	q.queue = slices.Delete(q.queue, 0, 1)
 	p.fill()
-	q.r.emit(p.u)
+	if p.u != nil {
+		q.r.emit(p.u)
+	}
 	q.r.mem.give(p.held)
 }
 
