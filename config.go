@@ -46,9 +46,10 @@ type Config struct {
 	// TransferSize is the length in bytes from which Write and WriteMsg do not cut
 	// data into segments but leave it to the devices to move by RDMA, between
 	// rdmanet peers: at least 4096. Such a Write returns when the peer has taken
-	// the data. 0 means 64 KiB for what lies in a Buffer, and for other memory
-	// 128 KiB on RDMA devices and never on the software device, which sends
-	// straight from there in any case; negative never, for either direction.
+	// the data. 0 means 512 KiB on RDMA devices, and on the software device, which
+	// sends straight from any memory, 4 MiB for what lies in a Buffer and else
+	// never; ReadFrom, which need not wait, does so from 128 KiB on on RDMA devices.
+	// Negative means never, for either direction.
 	TransferSize int
 
 	// NoRDMARead has large transfers go by RDMA Write, as they do where a device
@@ -111,8 +112,9 @@ const (
 	plainReadWrite    = 8 << 20 // whether any is made is up to the program; Linux on siw cannot connect where none may be
 	creditCeiling     = 255
 	minTransfer       = 4096
-	pinnedTransfer    = 128 << 10
-	bufferTransfer    = 64 << 10
+	pinnedTransfer    = 512 << 10 // below that waiting for the peer costs more than copying: docs/performance.md
+	scratchTransfer   = 128 << 10
+	softTransfer      = 4 << 20
 	defaultFragmented = 1 << 20
 	defaultTransfer   = 64 << 20
 	defaultLinger     = 5 * time.Second
@@ -146,7 +148,7 @@ type settings struct {
 	maxSend, maxReceive, maxFragmented int
 	initial, maximum, target           int // credits
 	transfers                          bool
-	transfer, transferBuffer           int // bytes from which a write is a transfer, if it comes from a Buffer
+	transfer, ofBuffer, ofScratch      int // bytes from which a write is a transfer; one from a Buffer; ReadFrom's
 	noRead                             bool
 	transferMemory                     int
 	keepAlive, probe, linger, busyPoll time.Duration
@@ -155,9 +157,9 @@ type settings struct {
 }
 
 func (c *Config) settings(dev ibv.Device, passive bool) settings {
-	segment, transfer := inlineSegment, math.MaxInt
+	segment, transfer, ofBuffer, ofScratch := inlineSegment, math.MaxInt, softTransfer, math.MaxInt
 	if dev.Attr().PinsMemory {
-		segment, transfer = pinnedSegment, pinnedTransfer
+		segment, transfer, ofBuffer, ofScratch = pinnedSegment, pinnedTransfer, pinnedTransfer, scratchTransfer
 	}
 	or := func(v, def int) int {
 		if v == 0 {
@@ -177,7 +179,8 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		log:            c.Logger,
 		transfers:      c.TransferSize >= 0,
 		transfer:       or(c.TransferSize, transfer),
-		transferBuffer: or(c.TransferSize, bufferTransfer),
+		ofBuffer:       or(c.TransferSize, ofBuffer),
+		ofScratch:      or(c.TransferSize, ofScratch),
 		noRead:         c.NoRDMARead,
 		transferMemory: or(c.TransferMemory, defaultTransfer),
 	}

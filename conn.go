@@ -275,7 +275,7 @@ func (c *Conn) ReadMsg(p []byte) (n int, err error) {
 // ReadFrom writes what r yields until its end; see io.ReaderFrom. Where large
 // transfers serve, r reads straight into memory that the peer fetches from.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
-	if c.out.mode != transferNone && c.set.transfer <= scratchBytes {
+	if c.out.mode != transferNone && c.set.ofScratch <= scratchBytes {
 		return c.transferFrom(r)
 	}
 	return c.copyFrom(r)

@@ -572,7 +572,7 @@ func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 	case !wait:
 		return 0, false, nil
 	}
-	if c.in.eager = len(p) < min(straightFrom, c.set.transferBuffer); !c.in.eager {
+	if c.in.eager = len(p) < min(straightFrom, c.set.ofBuffer); !c.in.eager {
 		if n, last, err := c.fetchInto(p, message); n > 0 || err != nil {
 			return n, last, err
 		}

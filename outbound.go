@@ -74,10 +74,13 @@ var errHoldsOn = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not le
 
 // large reports whether a Write or WriteMsg of p is to be a transfer.
 func (c *Conn) large(p []byte, message bool) bool {
-	if c.out.mode == transferNone || len(p) < c.set.transferBuffer {
+	switch {
+	case c.out.mode == transferNone:
 		return false
+	case len(p) >= c.set.transfer, message && len(p) > int(c.agreed.maxFragmentedSend):
+		return true
 	}
-	return len(p) >= c.set.transfer || message && len(p) > int(c.agreed.maxFragmentedSend) || findRegion(p) != nil
+	return len(p) >= c.set.ofBuffer && findRegion(p) != nil
 }
 
 // writeLarge sends p by transfers. The caller has the turn, and does not hold mu.
@@ -146,7 +149,7 @@ func (c *Conn) writeScratch(s *scratch, n int) (int, error) {
 	}
 	defer c.passTurn()
 	o := &outbound{p: s.b[:n:n], scratch: s}
-	if n < c.set.transfer || c.openScratch(o) != nil {
+	if n < c.set.ofScratch || c.openScratch(o) != nil {
 		defer s.release()
 		return c.writeSegments(o.p, manner{})
 	}

@@ -279,7 +279,7 @@ func TestTransferWithoutMemory(t *testing.T) {
 	for _, m := range transferPeers {
 		t.Run(m.name, func(t *testing.T) {
 			sw := newSwitch(t, newModest(t, 1<<20, 1<<14, true))
-			a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: sw, NoRDMARead: !m.reads}}, &Dialer{Config: Config{Provider: newProvider(t)}})
+			a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: sw, NoRDMARead: !m.reads}}, &Dialer{Config: Config{Provider: newProvider(t), TransferSize: minTransfer}})
 			a.SetDeadline(time.Now().Add(patience))
 			sw.LimitMemory(1)
 			from := alloc(t, 300000)

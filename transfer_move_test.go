@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,11 +18,12 @@ var bothModes = []bool{false, true}
 
 // eachMode runs f over connections that move large transfers by RDMA Read and by
 // RDMA Write.
-func eachMode(t *testing.T, f func(t *testing.T, a, b *Conn)) {
+func eachMode(t *testing.T, cfg Config, f func(t *testing.T, a, b *Conn)) {
 	for _, noRead := range bothModes {
 		t.Run(map[bool]string{false: "read", true: "write"}[noRead], func(t *testing.T) {
 			checkLeaks(t)
-			a, b := pipeOn(t, Config{NoRDMARead: noRead})
+			cfg.NoRDMARead = noRead
+			a, b := pipeOn(t, cfg)
 			f(t, a, b)
 			a.Close()
 			b.Close()
@@ -31,7 +33,7 @@ func eachMode(t *testing.T, f func(t *testing.T, a, b *Conn)) {
 
 // From a Buffer into a Buffer nothing is copied, on either side.
 func TestNothingCopied(t *testing.T) {
-	eachMode(t, func(t *testing.T, a, b *Conn) {
+	eachMode(t, Config{}, func(t *testing.T, a, b *Conn) {
 		const size = 64 << 20
 		src, dst := alloc(t, size).Bytes(), alloc(t, size).Bytes()
 		copy(src, pattern(1, size))
@@ -56,7 +58,7 @@ func TestNothingCopied(t *testing.T) {
 // From and to ordinary memory at most one copy a side is made, by whatever reads.
 func TestOneCopyAtMost(t *testing.T) {
 	for _, room := range []int{1 << 10, 32 << 10, 1 << 20} {
-		eachMode(t, func(t *testing.T, a, b *Conn) {
+		eachMode(t, Config{}, func(t *testing.T, a, b *Conn) {
 			size := heavy(32 << 20)
 			src := pattern(2, size)
 			wrote := make(chan error, 1)
@@ -91,7 +93,7 @@ func TestOneCopyAtMost(t *testing.T) {
 // the file and the device where memory is pinned, and with none but the
 // receive buffers' elsewhere.
 func TestFileByTransfers(t *testing.T) {
-	eachMode(t, func(t *testing.T, a, b *Conn) {
+	eachMode(t, Config{}, func(t *testing.T, a, b *Conn) {
 		size := heavy(16<<20) + 12345
 		name := filepath.Join(t.TempDir(), "file")
 		require.NoError(t, os.WriteFile(name, pattern(3, size), 0o600))
@@ -130,7 +132,7 @@ func TestFileByTransfers(t *testing.T) {
 // Two programs that write before they read do not wait for each other, as little
 // as with TCP.
 func TestWriteBeforeRead(t *testing.T) {
-	eachMode(t, func(t *testing.T, a, b *Conn) {
+	eachMode(t, Config{TransferSize: 64 << 10}, func(t *testing.T, a, b *Conn) {
 		const size = 512 << 10
 		conns := []*Conn{a, b}
 		var wg sync.WaitGroup
@@ -159,7 +161,8 @@ func TestWriteBeforeRead(t *testing.T) {
 
 // A message of any size keeps its boundaries.
 func TestLargeMessages(t *testing.T) {
-	eachMode(t, func(t *testing.T, a, b *Conn) {
+	eachMode(t, Config{}, func(t *testing.T, a, b *Conn) {
+		b.SetDeadline(time.Now().Add(patience))
 		sizes := []int{1, 100 << 10, 3<<20 + 1, 10, heavy(32 << 20), 1 << 20}
 		wrote := make(chan error, 1)
 		go func() {
