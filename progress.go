@@ -81,10 +81,11 @@ func (c *Conn) sleep() {
 	// A peer that is rdmanet marks its messages as solicited; the completions
 	// of our own sends then wake nobody, those of transfers must.
 	if err := c.cq.Arm(c.peer.rdmanet && !c.wantSend && !c.moving()); err != nil {
+		c.cqLost = true
 		c.fail(err)
 		return
 	}
-	if c.poll() > 0 || c.dead != nil && c.in.flying.Len() == 0 { // else a reader wants its memory back
+	if c.poll() > 0 || c.dead != nil && (!c.moving() || c.cqLost) { // else there is memory to be had back
 		return
 	}
 	c.sleeping = true
@@ -93,6 +94,7 @@ func (c *Conn) sleep() {
 	c.mu.Lock()
 	c.sleeping = false
 	if err != nil && !errors.Is(err, ibv.ErrInterrupted) && !errors.Is(err, net.ErrClosed) {
+		c.cqLost = true
 		c.fail(err)
 	}
 	c.poll()
@@ -131,6 +133,7 @@ func (c *Conn) poll() int {
 	for {
 		n, err := c.cq.Poll(c.wcs[:])
 		if err != nil {
+			c.cqLost = true
 			c.fail(err)
 			break
 		}
@@ -221,7 +224,8 @@ func (c *Conn) startKeeper() { go c.keep() }
 func (c *Conn) keep() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for !c.closed && c.dead == nil && !c.leading && c.readers == 0 && c.writers == 0 {
+	// When the connection is dead there may still be memory in the device's hands.
+	for !c.closed && (c.dead == nil || c.moving() && !c.cqLost) && !c.leading && c.readers == 0 && c.writers == 0 {
 		if !c.control(true) {
 			c.lead()
 		}
