@@ -612,7 +612,7 @@ func TestNonBlockingInVain(t *testing.T) {
 		{"peer closes", func(_, server *Conn) { server.Close() }, false},
 	} {
 		t.Run(end.name, func(t *testing.T) {
-			client, server := messagePipe(t, Config{MaxReceiveCredits: 8, LingerTimeout: -1})
+			client, server := messagePipe(t, Config{MaxReceiveCredits: 8, LingerTimeout: -1, TransferSize: -1})
 			wrote := make(chan error, 1)
 			go func() {
 				_, err := client.Write(make([]byte, 64<<20))
