@@ -62,7 +62,7 @@ type Conn struct {
 	seat     vacancy.Seat
 	leading  bool
 	sleeping bool // the leader is in CQ.Wait
-	cqLost   bool // the completion queue has failed: nobody need wait for it any more
+	cqLost   bool // the completion queue has failed once: its events are not waited for
 	readable sync.Cond
 	writable sync.Cond
 	readers  int       // goroutines in readable.Wait

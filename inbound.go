@@ -740,7 +740,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		if !stop {
 			c.fill(into)
 		}
-		if into.pending == 0 || into.lost || c.dead != nil && (c.in.mode == transferWrite || c.cqLost) {
+		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite {
 			break
 		}
 		if stop && late == nil {

@@ -78,6 +78,13 @@ func (c *Conn) moving() bool {
 
 // sleep waits for the next event: arm, look once more, then wait.
 func (c *Conn) sleep() {
+	if c.cqLost { // and the connection dead: there are no events, but perhaps completions
+		c.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		c.mu.Lock()
+		c.poll()
+		return
+	}
 	// A peer that is rdmanet marks its messages as solicited; the completions
 	// of our own sends then wake nobody, those of transfers must.
 	if err := c.cq.Arm(c.peer.rdmanet && !c.wantSend && !c.moving()); err != nil {
@@ -85,7 +92,7 @@ func (c *Conn) sleep() {
 		c.fail(err)
 		return
 	}
-	if c.poll() > 0 || c.dead != nil && (!c.moving() || c.cqLost) { // else there is memory to be had back
+	if c.poll() > 0 || c.dead != nil && !c.moving() { // else there is memory to be had back
 		return
 	}
 	c.sleeping = true
