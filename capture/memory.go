@@ -1,5 +1,7 @@
 package capture
 
+import "math"
+
 // memory counts the bytes that are kept for packets that wait and messages that
 // are not complete, so that there is a bound to them.
 type memory struct {
@@ -91,7 +93,7 @@ func (b *buffer) grow(size uint64) bool {
 		return true
 	}
 	c := max(size, min(2*uint64(cap(b.data)), b.keep), min(b.expect, b.keep, maxExpect), grain)
-	if c > 1<<40 { // an offset that came off the wire
+	if c > min(1<<40, math.MaxInt) { // an offset that came off the wire
 		return false
 	}
 	if !b.mem.take(int(c) - cap(b.data)) {

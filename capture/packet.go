@@ -59,10 +59,11 @@ type datagram struct {
 type decodeResult uint8
 
 const (
-	decoded  decodeResult = iota
-	notIP                 // some other protocol
-	broken                // headers that contradict themselves, or were cut off
-	fragment              // of an IP packet
+	decoded   decodeResult = iota
+	notIP                  // some other protocol
+	otherLink              // a link type that is not understood
+	broken                 // headers that contradict themselves, or were cut off
+	fragment               // of an IP packet
 )
 
 // decode finds the IP packet in p.
@@ -74,15 +75,7 @@ func (d *datagram) decode(p *Packet) decodeResult {
 		if len(b) < 14 {
 			return broken
 		}
-		kind, at := binary.BigEndian.Uint16(b[12:]), 14
-		for kind == 0x8100 || kind == 0x88a8 || kind == 0x9100 { // VLAN tags
-			if len(b) < at+4 {
-				return broken
-			}
-			kind = binary.BigEndian.Uint16(b[at+2:])
-			at += 4
-		}
-		return d.decodeEther(kind, b[at:], cut)
+		return d.decodeEther(binary.BigEndian.Uint16(b[12:]), b[14:], cut)
 	case LinkLinuxSLL:
 		if len(b) < 16 {
 			return broken
@@ -101,10 +94,18 @@ func (d *datagram) decode(p *Packet) decodeResult {
 	case LinkRaw, LinkIPv4, LinkIPv6:
 		return d.decodeIP(b, cut)
 	}
-	return notIP
+	return otherLink
 }
 
+// decodeEther goes by the EtherType. Cooked captures, too, have VLAN tags behind
+// it: libpcap puts back those that the adapter took off.
 func (d *datagram) decodeEther(kind uint16, b []byte, cut int) decodeResult {
+	for kind == 0x8100 || kind == 0x88a8 || kind == 0x9100 { // VLAN tags
+		if len(b) < 4 {
+			return broken
+		}
+		kind, b = binary.BigEndian.Uint16(b[2:]), b[4:]
+	}
 	if kind != etherIPv4 && kind != etherIPv6 {
 		return notIP
 	}

@@ -295,7 +295,7 @@ func (r *Reassembler) connect(x *cmConn) {
 // that an older connection had the same QP.
 func (r *Reassembler) adopt(c *Conn, key flowKey, side Side, start uint32) *roceFlow {
 	f := r.flows[key]
-	if f != nil && (f.conn.SetUp || f.started && !(psnDiff(f.next, start) >= 0 && psnDiff(f.next, start) <= jump)) {
+	if f != nil && (f.conn.SetUp || f.outlived(start)) {
 		old := f.conn
 		r.flushConn(old)
 		r.drop(old)
@@ -326,6 +326,20 @@ func (r *Reassembler) adopt(c *Conn, key flowKey, side Side, start uint32) *roce
 	}
 	f.join(c, side)
 	return f
+}
+
+// outlived tells whether the requests seen so far are those of another connection
+// than the one that counts from start on.
+func (f *roceFlow) outlived(start uint32) bool {
+	psn := f.next
+	if !f.started {
+		if f.held.len() == 0 {
+			return false
+		}
+		psn = f.held.first().pk.PSN
+	}
+	d := psnDiff(psn, start)
+	return d < 0 || d > jump
 }
 
 // begun says what the first PSN of f is.

@@ -63,15 +63,17 @@ type Stats struct {
 	CM      [CMServiceReply + 1]uint64
 
 	BadICRC, GoodICRC uint64
-	NoICRC            uint64 // packets of which the capture does not have the end
-	BadCRC, GoodCRC   uint64 // FPDUs
-	NoCRC             uint64 // FPDUs of connections without checksums
-	BadHeader         uint64 // RoCE packets and FPDUs that are not as they should be
-	CutShort          uint64 // packets whose end was not captured
-	Broken            uint64 // packets whose IP, UDP or TCP header makes no sense
-	Fragments         uint64 // IP fragments, which are passed over
-	Repeats           uint64 // packets and TCP segments that came again
-	Reordered         uint64 // that came too early
+	NoICRC            uint64   // packets of which the capture does not have the end
+	BadCRC, GoodCRC   uint64   // FPDUs
+	NoCRC             uint64   // FPDUs of connections without checksums
+	BadHeader         uint64   // RoCE packets and FPDUs that are not as they should be
+	CutShort          uint64   // packets whose end was not captured
+	Broken            uint64   // packets whose IP, UDP or TCP header makes no sense
+	Fragments         uint64   // IP fragments, which are passed over
+	OtherLinks        uint64   // packets of link types that are not understood
+	OtherLink         LinkType // of the last of them
+	Repeats           uint64   // packets and TCP segments that came again
+	Reordered         uint64   // that came too early
 	Conns             uint64
 	Evicted           uint64 // connections given up because of Config.Conns
 	MemoryPeak        int    // bytes, at most Config.Memory
@@ -155,6 +157,10 @@ func (r *Reassembler) Add(p *Packet) {
 		return
 	case fragment:
 		r.stats.Fragments++
+		return
+	case otherLink:
+		r.stats.OtherLinks++
+		r.stats.OtherLink = p.Link
 		return
 	case notIP:
 		return

@@ -383,6 +383,8 @@ func TestDecodeLinks(t *testing.T) {
 	be := binary.BigEndian
 	vlan := append(bytes.Clone(x.packets[0].Data[:12]), 0x88, 0xa8, 0, 1, 0x81, 0, 0, 2, 8, 0)
 	sll := be.AppendUint16(make([]byte, 14), etherIPv4)
+	sllVLAN := append(be.AppendUint16(make([]byte, 14), 0x8100), 0, 5, 8, 0)
+	sll2VLAN := append(be.AppendUint16(nil, 0x8100), append(make([]byte, 18), 0, 5, 8, 0)...)
 	sll2 := append(be.AppendUint16(nil, etherIPv4), make([]byte, 18)...)
 	frag := bytes.Clone(x.packets[0].Data)
 	frag[20] = 0x20
@@ -394,6 +396,9 @@ func TestDecodeLinks(t *testing.T) {
 		{"VLAN", Packet{Link: LinkEthernet, Data: append(vlan, ip...)}, 1},
 		{"cooked", Packet{Link: LinkLinuxSLL, Data: append(sll, ip...)}, 1},
 		{"cooked, version 2", Packet{Link: LinkLinuxSLL2, Data: append(sll2, ip...)}, 1},
+		{"cooked, VLAN", Packet{Link: LinkLinuxSLL, Data: append(sllVLAN, ip...)}, 1},
+		{"cooked, version 2, VLAN", Packet{Link: LinkLinuxSLL2, Data: append(sll2VLAN, ip...)}, 1},
+		{"VLAN tag cut", Packet{Link: LinkEthernet, Data: vlan[:len(vlan)-2]}, 0},
 		{"loopback", Packet{Link: LinkNull, Data: append([]byte{2, 0, 0, 0}, ip...)}, 1},
 		{"raw", Packet{Link: LinkRaw, Data: ip}, 1},
 		{"Ethernet padding", Packet{Link: LinkEthernet, Data: append(bytes.Clone(x.packets[0].Data), 0, 0, 0)}, 1},
@@ -401,8 +406,12 @@ func TestDecodeLinks(t *testing.T) {
 		{"other link", Packet{Link: 9999, Data: ip}, 0},
 		{"empty", Packet{Link: LinkEthernet}, 0},
 	} {
-		if n := len(run(t, Config{}, []Packet{tt.p}).messages); n != tt.want {
+		res := run(t, Config{}, []Packet{tt.p})
+		if n := len(res.messages); n != tt.want {
 			t.Errorf("%s: %d messages, want %d", tt.name, n, tt.want)
+		}
+		if other := res.stats.OtherLinks == 1 && res.stats.OtherLink == tt.p.Link; other != (tt.name == "other link") {
+			t.Errorf("%s: %d packets of other links", tt.name, res.stats.OtherLinks)
 		}
 	}
 }

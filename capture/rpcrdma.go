@@ -69,7 +69,7 @@ func (x *xdr) more() bool {
 
 func (x *xdr) segments() []ChunkSegment {
 	n := x.word()
-	if x.bad || int(n) > (len(x.b)-x.at)/16 {
+	if x.bad || uint64(n) > uint64(len(x.b)-x.at)/16 {
 		x.bad = true
 		return nil
 	}

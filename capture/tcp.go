@@ -39,7 +39,8 @@ type tcpDir struct {
 	off     uint64 // bytes of the stream before next, from the first one seen
 	origin  uint32 // number of the byte at offset 0
 	held    []tcpSegment
-	bytes   int // in held
+	bytes   int          // in held
+	far     []tcpSegment // the last ones in a row that are out of place, see stranger
 
 	mpaStream
 	ddpStream
@@ -60,6 +61,8 @@ const (
 	tcpACK = 0x10
 
 	maxHeldTCP = 8 << 20 // bytes that wait in one direction
+	maxWindow  = 1 << 30 // bytes that can be under way (RFC 7323)
+	maxFar     = 3       // segments out of place that make another connection
 )
 
 // addTCP takes a TCP segment.
@@ -87,7 +90,7 @@ func (r *Reassembler) addTCP(ip *datagram) {
 		d = r.newStream(key, flags)
 	}
 	t := d.t
-	if flags&tcpSYN != 0 && d.started && d.synced && seq+1 != d.next-uint32(d.off) {
+	if flags&tcpSYN != 0 && d.outlived(seq+1) {
 		// The ports are used again.
 		r.flushConn(t.conn)
 		r.drop(t.conn)
@@ -109,11 +112,97 @@ func (r *Reassembler) addTCP(ip *datagram) {
 		seq++
 	}
 	if size > 0 {
-		d.segment(tcpSegment{seq, ack, data, size, r.now})
+		s := tcpSegment{seq, ack, data, size, r.now}
+		if !d.stranger(&s) {
+			d.dropFar()
+			d.segment(s)
+		} else if d.keepFar(s); len(d.far) == maxFar {
+			t = d.succeed().t
+		}
 	}
 	if flags&(tcpFIN|tcpRST) != 0 {
 		t.conn.Closed = true
 	}
+}
+
+// outlived tells whether a SYN behind which the bytes count from first on begins
+// another connection than that of the segments seen so far. Where its SYN was not
+// captured these may have overtaken this one, if they lie close behind it.
+func (d *tcpDir) outlived(first uint32) bool {
+	switch {
+	case d.started:
+		return first != d.next-uint32(d.off)
+	case len(d.held) > 0:
+		return d.held[0].seq-first > maxHeldTCP
+	}
+	return false
+}
+
+// stranger tells whether s can be neither a repeat, nor what comes later in this
+// stream. One such segment may be damaged; several that follow each other are of
+// another connection, of which the beginning was not captured.
+func (d *tcpDir) stranger(s *tcpSegment) bool {
+	next, off := d.next, d.off
+	if !d.started {
+		if len(d.held) == 0 {
+			return false
+		}
+		last := d.held[len(d.held)-1]
+		next = last.seq + uint32(last.size)
+		off = uint64(next - d.held[0].seq)
+	}
+	if ahead := s.seq - next; int32(ahead) >= 0 {
+		return ahead > maxWindow || d.t.conn.Closed && ahead > maxHeldTCP
+	}
+	slack := uint64(maxHeldTCP) // of what was overtaken before it was known where to begin
+	if d.synced {
+		slack = 1 // a keep-alive probe
+	}
+	behind := next - s.seq
+	return behind > maxWindow || uint64(behind) > off+slack // from before the first byte
+}
+
+// keepFar puts a stranger aside.
+func (d *tcpDir) keepFar(s tcpSegment) {
+	if n := len(d.far); n > 0 && d.far[n-1].seq+uint32(d.far[n-1].size) != s.seq {
+		d.dropFar()
+	}
+	var ok bool
+	if s.data, ok = d.t.r.hold(s.data); !ok {
+		d.t.r.lose(Loss{Conn: d.t.conn, From: d.side, What: MemoryShort, Count: uint64(s.size)})
+	}
+	d.far = append(d.far, s)
+}
+
+// dropFar counts strangers as packets that make no sense.
+func (d *tcpDir) dropFar() {
+	d.t.r.stats.Broken += uint64(len(d.far))
+	for _, s := range d.far {
+		d.t.r.letGo(s.data)
+	}
+	d.far = nil
+}
+
+// succeed ends the connection, and begins another with the strangers to it. It
+// returns the same direction of that.
+func (d *tcpDir) succeed() *tcpDir {
+	t, r := d.t, d.t.r
+	if !t.conn.Closed {
+		r.lose(Loss{Conn: t.conn, From: d.side, What: StreamLost})
+	}
+	far := [2][]tcpSegment{d.far, t.dirs[d.side.Other()].far}
+	d.far, t.dirs[d.side.Other()].far = nil, nil
+	r.flushConn(t.conn)
+	r.drop(t.conn)
+	n := r.newStream(d.key, 0)
+	for i, x := range []*tcpDir{n, n.t.dirs[n.side.Other()]} {
+		for _, s := range far[i] {
+			r.touch(x.t.conn, x.side, s.size)
+			x.segment(s)
+			r.letGo(s.data)
+		}
+	}
+	return n
 }
 
 // newStream makes a connection of which the first segment has that key and
@@ -360,6 +449,7 @@ func (t *tcpConn) giveUp() {
 }
 
 func (d *tcpDir) clear() {
+	d.dropFar()
 	for i := range d.held {
 		d.t.r.letGo(d.held[i].data)
 	}

@@ -36,12 +36,14 @@ func newFollower(dir string, f *filter) (*follower, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
-	old, err := filepath.Glob(filepath.Join(dir, "conn*-*"))
+	old, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	if len(old) > 0 {
-		return nil, fmt.Errorf("-follow: %s has files of an earlier run", dir)
+	for _, f := range old {
+		if earlier, _ := filepath.Match("conn*-*", f.Name()); earlier {
+			return nil, fmt.Errorf("-follow: %s has files of an earlier run", dir)
+		}
 	}
 	return &follower{dir: dir, filter: f, files: map[string]*followed{}}, nil
 }

@@ -9,8 +9,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 
@@ -31,6 +33,8 @@ type options struct {
 	window   int
 	memory   int // MiB
 	progress bool
+
+	interrupt chan os.Signal // ends the reading, for the first time
 }
 
 func main() {
@@ -51,14 +55,12 @@ func main() {
 	flag.Usage = usage
 	flag.Parse()
 	err := o.filter.parse(addr, qp)
-	switch {
-	case err != nil:
-	case flag.NArg() > 1:
-		err = errors.New("one file at a time")
-	case o.plot != "" && !o.stats:
-		err = errors.New("-plot needs -stats")
-	default:
-		o.file, o.progress = flag.Arg(0), true
+	if err == nil {
+		err = o.check(flag.Args())
+	}
+	if err == nil {
+		o.file, o.progress, o.interrupt = flag.Arg(0), true, make(chan os.Signal, 1)
+		signal.Notify(o.interrupt, os.Interrupt)
 		err = run(&o, os.Stdin, os.Stdout, os.Stderr)
 	}
 	if err != nil {
@@ -67,11 +69,29 @@ func main() {
 	}
 }
 
+// check finds what is wrong with the flags and the arguments behind them.
+func (o *options) check(args []string) error {
+	switch {
+	case len(args) > 1 && strings.HasPrefix(args[1], "-"):
+		return fmt.Errorf("flags go in front of the file: %s", args[1])
+	case len(args) > 1:
+		return errors.New("one file at a time")
+	case o.plot != "" && !o.stats:
+		return errors.New("-plot needs -stats")
+	case o.memory < 1 || o.memory > math.MaxInt>>20:
+		return fmt.Errorf("-memory %d: from 1 to %d", o.memory, math.MaxInt>>20)
+	case o.window < 0:
+		return fmt.Errorf("-window %d: less than nothing", o.window)
+	}
+	return nil
+}
+
 func usage() {
 	fmt.Fprint(flag.CommandLine.Output(), `usage: rdmadump [flags] [file]
 
 Reads pcap or pcapng, also compressed with gzip, from the file or standard
-input, and prints a line for each message.
+input, and prints a line for each message. An interrupt ends the reading, and
+shows what there was; a second one ends the program.
 
 `)
 	flag.PrintDefaults()
@@ -88,6 +108,14 @@ func run(o *options, stdin io.Reader, stdout, stderr io.Writer) error {
 
 	out := bufio.NewWriterSize(stdout, 64<<10)
 	defer out.Flush()
+	src.idle = func() { out.Flush() } // who waits for packets sees what there was
+	if o.interrupt != nil {
+		go func() {
+			<-o.interrupt
+			signal.Stop(o.interrupt)
+			src.stop.Store(true)
+		}()
+	}
 	cfg := capture.Config{IgnoreChecksums: o.ignore, Window: o.window, Memory: o.memory << 20}
 	if cfg.Protocol, err = protocol(o.protocol); err != nil {
 		return err
@@ -171,9 +199,17 @@ func (f *filter) parse(addr, qp string) (err error) {
 		if f.addr, err = netip.ParseAddr(addr); err != nil {
 			return fmt.Errorf("-addr: %w", err)
 		}
+		f.addr = f.addr.Unmap()
+	}
+	if f.port < 0 || f.port > math.MaxUint16 {
+		return fmt.Errorf("-port %d: not the number of a port", f.port)
 	}
 	if qp != "" {
-		n, err := strconv.ParseUint(strings.ToLower(qp), 0, 24)
+		digits, base := qp, 10
+		if hex, ok := strings.CutPrefix(strings.ToLower(qp), "0x"); ok {
+			digits, base = hex, 16
+		}
+		n, err := strconv.ParseUint(digits, base, 24)
 		if err != nil || n == 0 {
 			return fmt.Errorf("-qp %q: not the number of a QP", qp)
 		}
@@ -228,7 +264,11 @@ func (l *losses) lines(s *capture.Stats) (lines []string) {
 	say(s.BadICRC+s.BadCRC, "%d packets and %d FPDUs with wrong checksums (-k uses them)", s.BadICRC, s.BadCRC)
 	say(s.CutShort, "%d packets cut short when they were captured", s.CutShort)
 	say(s.BadHeader+s.Broken+s.Fragments, "%d packets or FPDUs that make no sense, %d IP fragments", s.BadHeader+s.Broken, s.Fragments)
+	say(s.OtherLinks, "%d packets of a link type that is not understood, the last of type %d", s.OtherLinks, s.OtherLink)
 	say(s.Evicted, "%d connections given up because there are too many", s.Evicted)
+	if s.Packets > 0 && s.Conns == 0 && s.RoCE == 0 {
+		lines = append(lines, fmt.Sprintf("no RDMA to be found in %d packets", s.Packets))
+	}
 	return lines
 }
 

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -163,6 +165,38 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
+// Wherever a file is cut but between two packets, there is an error.
+func TestCut(t *testing.T) {
+	b := rewrite(t, captureFile("siw-rping.pcap"), "pcap")[:24+5*16+4*74]
+	ends := map[int]bool{24: true}
+	for at := 24; at+16 <= len(b); {
+		at += 16 + int(b[at+8])
+		ends[at] = true
+	}
+	for n := 4; n <= len(b); n++ {
+		if _, _, err := dump(t, options{}, bytes.NewReader(b[:n])); (err == nil) != ends[n] {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+}
+
+// Whatever number stands in a header, it is an error at most.
+func TestDamagedNumbers(t *testing.T) {
+	for _, form := range []string{"pcap", "ng"} {
+		whole := rewrite(t, captureFile("siw-rping.pcap"), form)
+		for at := 4; at < 320; at += 4 { // the headers of the file and of two packets
+			for _, v := range []uint32{0, 1, 1<<31 - 1, 1 << 31, 0xfffffff0, 1<<32 - 1} {
+				b := bytes.Clone(whole)
+				binary.LittleEndian.PutUint32(b[at:], v)
+				out, complaints, err := dump(t, options{}, bytes.NewReader(b))
+				if err == nil && complaints == "" && lines(out) < 20 {
+					t.Errorf("%s, 0x%x at %d: %d lines, and no word why", form, v, at, lines(out))
+				}
+			}
+		}
+	}
+}
+
 // What is missing has a line where that was found out, and is in the message
 // that it is missing from.
 func TestMissing(t *testing.T) {
@@ -215,6 +249,17 @@ func TestFilter(t *testing.T) {
 			t.Errorf("%+v: %v, %d lines of %d", tt, err, n, lines(all))
 		}
 	}
+	for _, qp := range []string{"18", "018", "0x12", "0X12"} {
+		var f filter
+		if err := f.parse("::ffff:10.77.0.2", qp); err != nil || f.qp != 18 || f.addr.String() != "10.77.0.2" {
+			t.Errorf("QP %s: %v, %+v", qp, err, f)
+		}
+	}
+	for _, port := range []int{-1, 1 << 16} {
+		if f := (filter{port: port}); f.parse("", "") == nil {
+			t.Errorf("port %d: no error", port)
+		}
+	}
 	var f filter
 	for _, bad := range [][2]string{{"nonsense", ""}, {"", "nonsense"}, {"", "0"}, {"", "0x1000000"}} {
 		if f.parse(bad[0], bad[1]) == nil {
@@ -245,6 +290,64 @@ func TestJSON(t *testing.T) {
 	}
 	if writes != 18 {
 		t.Errorf("%d Writes, want 18", writes)
+	}
+}
+
+// What a damaged file says of the time is not a reason to keep a message back.
+func TestJSONTime(t *testing.T) {
+	for _, year := range []int{-400, 1970, 9999, 10000, 300000} {
+		var out bytes.Buffer
+		p := printer{w: &out, json: true}
+		p.print(&line{Time: time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC), Kind: "Send"})
+		var l line
+		if err := json.Unmarshal(out.Bytes(), &l); err != nil || l.Kind != "Send" {
+			t.Errorf("year %d: %v, %q", year, err, out.String())
+		}
+	}
+}
+
+// Flags that cannot be meant are refused, and said to be.
+func TestCheck(t *testing.T) {
+	for _, tt := range []struct {
+		o    options
+		args []string
+		want string
+	}{
+		{options{memory: 256}, nil, ""},
+		{options{memory: 1, window: 5, stats: true, plot: "x"}, []string{"file"}, ""},
+		{options{memory: 256}, []string{"file", "-json"}, "flags go in front of the file: -json"},
+		{options{memory: 256}, []string{"file", "another"}, "one file"},
+		{options{memory: 256, plot: "x"}, nil, "-plot needs -stats"},
+		{options{memory: 0}, nil, "-memory 0"},
+		{options{memory: -5}, nil, "-memory -5"},
+		{options{memory: math.MaxInt>>20 + 1}, nil, "-memory"},
+		{options{memory: 256, window: -1}, nil, "-window -1"},
+	} {
+		err := tt.o.check(tt.args)
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%+v %v: %v, want %q", tt.o, tt.args, err, tt.want)
+		}
+	}
+}
+
+// Who sees no message learns why.
+func TestNothing(t *testing.T) {
+	b := rewrite(t, captureFile("rxe-rping.pcap"), "pcap")
+	other := bytes.Clone(b)
+	other[20] = 247 // InfiniBand
+	foreign := bytes.Clone(b[:24+16+int(b[24+8])+int(b[24+9])<<8])
+	foreign[24+16+37] = 53 // not the UDP port of RoCEv2
+	for _, tt := range []struct {
+		b    []byte
+		want string
+	}{
+		{other, "rdmadump: 53 packets of a link type that is not understood, the last of type 247\nrdmadump: no RDMA to be found in 53 packets\n"},
+		{foreign, "rdmadump: no RDMA to be found in 1 packets\n"},
+	} {
+		out, complaints, err := dump(t, options{}, bytes.NewReader(tt.b))
+		if err != nil || out != "" || complaints != tt.want {
+			t.Errorf("%v, %q, %q, want %q", err, out, complaints, tt.want)
+		}
 	}
 }
 
@@ -292,6 +395,13 @@ func TestStats(t *testing.T) {
 		t.Errorf("%d curves, want throughput and credits of both sides", lines)
 	}
 
+	for _, o.json = range []bool{false, true} { // a plot that cannot be written costs no summary
+		o.plot = filepath.Join(t.TempDir(), "no such directory", "plot.svg")
+		if out, _, err := dump(t, o, nil); !errors.Is(err, os.ErrNotExist) || !strings.Contains(out, "RDMA Write") {
+			t.Errorf("%v, %q", err, out)
+		}
+	}
+
 	text, _, err := dump(t, options{file: captureFile("rxe-nfs.pcap"), stats: true}, nil)
 	for _, want := range []string{"374 packets", "RC RDMA WRITE Middle 91", "#1 RoCEv2, RPC-over-RDMA, MTU 1024", "Call 40, Reply 40", "latency of"} {
 		if err != nil || !strings.Contains(text, want) {
@@ -332,6 +442,12 @@ func TestFollow(t *testing.T) {
 		}
 		if _, _, err := dump(t, options{file: captureFile(tt.file), follow: dir}, nil); err == nil {
 			t.Error("files of an earlier run were added to")
+		}
+	}
+	odd := filepath.Join(t.TempDir(), "run [1]") // no pattern, though it looks like one
+	for i := range 2 {
+		if _, _, err := dump(t, options{file: captureFile("rxe-rping.pcap"), follow: odd}, nil); (err == nil) != (i == 0) {
+			t.Errorf("run %d into one directory: %v", i+1, err)
 		}
 	}
 	dir := t.TempDir()
@@ -415,6 +531,23 @@ func TestSeries(t *testing.T) {
 	for i, v := range low.bins {
 		if low.set[i] && v != 0 && i < len(low.bins)-1 {
 			t.Errorf("bin %d: lowest %v", i, v)
+		}
+	}
+}
+
+// What a damaged file says of the time may be any number of bins away.
+func TestSeriesFar(t *testing.T) {
+	for _, at := range []time.Duration{1 << 62, math.MaxInt64, 0x18ea0165e3aebbc0, 0x7fffffff * time.Millisecond, 1 << 32 * time.Millisecond, -5} {
+		var s series
+		s.add(0, 1, false)
+		s.add(at, 2, false)
+		s.add(at/2, 4, false)
+		total := 0.0
+		for _, v := range s.bins {
+			total += v
+		}
+		if last := len(s.bins) - 1; last >= maxBins || at > 0 && s.bins[last] != 2 || total != 7 {
+			t.Errorf("%d: %d bins, sum %v", at, len(s.bins), total)
 		}
 	}
 }

@@ -62,6 +62,9 @@ func (p *printer) since(t time.Time) float64 { return t.Sub(p.begun).Seconds() }
 
 func (p *printer) print(l *line) {
 	if p.json {
+		if y := l.Time.Year(); y < 0 || y > 9999 {
+			l.Time = time.Time{} // JSON has no form for it
+		}
 		b, err := json.Marshal(l)
 		if err == nil {
 			p.w.Write(append(b, '\n'))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync/atomic"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -22,6 +23,8 @@ type source struct {
 	size int64 // bytes of the file; 0 if that is not known
 	read int64 // bytes of it read so far
 	file *os.File
+	idle func()      // called before reading what may take a while to come
+	stop atomic.Bool // read no further; of a pipe all that comes is read
 
 	next func() ([]byte, gopacket.CaptureInfo, error)
 	link func(ci *gopacket.CaptureInfo) capture.LinkType
@@ -34,7 +37,7 @@ const (
 
 // open opens the file with that name, or standard input if it is empty or "-".
 func open(name string, stdin io.Reader) (*source, error) {
-	s := &source{name: name}
+	s := &source{name: name, idle: func() {}}
 	in := stdin
 	if name == "" || name == "-" {
 		s.name = "standard input"
@@ -44,6 +47,8 @@ func open(name string, stdin io.Reader) (*source, error) {
 			return nil, err
 		}
 		s.file, in = f, f
+	}
+	if f, ok := in.(*os.File); ok {
 		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
 			s.size = info.Size()
 		}
@@ -56,7 +61,7 @@ func open(name string, stdin io.Reader) (*source, error) {
 }
 
 func (s *source) start(in io.Reader) error {
-	b := bufio.NewReaderSize(&counter{in, &s.read}, readAhead)
+	b := bufio.NewReaderSize(&counter{in, s}, readAhead)
 	if magic, _ := b.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
 		z, err := gzip.NewReader(b)
 		if err != nil {
@@ -100,9 +105,15 @@ func (s *source) start(in io.Reader) error {
 func (s *source) each(f func(*capture.Packet)) error {
 	var p capture.Packet
 	for n := 1; ; n++ {
-		data, ci, err := s.next()
+		if s.size > 0 && s.stop.Load() {
+			return fmt.Errorf("interrupted before packet %d", n)
+		}
+		data, ci, err := s.packet()
 		if err == io.EOF {
-			return nil
+			if ci.CaptureLength == 0 {
+				return nil
+			}
+			err = io.ErrUnexpectedEOF // there was a header, and nothing behind it
 		}
 		if err != nil {
 			where := fmt.Sprintf("packet %d cannot be read", n)
@@ -118,6 +129,17 @@ func (s *source) each(f func(*capture.Packet)) error {
 	}
 }
 
+// packet reads the next one. Where int has 32 bits, numbers in a damaged pcapng file
+// are negative to its reader, which then panics.
+func (s *source) packet() (data []byte, ci gopacket.CaptureInfo, err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			err = fmt.Errorf("damaged: %v", x)
+		}
+	}()
+	return s.next()
+}
+
 func (s *source) close() {
 	if s.file != nil {
 		s.file.Close()
@@ -127,11 +149,12 @@ func (s *source) close() {
 // counter counts the bytes that are read.
 type counter struct {
 	r io.Reader
-	n *int64
+	s *source
 }
 
 func (c *counter) Read(b []byte) (int, error) {
+	c.s.idle()
 	n, err := c.r.Read(b)
-	*c.n += int64(n)
+	c.s.read += int64(n)
 	return n, err
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -113,7 +114,7 @@ func (s *series) add(at time.Duration, v float64, lowest bool) {
 		s.width = time.Millisecond
 	}
 	at = max(at, 0)
-	for int(at/s.width) >= maxBins {
+	for at/s.width >= maxBins { // which may be more than an int holds
 		s.halve(lowest)
 	}
 	for i := int(at / s.width); len(s.bins) <= i; {
@@ -238,14 +239,12 @@ func (s *summary) report(st *capture.Stats, lost *losses) *report {
 
 func (s *summary) print(w io.Writer, o *options, st *capture.Stats, lost *losses) error {
 	r := s.report(st, lost)
+	var err error
 	if o.plot != "" {
-		if err := os.WriteFile(o.plot, s.plot(), 0o666); err != nil {
-			return err
-		}
+		err = os.WriteFile(o.plot, s.plot(), 0o666)
 	}
 	if o.json {
-		e := json.NewEncoder(w)
-		return e.Encode(r)
+		return errors.Join(err, json.NewEncoder(w).Encode(r))
 	}
 	fmt.Fprintf(w, "%d packets, %d bytes, %.3f s\n", r.Packets, r.Bytes, r.Seconds)
 	for _, x := range []struct {
@@ -289,7 +288,7 @@ func (s *summary) print(w io.Writer, o *options, st *capture.Stats, lost *losses
 		}
 		fmt.Fprintf(w, "  %s\n", l)
 	}
-	return nil
+	return err
 }
 
 // list writes counts in the order of their names.
