@@ -1,12 +1,14 @@
 # shellcheck shell=bash
 # The modules that Debian's kernel lacks, built from Debian's source of it:
-# siw (Soft-iWARP), and ksmbd and cifs with SMB Direct.
+# siw (Soft-iWARP), and ksmbd and cifs with SMB Direct. In siw one fault is mended:
+# whoever connects and closes before siw has accepted closes the listener, and the
+# kernel may crash when its program ends.
 
 # modules_get sets modules to a folder whose lib/modules has these too, building
 # them when the cache lacks them.
 modules_get() {
 	local name
-	name=modules-$release-$(sum_of "$vm/modules.sh")
+	name=modules-$release-$(sum_of "$vm/modules.sh" "$vm/siw-listener.patch")
 	cached "$name" modules_build
 	modules=$cache/$name
 }
@@ -14,7 +16,7 @@ modules_get() {
 # modules_build makes lib/modules in the current folder: the kernel's, and in
 # updates, which go before, our own.
 modules_build() {
-	need gcc make xz dpkg-deb
+	need gcc make patch xz dpkg-deb
 	local version updates
 	version=$(apt-cache show "linux-headers-$release" | awk '/^Version: / && !found++ { print $2 }')
 	say "building siw, ksmbd and cifs for Linux $release (170 MB to fetch, some minutes, once)"
@@ -57,6 +59,7 @@ source_unpack() {
 		tar -x -C source --strip-components=1 \
 			"$top/drivers/infiniband/sw/siw" "$top/fs/smb" "$top/fs/nls" \
 			"$top/scripts/asn1_compiler.c" "$top/include/linux/asn1.h" "$top/include/linux/asn1_ber_bytecode.h"
+	patch -s -p1 -d source <"$vm/siw-listener.patch" || die "siw-listener.patch does not fit Linux $release"
 	gcc -O1 -w -I source/include -o source/asn1_compiler source/scripts/asn1_compiler.c
 	for spec in source/fs/smb/*/*.asn1; do
 		source/asn1_compiler "$spec" "$spec.c" "$spec.h"
