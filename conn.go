@@ -21,7 +21,8 @@ import (
 // net.Conn, io.ReaderFrom and io.WriterTo; all methods may be called by several
 // goroutines at once.
 //
-// Errors are *net.OpError but for io.EOF, which Read returns bare. Inside them
+// Errors are *net.OpError but for io.EOF, which Read returns bare, and those of the
+// reader or writer that ReadFrom or WriteTo was given, which come as they are. Inside them
 // are found, with errors.Is: os.ErrDeadlineExceeded when a deadline has passed
 // (the connection goes on), net.ErrClosed after Close, syscall.ECONNRESET when
 // the connection broke, syscall.ETIMEDOUT when the peer has gone silent, and
@@ -185,30 +186,32 @@ func (c *Conn) MaxMessageSize() int {
 
 // SetDeadline sets both deadlines; see net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error {
-	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+	return c.setDeadlines(t, &c.readDue, &c.writeDue)
 }
 
 // SetReadDeadline bounds Read, ReadMsg, RecvMsg and WriteTo, those in progress too.
 func (c *Conn) SetReadDeadline(t time.Time) error {
-	return c.setDeadline(&c.readDue, t)
+	return c.setDeadlines(t, &c.readDue)
 }
 
 // SetWriteDeadline bounds Write, WriteMsg, SendMsg, ReadFrom and CloseWrite, those
 // in progress too, and what is queued by QueueMsg. A Write that times out has sent what n says and the stream goes
 // on from there.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	return c.setDeadline(&c.writeDue, t)
+	return c.setDeadlines(t, &c.writeDue)
 }
 
-func (c *Conn) setDeadline(d *deadline, t time.Time) error {
+func (c *Conn) setDeadlines(t time.Time, ds ...*deadline) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return c.opError("set", net.ErrClosed)
+		return opError("set", nil, c.local, net.ErrClosed)
 	}
-	d.set(t)
-	if d.expired {
-		c.wakeAll()
+	for _, d := range ds {
+		d.set(t)
+		if d.expired {
+			c.wakeAll()
+		}
 	}
 	return nil
 }
@@ -341,8 +344,8 @@ func (c *Conn) retain() error {
 	return nil
 }
 
-// CloseRead ends the reading side: Read returns io.EOF, what still arrives is
-// dropped.
+// CloseRead ends the reading side: Read returns io.EOF, what has not been read and
+// what still arrives is dropped.
 func (c *Conn) CloseRead() error {
 	c.mu.Lock()
 	if c.closed {
@@ -364,7 +367,8 @@ func (c *Conn) CloseRead() error {
 // CloseWrite ends the writing side: the peer reads io.EOF after all that was
 // written. It needs a peer that is rdmanet too (Info tells); for others the
 // error matches errors.ErrUnsupported. It takes its turn behind what is queued,
-// and fails, with nothing done, where a message has not got its last piece.
+// and fails, with nothing done, where a message has not got its last piece. Of a peer
+// that has closed already it says nothing, as with TCP.
 func (c *Conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
 
 // Close ends the connection. What was written reaches the peer first, for

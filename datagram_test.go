@@ -125,7 +125,10 @@ func FuzzOpenDatagram(f *testing.F) {
 	f.Add(append(header4("10.0.0.1", "10.0.0.2"), 1), uint8(ibv.WCGRH), uint32(41))
 	f.Add(append(header6("fd00::1", "fd00::2"), 1), uint8(ibv.WCGRH), uint32(41))
 	f.Fuzz(func(t *testing.T, b []byte, flags uint8, n uint32) {
-		from, _, payload, ok := openDatagram(&ibv.WC{Flags: ibv.WCFlags(flags), ByteLen: n}, b)
+		from, to, payload, ok := openDatagram(&ibv.WC{Flags: ibv.WCFlags(flags), ByteLen: n}, b)
+		if ok && (!to.IsValid() || to.Is4In6() || !bytes.Equal(payload, b[ibv.GRHLen:n])) {
+			t.Errorf("to %v, %d bytes", to, len(payload))
+		}
 		if ok && (!from.IsValid() || from.Is4In6() || from.IsUnspecified() || from.IsMulticast() || len(payload) != int(n)-ibv.GRHLen) {
 			t.Errorf("from %v, %d bytes", from, len(payload))
 		}

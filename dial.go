@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -17,6 +18,9 @@ import (
 // and DialContext can be given to code that names the network itself. address
 // is host:port as for net.Dial. The connection returned is a *Conn; errors are
 // *net.OpError.
+//
+// Of several addresses of a name each is tried in order, and where IPv4 and IPv6 are
+// among them the other family besides after Dialer.FallbackDelay.
 //
 // With "udp", "udp4" and "udp6" it is a *PacketConn that sends to address and
 // receives from there only. Other than over UDP the address is asked for at once
@@ -43,12 +47,18 @@ type Dialer struct {
 	Config
 
 	// Timeout bounds a dial as a whole; Deadline does so as a point in time.
-	// The earlier of them and of the context's counts; zero is none.
+	// The earlier of them and of the context's counts; zero is none. A negative
+	// Timeout has passed already, as in net.
 	Timeout  time.Duration
 	Deadline time.Time
 
+	// FallbackDelay is how long Dial waits for the addresses of one family before it
+	// tries those of the other as well, where a name has both, for connections.
+	// 0 means 300 ms; negative tries all in order.
+	FallbackDelay time.Duration
+
 	// LocalAddr is the *net.TCPAddr to dial from, for datagrams the *net.UDPAddr,
-	// nil for any.
+	// nil for any. Without an IP, or with an unspecified one, only its port counts.
 	LocalAddr net.Addr
 
 	// Resolver looks names up; nil is net.DefaultResolver.
@@ -65,7 +75,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if ctx == nil {
 		panic("nil context")
 	}
-	if d.Timeout > 0 {
+	if d.Timeout != 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, d.Timeout)
 		defer cancel()
@@ -77,7 +87,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	}
 	c, addr, err := d.dial(ctx, network, address)
 	if err != nil {
-		return nil, opError("dial", d.LocalAddr, addr, dialError(err))
+		return nil, opError("dial", given(d.LocalAddr), addr, dialError(err))
 	}
 	return c, nil
 }
@@ -131,25 +141,111 @@ func (d *Dialer) dialEach(ctx context.Context, n network, address string, try tr
 	if err != nil {
 		return nil, nil, err
 	}
+	dial := func(ctx context.Context, remotes []netip.AddrPort) outcome {
+		return d.inOrder(ctx, n, providers, local, remotes, try)
+	}
+	var r outcome
+	if first, second := families(remotes, remotes[0].Addr()); len(second) > 0 && n.ports == "tcp" && d.FallbackDelay >= 0 {
+		r = race(ctx, cmp.Or(d.FallbackDelay, fallbackDelay), dial, first, second)
+	} else {
+		r = dial(ctx, remotes)
+	}
+	return r.c, r.addr, r.err
+}
+
+// outcome is what came of a dial; addr is what an error is about.
+type outcome struct {
+	c    net.Conn
+	addr net.Addr
+	err  error
+}
+
+// inOrder tries remotes one after another.
+func (d *Dialer) inOrder(ctx context.Context, n network, providers []ibv.Provider, local netip.AddrPort, remotes []netip.AddrPort, try tryFunc) outcome {
 	var errs []error
 	var addr net.Addr
 	tries := len(remotes) * len(providers)
 	for _, remote := range remotes {
 		for _, p := range providers {
-			c, err := try.within(ctx, tries, p, local, remote)
+			c, err := try.within(ctx, tries, p, from(local, remote), remote)
 			if err == nil {
-				return c, nil, nil
+				return outcome{c: c}
 			}
 			tries--
 			addr = n.addr(remote)
 			d.log("dial failed", addr, err)
 			errs = append(errs, err)
 			if ctx.Err() != nil {
-				return nil, addr, errors.Join(errs...)
+				return outcome{nil, addr, join(errs)}
 			}
 		}
 	}
-	return nil, addr, errors.Join(errs...)
+	return outcome{nil, addr, join(errs)}
+}
+
+const fallbackDelay = 300 * time.Millisecond // net's, from RFC 6555
+
+// race dials the addresses of the first family, and when that has failed or taken
+// longer than delay those of the second as well: where one of the two leads nowhere
+// nobody waits for it to time out. Who comes second is closed.
+func race(ctx context.Context, delay time.Duration, dial func(context.Context, []netip.AddrPort) outcome, remotes ...[]netip.AddrPort) outcome {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	over := make(chan struct{})
+	defer close(over)
+	type result struct {
+		outcome
+		family int
+	}
+	results := make(chan result)
+	start := func(family int) {
+		go func() {
+			r := dial(ctx, remotes[family])
+			select {
+			case results <- result{r, family}:
+			case <-over:
+				if r.err == nil {
+					r.c.Close()
+				}
+			}
+		}()
+	}
+	start(0)
+	second := time.NewTimer(delay)
+	defer second.Stop()
+	var failed [2]*outcome
+	for {
+		select {
+		case <-second.C:
+			start(1)
+		case r := <-results:
+			failed[r.family] = &r.outcome
+			switch {
+			case r.err == nil:
+				return r.outcome
+			case failed[0] != nil && failed[1] != nil:
+				return outcome{nil, failed[0].addr, errors.Join(failed[0].err, failed[1].err)}
+			case ctx.Err() != nil:
+				return r.outcome
+			case r.family == 0 && second.Stop():
+				second.Reset(0)
+			}
+		}
+	}
+}
+
+// from is what local means for a dial to remote: without an address of its own it
+// is the port on any address of remote's family, or nothing.
+func from(local, remote netip.AddrPort) netip.AddrPort {
+	switch {
+	case local.Addr().IsValid() && !local.Addr().IsUnspecified():
+		return local
+	case local.Port() == 0:
+		return netip.AddrPort{}
+	case remote.Addr().Is4():
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), local.Port())
+	}
+	return netip.AddrPortFrom(netip.IPv6Unspecified(), local.Port())
 }
 
 // remotes are the addresses to dial that can be reached from local.
@@ -159,7 +255,7 @@ func (d *Dialer) remotes(ctx context.Context, n network, local netip.AddrPort, a
 		return nil, err
 	}
 	if local.Addr().IsValid() && !local.Addr().IsUnspecified() {
-		remotes = sameFamily(remotes, local.Addr())
+		remotes, _ = families(remotes, local.Addr())
 		if len(remotes) == 0 {
 			return nil, &net.AddrError{Err: "no address of the same family as Dialer.LocalAddr", Addr: address}
 		}
@@ -202,13 +298,16 @@ func share(ctx context.Context, tries int) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, min(left, max(left/time.Duration(tries), minShare)))
 }
 
-func sameFamily(in []netip.AddrPort, as netip.Addr) (out []netip.AddrPort) {
+// families sorts out those of as's family, and leaves the others.
+func families(in []netip.AddrPort, as netip.Addr) (same, other []netip.AddrPort) {
 	for _, a := range in {
 		if a.Addr().Is4() == as.Is4() {
-			out = append(out, a)
+			same = append(same, a)
+		} else {
+			other = append(other, a)
 		}
 	}
-	return out
+	return same, other
 }
 
 func (d *Dialer) resolver() *net.Resolver {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -79,6 +80,185 @@ func TestBadAddresses(t *testing.T) {
 		var unknown net.UnknownNetworkError
 		require.ErrorAs(t, err, &unknown)
 		require.EqualValues(t, network, unknown)
+	}
+}
+
+// An unspecified address is this machine to a dial, and the connection tells which
+// address that was.
+func TestDialUnspecified(t *testing.T) {
+	t.Setenv(deviceEnv, iwarp.Name) // no RDMA device leads to the loopback
+	for _, tr := range []transport{{name: "rdma", network: "rdma", rdma: true}, {name: "tcp", network: "tcp"}} {
+		for _, c := range []struct{ listen, host, dial, remote string }{
+			{"", "", "", "127.0.0.1"},
+			{"", "0.0.0.0", "", "127.0.0.1"},
+			{"", "::", "", "::1"},
+			{"4", "::", "", "127.0.0.1"},
+			{"", "::", "4", "127.0.0.1"},
+			{"", "::", "6", "::1"},
+		} {
+			t.Run(tr.name+c.listen+" "+c.host+" "+c.dial, func(t *testing.T) {
+				checkLeaks(t)
+				ln, err := tr.listen(tr.network+c.listen, ":0")
+				require.NoError(t, err)
+				defer ln.Close()
+				_, port, err := net.SplitHostPort(ln.Addr().String())
+				require.NoError(t, err)
+				conn, err := tr.dial(tr.network+c.dial, net.JoinHostPort(c.host, port))
+				require.NoError(t, err)
+				require.Equal(t, net.JoinHostPort(c.remote, port), conn.RemoteAddr().String())
+				require.NoError(t, conn.Close())
+			})
+		}
+	}
+	_, ours := Dial("tcp", "")
+	_, nets := net.Dial("tcp", "")
+	require.EqualError(t, ours.(*net.OpError).Err, nets.(*net.OpError).Err.Error())
+}
+
+// Dialer's fields mean what those of net.Dialer do where they are odd.
+func TestDialOptions(t *testing.T) {
+	checkLeaks(t)
+	ln, err := Listen("rdma", ":0")
+	require.NoError(t, err)
+	defer ln.Close()
+	port := ln.Addr().(*net.TCPAddr).Port
+	free := func(t *testing.T) int {
+		l, err := net.Listen("tcp", ":0")
+		require.NoError(t, err)
+		defer l.Close()
+		return l.Addr().(*net.TCPAddr).Port
+	}
+	for _, host := range []string{host4, host6} {
+		address := net.JoinHostPort(host, fmt.Sprint(port))
+		for name, ip := range map[string]net.IP{"no IP": nil, "0.0.0.0": net.IPv4zero, "::": net.IPv6zero} {
+			t.Run(host+" "+name, func(t *testing.T) {
+				local := &net.TCPAddr{IP: ip, Port: free(t)}
+				c, err := (&Dialer{LocalAddr: local}).Dial("rdma", address)
+				require.NoError(t, err)
+				require.Equal(t, local.Port, c.LocalAddr().(*net.TCPAddr).Port)
+				require.NoError(t, c.Close())
+			})
+		}
+		c, err := (&Dialer{LocalAddr: (*net.TCPAddr)(nil)}).Dial("rdma", address)
+		require.NoError(t, err, "no LocalAddr, in the way that net's own calls give it")
+		require.NoError(t, c.Close())
+		_, err = DialTimeout("rdma", address, -1)
+		_, nets := net.DialTimeout("tcp", address, -1)
+		for _, err := range []error{err, nets} {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.True(t, err.(net.Error).Timeout())
+		}
+	}
+	_, err = (&Dialer{LocalAddr: (*net.TCPAddr)(nil)}).Dial("bogus", "127.0.0.1:1")
+	require.Nil(t, requireOpError(t, transports[0], err, "dial").Source)
+}
+
+// deadEnd is a device that nobody answers on by the addresses of one family.
+type deadEnd struct {
+	ibv.Provider
+	to    string
+	asked chan struct{} // one for each
+}
+
+func (p *deadEnd) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
+	if remote.Addr().String() != p.to {
+		return p.Provider.Resolve(ctx, local, remote)
+	}
+	p.asked <- struct{}{}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A family that leads nowhere does not hold up the other one.
+func TestDialFallback(t *testing.T) {
+	checkLeaks(t)
+	sw := newSwitch(t, iwarp.New(iwarp.Config{}))
+	ln, err := (&ListenConfig{Config: Config{Provider: sw}}).Listen(tctx, "rdma", ":0")
+	require.NoError(t, err)
+	defer ln.Close()
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	require.NoError(t, err)
+	for _, c := range []struct{ host, dead, alive string }{{"", "127.0.0.1", "::1"}, {"::", "::1", "127.0.0.1"}} {
+		p := &deadEnd{sw, c.dead, make(chan struct{}, 1)}
+		address := net.JoinHostPort(c.host, port)
+		dial := func(d Dialer) (conn net.Conn, err error) {
+			d.Provider = p
+			within(t, "dial", func() { conn, err = d.Dial("tcp", address) })
+			<-p.asked
+			return conn, err
+		}
+		conn, err := dial(Dialer{FallbackDelay: time.Millisecond})
+		require.NoError(t, err)
+		require.Equal(t, c.alive, conn.RemoteAddr().(*net.TCPAddr).IP.String())
+		require.NoError(t, conn.Close())
+
+		// In order, the first one has all the time there is.
+		_, err = dial(Dialer{FallbackDelay: -1, Timeout: 50 * time.Millisecond})
+		require.True(t, requireOpError(t, transports[0], err, "dial").Timeout())
+		require.ErrorContains(t, err, c.dead)
+
+		// Where both fail, both say why.
+		sw.FailNth(1, syscall.EHOSTUNREACH, verbstest.Connect)
+		_, err = dial(Dialer{FallbackDelay: time.Millisecond, Timeout: 200 * time.Millisecond})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, syscall.EHOSTUNREACH)
+		require.Equal(t, net.JoinHostPort(c.dead, port), err.(*net.OpError).Addr.String())
+	}
+	require.NoError(t, ln.Close())
+	requireReleased(t, sw)
+}
+
+// Both families may answer: one connection is handed out, the other one closed.
+func TestDialRace(t *testing.T) {
+	checkLeaks(t)
+	sw := newSwitch(t, iwarp.New(iwarp.Config{}))
+	cfg := Config{Provider: sw}
+	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma", ":0")
+	require.NoError(t, err)
+	defer ln.Close()
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				io.Copy(c, c)
+			}()
+		}
+	}()
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	require.NoError(t, err)
+	for i := range 20 {
+		d := Dialer{Config: cfg, FallbackDelay: time.Duration(i*i) * 5 * time.Microsecond}
+		c, err := d.Dial("rdma", ":"+port)
+		require.NoError(t, err)
+		_, err = c.Write([]byte("x"))
+		require.NoError(t, err)
+		_, err = io.ReadFull(c, make([]byte, 1))
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, ln.Close())
+	requireReleased(t, sw)
+}
+
+// What the device calls a timeout is one for who asks net.Error, also among the errors
+// of several addresses.
+func TestDialSilence(t *testing.T) {
+	checkLeaks(t)
+	sw := newSwitch(t, iwarp.New(iwarp.Config{}))
+	d := Dialer{Config: Config{Provider: sw}}
+	address := freePort(t, transports[0])
+	_, port, err := net.SplitHostPort(address)
+	require.NoError(t, err)
+	for _, address := range []string{address, ":" + port} {
+		sw.FailNth(1, fmt.Errorf("connect: %w", syscall.ETIMEDOUT), verbstest.Connect)
+		_, err := d.Dial("rdma", address)
+		require.True(t, requireOpError(t, transports[0], err, "dial").Timeout(), "%v", err)
+		require.ErrorIs(t, err, syscall.ETIMEDOUT)
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "no deadline has passed")
 	}
 }
 

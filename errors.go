@@ -23,14 +23,25 @@ func opError(op string, source, addr net.Addr, err error) error {
 	return &net.OpError{Op: op, Net: netName, Source: source, Addr: addr, Err: err}
 }
 
+// join is errors.Join, and a single error itself: net.OpError asks what is right
+// inside it whether it is a timeout.
+func join(errs []error) error {
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
+}
+
 // dialError is the inner error of a failed Dial or Listen: a context's end is
-// told in net's words.
+// told in net's words, and what the system or the device calls a timeout is one.
 func dialError(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return timeoutError{err}
 	case errors.Is(err, context.Canceled):
 		return canceledError{err}
+	case errors.Is(err, syscall.ETIMEDOUT):
+		return silenceError{err}
 	}
 	return err
 }
@@ -44,6 +55,14 @@ func (e timeoutError) Timeout() bool        { return true }
 func (e timeoutError) Temporary() bool      { return true }
 func (e timeoutError) Unwrap() error        { return e.err }
 func (e timeoutError) Is(target error) bool { return target == os.ErrDeadlineExceeded }
+
+// silenceError is a timeout that no deadline has set.
+type silenceError struct{ err error }
+
+func (e silenceError) Error() string   { return e.err.Error() }
+func (e silenceError) Timeout() bool   { return true }
+func (e silenceError) Temporary() bool { return true }
+func (e silenceError) Unwrap() error   { return e.err }
 
 type canceledError struct{ err error }
 

@@ -130,6 +130,27 @@ func TestWriteAfterPeerClosed(t *testing.T) {
 }
 
 // After Close every method says net.ErrClosed.
+// A peer that has closed does not hear of the end, which is no error.
+func TestCloseWriteAfterPeerClosed(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		client, server := tr.pair(t)
+		require.NoError(t, server.Close())
+		_, err := client.Read(make([]byte, 1))
+		require.True(t, err == io.EOF)
+		if c, ok := client.(*Conn); ok {
+			require.True(t, eventually(func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				return c.dead != nil
+			}))
+		}
+		require.NoError(t, client.CloseWrite())
+		_, err = client.Write(make([]byte, 1))
+		require.ErrorIs(t, err, syscall.EPIPE)
+		require.NoError(t, client.Close())
+	})
+}
+
 func TestUseAfterClose(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr transport) {
 		client, server := tr.pair(t)
@@ -144,15 +165,18 @@ func TestUseAfterClose(t *testing.T) {
 			{"close", client.CloseRead},
 			{"close", client.CloseWrite},
 			{"close", client.Close},
-			{"set", func() error { return client.SetReadDeadline(future) }},
-			{"set", func() error { return client.SetWriteDeadline(future) }},
 		}
 		for _, c := range calls {
 			err := c.f()
 			requireOpError(t, tr, err, c.op)
 			require.ErrorIs(t, err, net.ErrClosed)
 		}
-		require.ErrorIs(t, client.SetDeadline(future), net.ErrClosed)
+		for _, set := range []func(time.Time) error{client.SetDeadline, client.SetReadDeadline, client.SetWriteDeadline} {
+			oe := requireOpError(t, tr, set(future), "set")
+			require.ErrorIs(t, oe, net.ErrClosed)
+			require.Nil(t, oe.Source)
+			require.Equal(t, client.LocalAddr(), oe.Addr)
+		}
 		require.NotNil(t, client.LocalAddr())
 		require.Equal(t, server.LocalAddr().String(), client.RemoteAddr().String())
 	})

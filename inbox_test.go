@@ -9,6 +9,7 @@ import (
 // FuzzInbox reads bytes as operations and holds the inbox against a plain list.
 func FuzzInbox(f *testing.F) {
 	f.Add([]byte{3, 5, 0, 255, 200, 0, 1, 1, 254, 0, 0})
+	f.Add([]byte{250, 250, 255, 3, 250, 0, 250, 255, 200, 250, 250, 0, 1})
 	f.Add(bytes.Repeat([]byte{250, 250, 250, 0, 0}, 60))
 	f.Fuzz(func(t *testing.T, ops []byte) {
 		type entry struct {
@@ -18,7 +19,13 @@ func FuzzInbox(f *testing.F) {
 		var model []entry
 		total := 0
 		q := inbox{limit: 2000}
-		for i, op := range ops {
+		for i := 0; i < len(ops); i++ {
+			op := ops[i]
+			if op == 255 && i+1 < len(ops) { // the reader changes its mind
+				i++
+				q.limit = 20 * int(ops[i])
+				continue
+			}
 			if op == 0 || op == 1 {
 				if len(model) == 0 {
 					continue
@@ -36,7 +43,7 @@ func FuzzInbox(f *testing.F) {
 				}
 				continue
 			}
-			b := pattern(uint64(i), (int(op)-2)*8)
+			b := pattern(uint64(i), (int(op)-2)*7)
 			from := netip.AddrPortFrom(netip.IPv6Loopback(), uint16(i))
 			want := len(model) == 0 || total+len(b)+(len(model)+1)*inboxCharge <= q.limit
 			if got := q.push(from, b); got != want {

@@ -15,8 +15,9 @@ import (
 )
 
 // Listen announces on the local address. network is as for Dial; address is
-// host:port, where an empty host means every address and port 0 a port that is
-// free. The listener returned is a *Listener.
+// host:port as for net.Listen: an empty host, 0.0.0.0 and :: all mean every address of
+// the families that the network has, and port 0 a port that is free. The listener
+// returned is a *Listener.
 func Listen(network, address string) (net.Listener, error) {
 	return new(ListenConfig).Listen(context.Background(), network, address)
 }
@@ -140,7 +141,7 @@ func (l *Listener) bindOnce(ctx context.Context, providers []ibv.Provider, local
 		}
 	}
 	if len(l.listeners) == 0 {
-		return errors.Join(errs...)
+		return join(errs)
 	}
 	for _, err := range errs {
 		l.cfg.log("does not listen", l.addr, err)
@@ -319,7 +320,7 @@ func (l *Listener) SetDeadline(t time.Time) error {
 }
 
 // Close stops listening. Connections that were accepted go on; those that were
-// not are closed.
+// not are closed, for which it waits as Conn.Close does, for all at once.
 func (l *Listener) Close() error {
 	err := net.ErrClosed
 	l.closed.Do(func() {

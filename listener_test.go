@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
@@ -238,6 +239,73 @@ func TestListenFamilies(t *testing.T) {
 }
 
 // Addresses are net's own type, as programs assert, and can be dialled again.
+// The unspecified addresses mean what they mean to net: all addresses of the families
+// that the network has.
+func TestListenUnspecified(t *testing.T) {
+	checkLeaks(t)
+	for _, tr := range []transport{{name: "rdma", network: "rdma", rdma: true}, {name: "tcp", network: "tcp"}} {
+		for _, c := range []struct{ family, address, reached string }{
+			{"", "", "46"},
+			{"", "0.0.0.0:0", "46"},
+			{"", "[::]:0", "46"},
+			{"", "[::ffff:0.0.0.0]:", "46"},
+			{"4", "", "4"},
+			{"4", "0.0.0.0:0", "4"},
+			{"4", "[::]:0", "4"},
+			{"6", "", "6"},
+			{"6", "[::]:0", "6"},
+		} {
+			t.Run(tr.name+c.family+" "+c.address, func(t *testing.T) {
+				ln, err := tr.listen(tr.network+c.family, c.address)
+				require.NoError(t, err)
+				defer ln.Close()
+				require.True(t, ln.Addr().(*net.TCPAddr).IP.IsUnspecified())
+				_, port, err := net.SplitHostPort(ln.Addr().String())
+				require.NoError(t, err)
+				reached := ""
+				for _, host := range []string{host4, host6} {
+					conn, err := tr.dial(tr.network, net.JoinHostPort(host, port))
+					if err != nil {
+						require.ErrorIs(t, err, syscall.ECONNREFUSED)
+						continue
+					}
+					reached += map[string]string{host4: "4", host6: "6"}[host]
+					require.NoError(t, conn.Close())
+				}
+				require.Equal(t, c.reached, reached)
+			})
+		}
+		_, err := tr.listen(tr.network+"6", "0.0.0.0:0")
+		var ae *net.AddrError
+		require.ErrorAs(t, err, &ae)
+	}
+}
+
+// So they do for datagrams.
+func TestListenPacketUnspecified(t *testing.T) {
+	t.Setenv(deviceEnv, iwarp.Name)
+	checkLeaks(t)
+	for _, address := range []string{"", "0.0.0.0:0", "[::]:0"} {
+		p, err := ListenPacket("udp", address)
+		require.NoError(t, err)
+		_, port, err := net.SplitHostPort(p.LocalAddr().String())
+		require.NoError(t, err)
+		for _, host := range []string{"127.0.0.1", "::1"} {
+			c, err := Dial("udp", net.JoinHostPort(host, port))
+			require.NoError(t, err)
+			_, err = c.Write([]byte(host))
+			require.NoError(t, err)
+			b := make([]byte, 100)
+			require.NoError(t, p.SetReadDeadline(time.Now().Add(patience)))
+			n, _, err := p.ReadFrom(b)
+			require.NoError(t, err, "%q from %s", address, host)
+			require.Equal(t, host, string(b[:n]))
+			require.NoError(t, c.Close())
+		}
+		require.NoError(t, p.Close())
+	}
+}
+
 func TestAddresses(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr transport) {
 		ln, err := tr.listen(tr.network, tr.address)

@@ -43,6 +43,9 @@ func (lc *ListenConfig) listenMulticast(ctx context.Context, network string, ifi
 		return nil, err
 	}
 	group, err := groupOf(gaddr)
+	if err == nil && !isPort(gaddr.Port) {
+		err = syscall.EINVAL
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -214,13 +217,13 @@ func indexOf(ifi *net.Interface) int {
 // caller holds joining.
 func (p *PacketConn) join(ifi *net.Interface, group netip.Addr) error {
 	group = group.WithZone("")
-	key, local := membership{indexOf(ifi), group}, p.local.Addr()
+	key := membership{indexOf(ifi), group}
 	switch {
 	case p.closed.Load():
 		return net.ErrClosed
 	case p.remote.IsValid():
 		return fmt.Errorf("a connected one hears its peer only: %w", syscall.EISCONN)
-	case local.Is4() != group.Is4() && (local.Is4() || !local.IsUnspecified()):
+	case p.bound.IsValid() && p.bound.Is4() != group.Is4():
 		return syscall.EAFNOSUPPORT
 	case p.members[key] != nil:
 		return syscall.EADDRINUSE

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -69,7 +71,8 @@ type PacketConn struct {
 	lasting       bool           // see acquireDomain
 	local, remote netip.AddrPort // remote is that of a connected one
 	laddr, raddr  *net.UDPAddr
-	limit         int // bytes of a datagram
+	bound         netip.Addr // that was asked for, invalid where both families are served
+	limit         int        // bytes of a datagram
 	log           *slog.Logger
 	start         time.Time // for now
 
@@ -177,12 +180,14 @@ func (p *PacketConn) Read(b []byte) (int, error) {
 // WriteTo sends b to addr, a *net.UDPAddr. Errors: syscall.EMSGSIZE for more than
 // [PacketConn.MaxDatagramSize], os.ErrDeadlineExceeded while the device is busy,
 // net.ErrClosed; syscall.ECONNREFUSED or one that is a timeout where an earlier
-// datagram found that nobody serves the address; net.ErrWriteToConnected.
+// datagram found that nobody serves the address; net.ErrWriteToConnected;
+// syscall.EAFNOSUPPORT for an address of a family that the connection is not open for.
 func (p *PacketConn) WriteTo(b []byte, addr net.Addr) (int, error) {
 	ua, ok := addr.(*net.UDPAddr)
 	switch {
-	case ok && ua != nil:
+	case ok && ua != nil && isPort(ua.Port):
 		return p.WriteToUDPAddrPort(b, ua.AddrPort())
+	case ok && ua != nil:
 	case ok:
 		addr = nil
 	}
@@ -191,7 +196,7 @@ func (p *PacketConn) WriteTo(b []byte, addr net.Addr) (int, error) {
 
 // WriteToUDPAddrPort is WriteTo without an allocation.
 func (p *PacketConn) WriteToUDPAddrPort(b []byte, addr netip.AddrPort) (int, error) {
-	to := netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+	to := netip.AddrPortFrom(plainZone(addr.Addr().Unmap()), addr.Port())
 	err := net.ErrWriteToConnected
 	if !p.remote.IsValid() {
 		err = p.write(b, to)
@@ -412,6 +417,26 @@ func (p *PacketConn) deliver(from netip.AddrPort, payload []byte) {
 	}
 }
 
+// rouse has as many readers look as there are datagrams: those who wait for others, and,
+// if they are too few, the one who waits for the first queue pair. The caller holds rmu.
+func (p *PacketConn) rouse() {
+	n := p.in.len()
+	switch {
+	case min(n, p.readers) > 1:
+		p.readable.Broadcast()
+	case min(n, p.readers) == 1:
+		p.readable.Signal()
+	}
+	if l := p.firstQP(); l != nil && n > p.readers && l.sleeping && !l.kept {
+		l.recvCQ.Interrupt()
+	}
+}
+
+// quiet reports whether a reader has nothing to return with. The caller holds rmu.
+func (p *PacketConn) quiet() bool {
+	return !p.closed.Load() && !p.readDue.expired && p.in.len() == 0 && p.news == nil && p.lost == nil
+}
+
 // wakeReaders makes all who wait for datagrams look again. The caller holds rmu.
 func (p *PacketConn) wakeReaders() {
 	p.readable.Broadcast()
@@ -432,6 +457,9 @@ func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
 	}
 	if !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified() {
 		return syscall.EDESTADDRREQ
+	}
+	if p.bound.IsValid() && p.bound.Is4() != to.Addr().Is4() {
+		return syscall.EAFNOSUPPORT
 	}
 	var err error
 	switch {
@@ -487,6 +515,26 @@ func (p *PacketConn) tell(err error) {
 }
 
 func udpAddr(a netip.AddrPort) *net.UDPAddr { return net.UDPAddrFromAddrPort(a) }
+
+// isPort reports whether a number is a port's: conversion would make one of any.
+func isPort(n int) bool { return n >= 0 && n <= math.MaxUint16 }
+
+// plainZone writes an address's zone as received ones have it: an interface's name, and
+// only where the address needs one.
+func plainZone(a netip.Addr) netip.Addr {
+	switch zone := a.Zone(); {
+	case zone == "":
+	case !a.IsLinkLocalUnicast() && !a.IsMulticast():
+		return a.WithZone("")
+	default:
+		if n, err := strconv.Atoi(zone); err == nil {
+			if ifi, err := net.InterfaceByIndex(n); err == nil {
+				return a.WithZone(ifi.Name)
+			}
+		}
+	}
+	return a
+}
 
 // PacketStats counts what a PacketConn has done since it was opened.
 type PacketStats struct {

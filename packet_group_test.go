@@ -562,10 +562,15 @@ func TestGroupRejoined(t *testing.T) {
 // breakQP has the queue pair of a member fail.
 func breakQP(t *testing.T, gn groupNet, p *PacketConn) {
 	t.Helper()
-	p.wmu.Lock()
-	require.NotEmpty(t, p.ud.links)
-	l := p.ud.links[0]
-	p.wmu.Unlock()
+	var l *udQP
+	require.True(t, eventually(func() bool { // it may be on its way after an earlier failure
+		p.wmu.Lock()
+		defer p.wmu.Unlock()
+		if len(p.ud.links) > 0 {
+			l = p.ud.links[0]
+		}
+		return l != nil
+	}))
 	gn.fabric.Inject(&fabric.Packet{From: netip.MustParseAddr("10.0.0.1"), To: gn.a, DstQPN: l.qp.QPN(), QKey: ibv.QKeyUDP,
 		Payload: make([]byte, udSlot)})
 	require.True(t, eventually(func() bool {
@@ -593,10 +598,11 @@ func TestGroupSendersBounded(t *testing.T) {
 			castTo(t, sender, other, portOfConn(p), "to nobody")
 		}
 		sender.joining.Lock()
-		l := sender.ud.links[0]
-		require.LessOrEqual(t, len(l.groups), 2*maxGroups)
-		require.True(t, l.groups[gn.b].member)
+		groups := sender.ud.links[0].groups
+		count, member := len(groups), groups[gn.b].member
 		sender.joining.Unlock()
+		require.LessOrEqual(t, count, 2*maxGroups)
+		require.True(t, member)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -135,8 +136,26 @@ func TestPacketTooLongForReceive(t *testing.T) {
 	})
 }
 
-// FuzzPacketConn lets a peer send what it likes, datagrams and questions, to one that
-// answers. Then the others still get through.
+// fuzzAnswers has whoever asks for an address told what a peer likes: data is a byte of flags,
+// the number of a queue pair, and private data.
+func fuzzAnswers(ln ibv.Listener, data *atomic.Pointer[[]byte]) {
+	for {
+		id, err := ln.Accept(tctx)
+		if err != nil {
+			return
+		}
+		b := append(*data.Load(), 0, 0, 0, 0)
+		if private := b[4:]; b[0]&1 != 0 {
+			id.Reject(private)
+		} else if b[0]&2 == 0 { // else nothing is said
+			id.Accept(tctx, ibv.ConnParam{QPN: uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3]), Private: private})
+		}
+		id.Close()
+	}
+}
+
+// FuzzPacketConn lets a peer send what it likes, datagrams, questions and answers, to one
+// that answers. Then the others still get through.
 func FuzzPacketConn(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20})
 	f.Add(append([]byte{255, 12}, greeting{port: 9, qpn: 9}.append(nil)...))
@@ -146,11 +165,18 @@ func FuzzPacketConn(f *testing.F) {
 	set(f, &minPatience, 20*time.Millisecond)
 	set(f, &maxPatience, 40*time.Millisecond)
 	set(f, &questionTimes, []time.Duration{20 * time.Millisecond, patience})
+	f.Add([]byte{253, 20, 0, 0, 0, 40, 'R', 'D', 'N', 'D', 1, 0, 0, 9, 0, 0, 0, 40, 253, 1, 1, 253, 0})
+	f.Add([]byte{32, 7, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 2, 'h', 'i', 64, 7, 0, 7, 1, 'x'})
 	f.Add([]byte{16, 3, 4, 2, 'h', 'i', 28, 3, 127, 0, 0, 1, 1, 0, 0, 9, 0})
 	group := netip.MustParseAddr("239.82.68.1")
 	lo := interfaceWith(f, netip.MustParseAddr("127.0.0.1"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		client, server := pn.pair(t)
+		ln, err := fab.ListenUD(tctx, netip.AddrPortFrom(client.local.Addr(), 0), 0)
+		require.NoError(t, err)
+		defer ln.Close()
+		var answer atomic.Pointer[[]byte]
+		go fuzzAnswers(ln, &answer)
 		require.NoError(t, server.JoinGroup(lo, udpAddr(netip.AddrPortFrom(group, 0))))
 		take := func(n int) []byte {
 			b := make([]byte, n)
@@ -168,6 +194,14 @@ func FuzzPacketConn(f *testing.F) {
 				require.NoError(t, id.Close())
 				continue
 			}
+			if op == 253 {
+				b := take(int(take(1)[0]) % 137)
+				answer.Store(&b)
+				server.WriteToUDPAddrPort([]byte("who are you?"), ln.Addr())
+				continue
+			}
+			_, err := server.ud.open(tctx, server.local.Addr()) // it may be broken by now
+			require.NoError(t, err)
 			p := forged(server, client.local, uint32(take(1)[0]))
 			p.NoGRH, p.HasImm = op&1 != 0, op&2 == 0
 			if op&4 != 0 {
@@ -179,7 +213,13 @@ func FuzzPacketConn(f *testing.F) {
 			if op&16 != 0 {
 				p.To, p.DstQPN = group, ibv.MulticastQPN
 			}
+			if op&32 != 0 {
+				p.From = netip.AddrFrom16([16]byte(take(16)))
+			}
 			p.Payload = take(int(take(1)[0]))
+			if op&64 != 0 {
+				p.Payload = append(p.Payload, make([]byte, udSlot-ibv.GRHLen-1)...)
+			}
 			fab.Inject(&p)
 			server.SetReadDeadline(time.Now().Add(time.Millisecond))
 			var b [300]byte

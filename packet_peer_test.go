@@ -282,17 +282,49 @@ func TestPacketManyPeers(t *testing.T) {
 	})
 }
 
+// Who writes to many addresses that nobody answers for keeps the ways to those that are
+// there, and bounds the rest.
+func TestPacketKeepsWays(t *testing.T) {
+	set(t, &maxPeers, 8)
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		server := pn.listen(t)
+		var clients []*PacketConn
+		for range maxPeers / 2 {
+			client := pn.listen(t)
+			clients = append(clients, client)
+			_, err := server.WriteTo([]byte("hello"), client.LocalAddr())
+			require.NoError(t, err)
+			readFrom(t, client)
+		}
+		pn.fabric.Mute(true)
+		host := addrPort(clients[0].LocalAddr()).Addr()
+		const flood = 100
+		for i := range flood {
+			_, err := server.WriteToUDPAddrPort([]byte("answer"), netip.AddrPortFrom(host, uint16(1000+i)))
+			require.NoError(t, err)
+		}
+		require.LessOrEqual(t, server.Stats().Peers, maxPeers)
+		require.GreaterOrEqual(t, server.Stats().Unsent, uint64(flood-maxPeers/2)) // the others wait for an answer
+		for _, client := range clients {
+			_, err := server.WriteTo([]byte("still there"), client.LocalAddr())
+			require.NoError(t, err)
+			got, _ := readFrom(t, client)
+			require.Equal(t, "still there", string(got))
+		}
+	})
+}
+
 // A full send queue holds the writer up, who notices deadlines and Close; what was taken
 // is sent in order.
 func TestPacketQueueFull(t *testing.T) {
 	onFabric(t, func(t *testing.T, pn packetNet) {
 		client, server := pn.pair(t)
 		pn.fabric.Stall(true)
-		client.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 		taken := 0
 		var err error
 		for ; err == nil; taken++ {
 			require.LessOrEqual(t, taken, udSends)
+			client.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
 			_, err = client.Write([]byte(strconv.Itoa(taken)))
 		}
 		taken--

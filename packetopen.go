@@ -41,7 +41,7 @@ func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, loca
 
 func bindPacketOnce(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (*PacketConn, error) {
 	p := newPacketConn(cfg)
-	p.group = group
+	p.group, p.bound = group, local.Addr()
 	var errs []error
 	for _, provider := range providers {
 		var err error
@@ -104,7 +104,7 @@ func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, re
 		}
 	}
 	p := newPacketConn(&d.Config)
-	p.remote, p.raddr = remote, udpAddr(remote)
+	p.toward(netip.AddrPortFrom(plainZone(remote.Addr()), remote.Port()))
 	var err error
 	if isSoftware(provider) {
 		if err = p.openUDP(ctx, local, remote); err == nil {
@@ -117,6 +117,11 @@ func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, re
 		return nil, errors.Join(err, p.abandon())
 	}
 	return p, nil
+}
+
+// toward sets the peer of a connected one.
+func (p *PacketConn) toward(remote netip.AddrPort) {
+	p.remote, p.raddr = remote, udpAddr(remote)
 }
 
 // connectUD binds the address that leads to the peer, and finds the peer.

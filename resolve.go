@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -41,7 +42,9 @@ func parsePacketNetwork(name string) (network, error) {
 	return network{}, net.UnknownNetworkError(name)
 }
 
-func (n network) allows(a netip.Addr) bool { return a.Is4() && n.ip4 || a.Is6() && n.ip6 }
+// allows reports whether a, which is in its short form, is of a family that the network
+// has; the zero Addr is of both.
+func (n network) allows(a netip.Addr) bool { return (n.ip4 || a.Is6()) && (n.ip6 || a.Is4()) }
 
 // addr is a as net has it for the network.
 func (n network) addr(a netip.AddrPort) net.Addr {
@@ -51,21 +54,40 @@ func (n network) addr(a netip.AddrPort) net.Addr {
 	return tcpAddr(a)
 }
 
+// given is a without the nil pointer that may be in it.
+func given(a net.Addr) net.Addr {
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		if a == nil {
+			return nil
+		}
+	case *net.UDPAddr:
+		if a == nil {
+			return nil
+		}
+	}
+	return a
+}
+
 // local is the address that Dialer.LocalAddr names, if any.
 func (n network) local(a net.Addr) (netip.AddrPort, error) {
-	if a == nil {
+	if given(a) == nil {
 		return netip.AddrPort{}, nil
 	}
 	var ap netip.AddrPort
+	var port int
 	tcp, _ := a.(*net.TCPAddr)
 	udp, _ := a.(*net.UDPAddr)
 	switch {
 	case n.ports == "tcp" && tcp != nil:
-		ap = tcp.AddrPort()
+		ap, port = tcp.AddrPort(), tcp.Port
 	case n.ports == "udp" && udp != nil:
-		ap = udp.AddrPort()
+		ap, port = udp.AddrPort(), udp.Port
 	default:
 		return ap, &net.AddrError{Err: fmt.Sprintf("Dialer.LocalAddr must be a %T", n.addr(ap)), Addr: a.String()}
+	}
+	if !isPort(port) {
+		return ap, &net.AddrError{Err: "Dialer.LocalAddr has no port number", Addr: a.String()}
 	}
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
 }
@@ -81,10 +103,55 @@ func (n network) lookup() string {
 	return "ip"
 }
 
-// resolve turns host:port into addresses as net does: the port may be a
-// service's name, an empty host is this machine (listening: every address, the
-// zero netip.Addr, or 0.0.0.0 or :: where the network allows one family).
+var (
+	loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	loopback6 = netip.IPv6Loopback()
+)
+
+// unspecified is what an unspecified host stands for, which is 0.0.0.0, :: or, not
+// valid, none. Listening it is every address, the zero netip.Addr, of both families
+// where the network allows them; else this machine. As in net :: may be IPv4, too.
+func (n network) unspecified(host netip.Addr, listening bool) []netip.Addr {
+	if listening && n.ip4 && n.ip6 {
+		return []netip.Addr{{}}
+	}
+	v4, v6 := loopback4, loopback6
+	if listening {
+		v4, v6 = netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	}
+	switch {
+	case host.Is6():
+		return []netip.Addr{v6, v4}
+	case host.Is4():
+		return []netip.Addr{v4}
+	}
+	return []netip.Addr{v4, v6}
+}
+
+// addrs are the addresses of host, of any family.
+func (n network) addrs(ctx context.Context, r *net.Resolver, host string, listening bool) ([]netip.Addr, error) {
+	a, err := netip.ParseAddr(host)
+	a = a.Unmap()
+	switch {
+	case host == "", a.IsUnspecified():
+		return n.unspecified(a, listening), nil
+	case err == nil:
+		return []netip.Addr{a}, nil
+	}
+	return r.LookupNetIP(ctx, n.lookup(), host)
+}
+
+var errNoAddress = errors.New("missing address")
+
+// resolve turns host:port into addresses as net does: the port may be a service's
+// name, and nothing at all is every address and a port that is free.
 func resolve(ctx context.Context, r *net.Resolver, n network, address string, listening bool) ([]netip.AddrPort, error) {
+	if address == "" {
+		if !listening {
+			return nil, errNoAddress
+		}
+		address = ":0"
+	}
 	host, service, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
@@ -93,32 +160,14 @@ func resolve(ctx context.Context, r *net.Resolver, n network, address string, li
 	if err != nil {
 		return nil, err
 	}
-	at := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, uint16(port)) }
-	if host == "" {
-		switch {
-		case listening && n.ip4 && n.ip6:
-			return []netip.AddrPort{at(netip.Addr{})}, nil
-		case listening && n.ip4:
-			return []netip.AddrPort{at(netip.IPv4Unspecified())}, nil
-		case listening:
-			return []netip.AddrPort{at(netip.IPv6Unspecified())}, nil
-		case n.ip4 && n.ip6:
-			return []netip.AddrPort{at(netip.AddrFrom4([4]byte{127, 0, 0, 1})), at(netip.IPv6Loopback())}, nil
-		case n.ip4:
-			return []netip.AddrPort{at(netip.AddrFrom4([4]byte{127, 0, 0, 1}))}, nil
-		}
-		return []netip.AddrPort{at(netip.IPv6Loopback())}, nil
-	}
-	var addrs []netip.Addr
-	if a, err := netip.ParseAddr(host); err == nil {
-		addrs = []netip.Addr{a}
-	} else if addrs, err = r.LookupNetIP(ctx, n.lookup(), host); err != nil {
+	addrs, err := n.addrs(ctx, r, host, listening)
+	if err != nil {
 		return nil, err
 	}
 	var out []netip.AddrPort
 	for _, a := range addrs {
 		if a = a.Unmap(); n.allows(a) {
-			out = append(out, at(a))
+			out = append(out, netip.AddrPortFrom(a, uint16(port)))
 		}
 	}
 	if len(out) == 0 {

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"math"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -26,11 +25,13 @@ type udPeer struct {
 	asked     time.Duration
 	patience  time.Duration // with a peer that is silent
 
+	doubts    bool          // it was asked for because of suspect, and may be where it was
+	suspected time.Duration // when that was
+
 	// What receiving learns.
-	qpn       atomic.Uint32
-	heard     atomic.Int64 // time.Duration: when it last sent something from there
-	suspect   atomic.Bool  // it sent something from elsewhere
-	suspected atomic.Int64 // time.Duration: when that was last looked into
+	qpn     atomic.Uint32
+	heard   atomic.Int64 // time.Duration: when it last sent something from there
+	suspect atomic.Bool  // it sent something from elsewhere
 }
 
 // way is how a peer is reached: by which queue pair of ours, to which of its own.
@@ -57,8 +58,8 @@ var (
 	minPatience = 2 * time.Second
 	maxPatience = 16 * time.Second
 
-	// suspicionPause is how often a datagram from another queue pair, which may
-	// be forged, makes a peer be asked for.
+	// suspicionPause is how often a datagram from another queue pair, or a question
+	// that tells of one, makes a peer be asked for that has not moved: either may be forged.
 	suspicionPause = time.Second
 
 	// failurePause is how long an address is not asked for again that nobody
@@ -82,14 +83,24 @@ func (pe *udPeer) stale(now time.Duration) bool {
 func (pe *udPeer) from(qpn uint32, now time.Duration) {
 	if pe.qpn.Load() == qpn {
 		pe.heard.Store(int64(now))
-	} else if now-time.Duration(pe.suspected.Load()) > suspicionPause {
+	} else {
 		pe.moved(qpn)
 	}
 }
 
+// doubted reports whether the peer is to be asked for because it may have moved, which
+// it then is. The caller holds wmu.
+func (pe *udPeer) doubted(now time.Duration) bool {
+	if !pe.suspect.Load() || pe.doubts && now-pe.suspected <= suspicionPause {
+		return false
+	}
+	pe.doubts, pe.suspected = true, now
+	return true
+}
+
 // moved hears that the peer may send from another queue pair now.
 func (pe *udPeer) moved(qpn uint32) {
-	if known := pe.qpn.Load(); known != 0 && known != qpn {
+	if known := pe.qpn.Load(); known != 0 && known != qpn && !pe.suspect.Load() {
 		pe.suspect.Store(true)
 	}
 }
@@ -127,18 +138,28 @@ func (t *udPeers) get(addr netip.AddrPort) *udPeer {
 	return t.m[addr]
 }
 
-// add enters a peer, in place of the one that was not written to for longest if there
-// are too many, which is returned. It returns nil for the peer when none can go. The
-// caller holds wmu.
+// add enters a peer, if there are too many in place of the one that was not written to
+// for longest, which is returned. One that can be reached goes only if that is more than
+// half of them, so that who answers forged senders keeps the ways to others. It returns
+// nil for the peer when none can go. The caller holds wmu.
 func (t *udPeers) add(addr netip.AddrPort) (pe, evicted *udPeer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.m) >= maxPeers {
-		oldest := time.Duration(math.MaxInt64)
+		var reached *udPeer
+		n := 0
 		for _, c := range t.m {
-			if !c.resolving && c.used < oldest {
-				oldest, evicted = c.used, c
+			oldest := &evicted
+			if c.way != nil || c.soft {
+				n++
+				oldest = &reached
 			}
+			if !c.resolving && (*oldest == nil || c.used < (*oldest).used) {
+				*oldest = c
+			}
+		}
+		if evicted == nil && n > maxPeers/2 {
+			evicted = reached
 		}
 		if evicted == nil {
 			return nil, nil
@@ -168,7 +189,7 @@ func (t *udPeers) from(host netip.Addr, port uint16, qpn uint32) netip.AddrPort 
 }
 
 // fromPlain finds the address of a sender that is not. first is set when it has asked
-// for us, and this is the first that it sends.
+// for us, and this is the first that it sends since.
 func (t *udPeers) fromPlain(host netip.Addr, qpn uint32) (addr netip.AddrPort, first, ok bool) {
 	key := plainSender{host, qpn}
 	t.mu.RLock()
@@ -177,32 +198,41 @@ func (t *udPeers) fromPlain(host netip.Addr, qpn uint32) (addr netip.AddrPort, f
 	pe := t.m[addr]
 	t.mu.RUnlock()
 	switch {
+	case asked && (!ok || addr.Port() == port):
+		return netip.AddrPortFrom(host, port), true, true
 	case ok:
 		if pe != nil {
 			pe.from(qpn, time.Duration(t.now.Load()))
 		}
 		return addr, false, true
-	case !asked:
-		return netip.AddrPort{}, false, false
 	}
-	addr = netip.AddrPortFrom(host, port)
+	return netip.AddrPort{}, false, false
+}
+
+// know notes which queue pair of a peer that is not rdmanet serves an address, if there
+// is room: that of those that no peer is reached by any more can be had.
+func (t *udPeers) know(addr netip.AddrPort, qpn uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.plain) >= 2*maxPeers {
+		for k, a := range t.plain {
+			if pe := t.m[a]; pe == nil || pe.qpn.Load() != k.qpn {
+				delete(t.plain, k)
+			}
+		}
+	}
+	if len(t.plain) >= 2*maxPeers {
+		return false
+	}
+	t.plain[plainSender{addr.Addr(), qpn}] = addr
+	return true
+}
+
+// heed notes that who asked for us from a host is known now.
+func (t *udPeers) heed(host netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.asked, host)
-	if len(t.plain) >= maxPeers {
-		return netip.AddrPort{}, false, false
-	}
-	t.plain[key] = addr
-	return addr, true, true
-}
-
-// know notes which queue pair of a peer that is not rdmanet serves an address.
-func (t *udPeers) know(addr netip.AddrPort, qpn uint32) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.plain) < 2*maxPeers {
-		t.plain[plainSender{addr.Addr(), qpn}] = addr
-	}
 }
 
 // ask notes that a peer that is not rdmanet has asked for us.

@@ -54,6 +54,8 @@ func (p *PacketConn) openUDP(ctx context.Context, local, remote netip.AddrPort) 
 			return inner(err)
 		}
 		l.conn = c.(*net.UDPConn)
+		peer := l.conn.RemoteAddr().(*net.UDPAddr).AddrPort() // as datagrams will be from it
+		p.toward(netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port()))
 	} else {
 		lc := net.ListenConfig{Control: socketOptions}
 		network, host := "udp", ""
@@ -164,14 +166,7 @@ func (p *PacketConn) received(from netip.AddrPort, payload []byte) {
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
 	p.deliver(from, payload)
-	if p.in.len() == 0 {
-		return
-	}
-	if p.readers > 0 {
-		p.readable.Signal()
-	} else if l := p.firstQP(); l != nil && l.sleeping && !l.kept {
-		l.recvCQ.Interrupt()
-	}
+	p.rouse()
 }
 
 // inner is what package net has wrapped for its users.

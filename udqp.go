@@ -147,7 +147,6 @@ func (l *udQP) acquire() (err error) {
 	}
 	port, err := dev.Port(l.id.Port())
 	l.zone = port.NetDev
-	l.id.Notify(l.event)
 	return err
 }
 
@@ -201,14 +200,17 @@ func (l *udQP) spin() bool {
 	if l.p.cfg.BusyPoll <= 0 || l.kept || l.alone {
 		return false
 	}
-	for start := time.Now(); time.Since(start) < l.p.cfg.BusyPoll; {
-		if l.poll() > 0 || l.p.readDue.expired || l.p.closed.Load() || l.p.in.len() > 0 {
+	for start := time.Now(); l.p.quiet() && !l.dropped; {
+		if time.Since(start) >= l.p.cfg.BusyPoll {
+			return false
+		}
+		if l.poll() > 0 {
 			return true
 		}
 		l.p.rmu.Unlock() // let others in
 		l.p.rmu.Lock()
 	}
-	return false
+	return true // who comes meanwhile does not interrupt
 }
 
 // sleep waits for the next event: arm, look once more, then wait.
@@ -284,11 +286,7 @@ func (l *udQP) poll() (total int) {
 			break
 		}
 	}
-	if waiting := min(l.p.in.len(), l.p.readers); waiting > 1 {
-		l.p.readable.Broadcast()
-	} else if waiting == 1 {
-		l.p.readable.Signal()
-	}
+	l.p.rouse()
 	return total
 }
 
@@ -469,6 +467,9 @@ func (l *udQP) createAH(w *way, create func(ibv.PD) (ibv.AH, error)) (err error)
 // retire closes an address handle once no send can name it any more. The caller holds
 // wmu.
 func (l *udQP) retire(ah ibv.AH) {
+	if l.posted != l.done {
+		l.reap() // or they pile up where peers come and go and little is sent
+	}
 	if l.posted == l.done {
 		ah.Close()
 		return

@@ -70,12 +70,13 @@ func (u *udSide) limitOfAll() error {
 	if err != nil {
 		return err
 	}
-	why := fmt.Errorf("%s: no device for datagrams: %w", u.provider.Name(), errors.ErrUnsupported)
+	why, found := fmt.Errorf("%s: no device for datagrams: %w", u.provider.Name(), errors.ErrUnsupported), false
 	for _, dev := range devs {
 		if err := carries(dev); err != nil {
 			why = err
 			continue
 		}
+		found = true
 		for port := 1; port <= dev.Attr().Ports; port++ {
 			attr, err := dev.Port(port)
 			if err != nil {
@@ -84,13 +85,15 @@ func (u *udSide) limitOfAll() error {
 			if attr.State == ibv.PortActive && (u.limit == 0 || attr.ActiveMTU < u.limit) {
 				u.limit = min(attr.ActiveMTU, maxUDPayload)
 			}
-			why = nil
 		}
 	}
-	if why == nil && u.limit == 0 {
+	switch {
+	case !found:
+		return why
+	case u.limit == 0:
 		return fmt.Errorf("%s: all ports are down: %w", u.provider.Name(), syscall.ENETDOWN)
 	}
-	return why
+	return nil
 }
 
 // carries makes sure that a device has datagrams, and such that their sender can be
@@ -140,6 +143,7 @@ func (u *udSide) open(ctx context.Context, ip netip.Addr) (*udQP, error) {
 		u.limit = limit
 	}
 	u.links = append(u.links, l)
+	l.id.Notify(l.event) // not before: what is not listed cannot be dropped
 	if l.alone = u.first != nil; l.alone {
 		p.wg.Go(l.keep)
 	} else {
@@ -256,6 +260,8 @@ func (u *udSide) release() (err error) {
 	}
 	for _, pe := range u.peers.m {
 		u.leave(pe)
+		p.stats.unsent.Add(uint64(len(pe.waiting)))
+		pe.waiting = nil
 	}
 	for _, l := range u.links {
 		err = errors.Join(err, l.close())
@@ -290,13 +296,17 @@ func (u *udSide) sender(l *udQP, host netip.Addr, wc *ibv.WC) (addr netip.AddrPo
 }
 
 // adopt takes the way to a peer that is not rdmanet, and can be asked for nothing, from
-// the first datagram that it has sent. The caller holds rmu.
+// the first datagram that it has sent since it asked for us. The caller holds rmu.
 func (u *udSide) adopt(l *udQP, addr netip.AddrPort, wc *ibv.WC) {
 	p := u.p
 	p.wmu.Lock()
 	defer p.wmu.Unlock()
 	pe := u.peer(addr)
-	if pe == nil || pe.resolving || pe.way != nil {
+	if p.closed.Load() || pe == nil || pe.resolving || !u.peers.know(addr, wc.SrcQP) {
+		return // the next one may
+	}
+	u.peers.heed(addr.Addr())
+	if w := pe.way; w != nil && (!w.learnt || w.link == l && w.to.QPN == wc.SrcQP) {
 		return
 	}
 	pe.resolving = true
@@ -332,12 +342,12 @@ func (u *udSide) write(b []byte, to netip.AddrPort) error {
 		switch {
 		case pe.way == nil && pe.err != nil && now < pe.next:
 			return pe.err
-		case pe.way == nil && to.Addr().IsMulticast() && !pe.resolving:
+		case pe.way == nil && to.Addr().IsMulticast():
 			u.askNow(pe)
 			continue
 		case pe.soft && now >= pe.next && !u.peers.viaSoft(to, now):
 			u.ask(pe)
-		case pe.way == nil && !pe.soft, pe.suspect.Load():
+		case pe.way == nil && !pe.soft, pe.doubted(now):
 			u.ask(pe)
 			u.wait(pe, b)
 			return nil
@@ -394,7 +404,6 @@ func (u *udSide) ask(pe *udPeer) {
 		return
 	}
 	pe.resolving = true
-	pe.suspected.Store(int64(u.p.now()))
 	u.p.wg.Go(func() {
 		select {
 		case u.turns <- struct{}{}:
@@ -405,18 +414,17 @@ func (u *udSide) ask(pe *udPeer) {
 	})
 }
 
-// askNow waits for the way to a group, which no peer has a say in. The caller holds wmu,
-// but not meanwhile.
+// askNow waits for the way to a group, which no peer has a say in, until something may
+// have changed. The caller holds wmu, but not meanwhile.
 func (u *udSide) askNow(pe *udPeer) {
-	pe.resolving = true
-	done := make(chan struct{})
-	u.p.wg.Go(func() {
-		defer close(done)
-		u.resolve(u.p.ctx, pe)
-	})
-	u.p.wmu.Unlock()
-	<-done
-	u.p.wmu.Lock()
+	p := u.p
+	if !pe.resolving {
+		pe.resolving = true
+		p.wg.Go(func() { u.resolve(p.ctx, pe) })
+	}
+	p.writers++
+	p.writable.Wait()
+	p.writers--
 }
 
 // resolve finds the way to a peer, and returns why there is none.
@@ -437,6 +445,7 @@ func (u *udSide) resolve(ctx context.Context, pe *udPeer) error {
 // the one that is known. The caller holds wmu.
 func (u *udSide) resolved(pe *udPeer, w *way, err error) {
 	p, now := u.p, u.p.now()
+	defer p.writable.Broadcast() // to who waits for a group
 	pe.resolving, pe.asked = false, now
 	pe.suspect.Store(false)
 	if err == nil && w.link.failed != nil {
@@ -454,7 +463,7 @@ func (u *udSide) resolved(pe *udPeer, w *way, err error) {
 		pe.patience = min(2*pe.patience, maxPatience)
 	} else {
 		u.leave(pe)
-		pe.way, pe.patience = w, minPatience
+		pe.way, pe.patience, pe.doubts = w, minPatience, false // there was reason to doubt
 		pe.qpn.Store(w.to.QPN)
 		if w.plain {
 			u.peers.know(pe.addr, w.to.QPN)

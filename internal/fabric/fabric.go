@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -17,11 +18,13 @@ type Fabric struct {
 	dev   device
 	addrs []netip.Addr
 
+	split bool
+
 	mu       sync.Mutex
 	mtu      int
 	qps      map[uint32]*qp
 	lastQPN  uint32
-	ports    map[netip.AddrPort]*listener // nil for a bound ID
+	bound    map[netip.AddrPort]*listener // nil for a bound ID
 	lastPort uint16
 	asked    int
 	lost     int
@@ -33,10 +36,29 @@ type Fabric struct {
 
 // New returns a fabric whose device has the addresses.
 func New(mtu int, addrs ...netip.Addr) *Fabric {
-	f := &Fabric{mtu: mtu, addrs: addrs, qps: make(map[uint32]*qp), lastQPN: 16, ports: make(map[netip.AddrPort]*listener),
+	f := &Fabric{mtu: mtu, addrs: addrs, qps: make(map[uint32]*qp), lastQPN: 16, bound: make(map[netip.AddrPort]*listener),
 		lastPort: 40000, active: true}
 	f.dev.f = f
 	return f
+}
+
+// Split gives each address a port of the device to itself. It is for a fabric that nobody
+// uses yet.
+func (f *Fabric) Split() { f.split = true }
+
+func (f *Fabric) ports() int {
+	if f.split {
+		return len(f.addrs)
+	}
+	return 1
+}
+
+// portOf is the port that has an address.
+func (f *Fabric) portOf(a netip.Addr) int {
+	if f.split {
+		return 1 + slices.Index(f.addrs, a)
+	}
+	return 1
 }
 
 // Mute makes questions which queue pair serves an address go unanswered, as long as
@@ -98,7 +120,7 @@ func (f *Fabric) Remove() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.active = false
-	for _, l := range f.ports {
+	for _, l := range f.bound {
 		if l != nil {
 			l.remove()
 		}
@@ -205,12 +227,12 @@ func (f *Fabric) bind(local netip.AddrPort, l *listener) (netip.AddrPort, error)
 	if f.taken(local) {
 		return local, syscall.EADDRINUSE
 	}
-	f.ports[local] = l
+	f.bound[local] = l
 	return local, nil
 }
 
 func (f *Fabric) taken(a netip.AddrPort) bool {
-	for b := range f.ports {
+	for b := range f.bound {
 		if a.Port() == b.Port() && (a.Addr() == b.Addr() || wide(a.Addr()) || wide(b.Addr())) {
 			return true
 		}
@@ -283,7 +305,7 @@ func (f *Fabric) ListenUD(_ context.Context, local netip.AddrPort, _ int) (ibv.L
 
 // listening finds who answers for an address. Called with mu held.
 func (f *Fabric) listening(a netip.AddrPort) *listener {
-	for b, l := range f.ports {
+	for b, l := range f.bound {
 		if l != nil && b.Port() == a.Port() && (b.Addr() == a.Addr() || wide(b.Addr())) {
 			return l
 		}
@@ -325,7 +347,7 @@ func (l *listener) Close() error {
 		return net.ErrClosed
 	}
 	l.closed = true
-	delete(l.f.ports, l.key)
+	delete(l.f.bound, l.key)
 	l.f.mu.Unlock()
 	close(l.done)
 	for {

@@ -37,7 +37,7 @@ type answer struct {
 }
 
 func (i *id) Device() ibv.Device         { return &i.f.dev }
-func (i *id) Port() int                  { return 1 }
+func (i *id) Port() int                  { return i.f.portOf(i.local.Addr()) }
 func (i *id) LocalAddr() netip.AddrPort  { return i.local }
 func (i *id) RemoteAddr() netip.AddrPort { return i.remote }
 func (i *id) PrivateData() []byte        { return i.private }
@@ -153,7 +153,7 @@ func (i *id) Close() error {
 	}
 	i.closed = true
 	if i.bound {
-		delete(i.f.ports, i.local)
+		delete(i.f.bound, i.local)
 	}
 	if i.result != nil && !i.up {
 		i.up = true
