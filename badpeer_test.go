@@ -8,9 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -323,24 +321,13 @@ func dialBad(t testing.TB, addr net.Addr, private []byte) *badPeer {
 			param.ResponderResources, param.InitiatorDepth = 1, 1
 		}
 		err = id.Connect(tctx, param)
-		if err != nil && attempt < portTries && (portTaken(err) || refusedByChance(t, err)) {
+		if err != nil && attempt < portTries && portTaken(err) {
 			p.close()
 			continue
 		}
 		require.NoError(t, err)
 		return p
 	}
-}
-
-// refusedByChance reports whether TCP below siw has refused a connection. Of some
-// thousand to a port that listens it refuses one; why is not known.
-func refusedByChance(t testing.TB, err error) bool {
-	var rejected *ibv.RejectError
-	if !strings.HasPrefix(testDevice(t).Name(), "siw") || !errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &rejected) {
-		return false
-	}
-	t.Log("refused, though somebody listens: ", err)
-	return true
 }
 
 // negotiate is the rest of it.

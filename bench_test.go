@@ -128,9 +128,11 @@ func streamCases(service string, move func(c net.Conn, buf []byte) error) (cases
 }
 
 // streamCase moves bytes one way, a buffer an operation, which may be of rdmanet's.
-// The far end's buffer holds at least 64 KiB.
+// The far end's buffer holds as much, and at least 64 KiB, unless service says else.
 func streamCase(service BenchService, size int, registered bool, move func(c net.Conn, buf []byte) error) benchCase {
-	service.Size = max(size, 64<<10)
+	if service.Size == 0 {
+		service.Size = max(size, 64<<10)
+	}
 	return benchCase{
 		name: "size=" + sizeName(size), unit: "MB/s", bytes: size,
 		service: service,

@@ -25,3 +25,17 @@ func BenchmarkTransfers(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkReaders is BenchmarkTransfers of 4 MiB from a Buffer to readers that take
+// less at a time, into ordinary memory.
+func BenchmarkReaders(b *testing.B) {
+	for _, room := range []int{4 << 10, 32 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20} {
+		c := streamCase(BenchService{Name: "sink", Size: room}, 4<<20, true, writeAll)
+		b.Run("room="+sizeName(room), func(b *testing.B) {
+			for b.Loop() {
+				comparePair(b, c, "segments", "transfers")
+			}
+			b.ReportMetric(0, "ns/op") // not shown: it would be the time of the comparison
+		})
+	}
+}

@@ -109,7 +109,7 @@
 // memory that the program has mapped itself and made known by [RegisterMemory], and
 // on RDMA devices from any memory; [Config].TransferSize says from which length on.
 // Such a Write returns when the peer has taken the data, so until then its memory
-// is in use. A Read with room for 64 KiB has it put straight there; smaller ones,
+// is in use. A Read with room for 512 KiB has it put straight there; smaller ones,
 // and [Conn.WriteTo], go through memory that [Config].TransferMemory bounds.
 //
 // # When the peer is gone

@@ -176,6 +176,9 @@ func (c *Conn) canAsk() bool {
 
 const fetchID = sendID | 1<<61
 
+// peerWrites is the right that a peer needs that is to fill memory.
+const peerWrites = ibv.AccessLocalWrite | ibv.AccessRemoteWrite
+
 // fetch has the device bring the next bytes of x to f.b.
 func (c *Conn) fetch(f *fetch, lkey uint32) {
 	x := f.x
@@ -385,10 +388,10 @@ func (c *Conn) askPiece(x *inbound) bool {
 func (c *Conn) openPiece(f *fetch) bool {
 	mr, err := f.in.mr, error(nil)
 	if mr == nil {
-		mr, err = c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+		mr, err = c.expose(f.b, peerWrites)
 		if err != nil && c.in.ahead == 0 && !c.in.keeps && len(f.b) > pageSize {
 			f.b = f.b[:pageSize]
-			mr, err = c.expose(f.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+			mr, err = c.expose(f.b, peerWrites)
 		}
 		f.mr = mr
 	}
@@ -475,7 +478,7 @@ func (c *Conn) keepOwn() error {
 	}
 	l := &landing{b: buf.b, lkey: buf.lkey, buf: buf}
 	if c.in.mode == transferWrite {
-		if l.mr, err = c.expose(l.b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite); err != nil {
+		if l.mr, err = c.expose(l.b, peerWrites); err != nil {
 			buf.release()
 			return err
 		}
@@ -554,9 +557,10 @@ func (c *Conn) releaseFetches() {
 }
 
 // straightFrom is the room that a Read must have for the device to put a transfer
-// straight there. Below it scratch is better, from which the rest can be read
-// later.
-const straightFrom = 64 << 10
+// straight there. Such a Read has but its own RDMA Reads under way, and nobody until
+// the next one comes; with less room it takes longer to wait for them than to have
+// scratch filled ahead and to copy.
+const straightFrom = 512 << 10
 
 // takeTransfer takes bytes of the transfer at the head of the unread queue. With
 // wait it waits until something has changed if there are none; message bounds it
@@ -727,7 +731,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	if c.in.mode == transferRead {
 		into.sink, err = c.land(into.p)
 	} else {
-		into.mr, err = c.expose(into.p, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+		into.mr, err = c.expose(into.p, peerWrites)
 	}
 	c.mu.Lock()
 	if err != nil {

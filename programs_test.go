@@ -1,7 +1,9 @@
 package rdmanet
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -10,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
@@ -107,6 +110,109 @@ func TestHTTP(t *testing.T) {
 			require.ErrorIs(t, <-served, http.ErrServerClosed)
 		})
 	}
+}
+
+// The ways in which HTTP ends a connection, or its own use of one, before its time.
+func TestHTTPEnds(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		ln, err := tr.listen(tr.network, tr.address)
+		require.NoError(t, err)
+		ended := make(chan struct{}, 100)
+		mux := http.NewServeMux()
+		mux.HandleFunc("/wait", func(w http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			ended <- struct{}{}
+		})
+		mux.HandleFunc("/flood", func(w http.ResponseWriter, r *http.Request) {
+			for b := make([]byte, 64<<10); ; {
+				if _, err := w.Write(b); err != nil {
+					ended <- struct{}{}
+					return
+				}
+			}
+		})
+		mux.HandleFunc("/abort", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "100000")
+			w.Write(make([]byte, 50000))
+			panic(http.ErrAbortHandler)
+		})
+		mux.HandleFunc("/refuse", func(w http.ResponseWriter, r *http.Request) {
+			http.Error(w, "", http.StatusRequestEntityTooLarge)
+		})
+		mux.HandleFunc("/hijack", func(w http.ResponseWriter, r *http.Request) {
+			c, rw, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+			io.Copy(c, rw)
+		})
+		srv := &http.Server{Handler: mux, ErrorLog: log.New(io.Discard, "", 0)}
+		go srv.Serve(ln)
+		client := &http.Client{Transport: &http.Transport{DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+			return tr.dial(network, address)
+		}}}
+		url := "http://" + ln.Addr().String()
+
+		within(t, "a request that is cancelled", func() {
+			for i := range 10 {
+				ctx, cancel := context.WithCancel(tctx)
+				time.AfterFunc(time.Duration(20+i)*time.Millisecond, cancel)
+				req, err := http.NewRequestWithContext(ctx, "GET", url+"/wait", nil)
+				require.NoError(t, err)
+				_, err = client.Do(req)
+				require.ErrorIs(t, err, context.Canceled)
+			}
+		})
+		within(t, "a response that is cancelled", func() {
+			ctx, cancel := context.WithCancel(tctx)
+			req, err := http.NewRequestWithContext(ctx, "GET", url+"/flood", nil)
+			require.NoError(t, err)
+			resp, err := client.Do(req)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			_, err = io.CopyN(io.Discard, resp.Body, 1<<20)
+			require.NoError(t, err)
+			cancel()
+			_, err = io.Copy(io.Discard, resp.Body)
+			require.ErrorIs(t, err, context.Canceled)
+			<-ended
+		})
+		within(t, "a response that is broken off", func() {
+			resp, err := client.Get(url + "/abort")
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			n, err := io.Copy(io.Discard, resp.Body)
+			require.EqualValues(t, 50000, n)
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		})
+		within(t, "a request that is refused before its end", func() {
+			resp, err := client.Post(url+"/refuse", "", io.LimitReader(rand.Reader, 64<<20))
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			require.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode)
+		})
+		within(t, "a connection that is taken over", func() {
+			c, err := tr.dial(tr.network, ln.Addr().String())
+			require.NoError(t, err)
+			defer c.Close()
+			_, err = io.WriteString(c, "GET /hijack HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nbehind the request")
+			require.NoError(t, err)
+			r := bufio.NewReader(c)
+			resp, err := http.ReadResponse(r, nil)
+			require.NoError(t, err)
+			require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+			_, err = io.WriteString(c, ", and later")
+			require.NoError(t, err)
+			require.NoError(t, c.(stream).CloseWrite())
+			got, err := io.ReadAll(r)
+			require.NoError(t, err)
+			require.Equal(t, "behind the request, and later", string(got))
+		})
+		client.CloseIdleConnections()
+		within(t, "shutdown", func() { require.NoError(t, srv.Shutdown(tctx)) })
+	})
 }
 
 // TLS ends its stream with CloseWrite of its own, over ours.

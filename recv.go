@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"io"
+	"math"
 	"os"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -118,7 +119,8 @@ func (c *Conn) reassemble(m *delivery) (last bool, err error) {
 		first, last, err = c.reasm.accept(&m.h)
 	}
 	if first {
-		c.opened = int(m.h.DataLength) + int(m.h.Remaining) + int(m.t.Length) + int(m.t.Rest)
+		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining) + uint64(m.t.Length) + m.t.Rest // cannot wrap
+		c.opened = int(min(sum, math.MaxInt))
 	}
 	return last, err
 }

@@ -546,23 +546,29 @@ func (c *Conn) stage(wr *ibv.SendWR, buf *buffer) {
 	wr.Flags &^= ibv.SendInline
 }
 
+// writingOver reports whether CloseWrite has nothing to do: the end was sent, or the
+// peer has closed and nobody is left to hear of it, which TCP does not tell either.
+func (c *Conn) writingOver() bool {
+	return !c.closed && (c.send.finSent || c.dead == errPeerClosed)
+}
+
 func (c *Conn) closeWrite() error {
 	if !c.fin {
 		return fmt.Errorf("close the writing side: the peer is not rdmanet: %w", errors.ErrUnsupported)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.send.finSent && !c.closed {
+	if c.writingOver() {
 		return nil
 	}
 	if err := c.takeTurn(normal); err != nil {
 		return err
 	}
 	defer c.passTurn()
-	if c.send.finSent && !c.closed {
-		return nil
-	}
 	for {
+		if c.writingOver() {
+			return nil
+		}
 		if err := c.writeErr(); err != nil {
 			return err
 		}

@@ -117,9 +117,12 @@ func (t *transferHeader) parse(h *segmentHeader, b []byte) error {
 		Length: le.Uint32(b[20:]),
 		Rest:   le.Uint64(b[24:]),
 	}
+	if t.Length > transferCeiling {
+		return errTransferLength
+	}
 	switch t.Kind {
 	case transferOffer, transferRequest:
-		if t.Length > transferCeiling || t.Rest > math.MaxInt64-2*transferCeiling || h.Remaining != 0 ||
+		if t.Rest > math.MaxInt64-2*transferCeiling || h.Remaining != 0 ||
 			t.Length == 0 && h.DataLength == 0 {
 			return errTransferLength
 		}

@@ -300,7 +300,7 @@ func TestTransferBreaches(t *testing.T) {
 		{name: "a number left out", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); starts(p, reads, 3, n) }},
 		{name: "nothing offered", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, 0, 0, bogus) }},
 		{name: "one byte too long", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, transferCeiling+1, 0, bogus) }},
-		{name: "4 GiB", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, math.MaxUint32, 0, bogus) }},
+		{name: "4 GiB less one", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, -1, 0, bogus) }},
 		{name: "a message of 2^64 bytes", want: errTransferLength, do: func(p *badPeer, reads bool) {
 			p.transfer(transferHeader{Kind: transferOffer, ID: 1, Length: 1, Rest: math.MaxUint64})
 		}},

@@ -175,7 +175,7 @@ func (m *mr) open(q *qp) bool { return m.qp == nil || m.qp == q }
 // window returns the n bytes at the tagged offset to, if the peer may have
 // them. The caller holds the gate for reading. write tells an RDMA Write from
 // a Read Request, whose errors belong to different layers.
-func (q *qp) window(stag uint32, to uint64, n int, write bool) (*mr, []byte, *iwarpwire.TermError) {
+func (q *qp) window(stag uint32, to, n uint64, write bool) (*mr, []byte, *iwarpwire.TermError) {
 	eSTag, eStream, eBounds, eAccess, eWrap := iwarpwire.ErrInvalidSTag, iwarpwire.ErrTaggedNotAssociated,
 		iwarpwire.ErrBaseBounds, iwarpwire.ErrInvalidSTag, iwarpwire.ErrTaggedWrap
 	right := ibv.AccessRemoteWrite
@@ -184,7 +184,7 @@ func (q *qp) window(stag uint32, to uint64, n int, write bool) (*mr, []byte, *iw
 			iwarpwire.ErrRemoteBounds, iwarpwire.ErrRemoteAccess, iwarpwire.ErrTOWrap
 		right = ibv.AccessRemoteRead
 	}
-	if to+uint64(n) < to {
+	if to+n < to {
 		return nil, nil, eWrap
 	}
 	m := q.pd.mrs[stag]
@@ -195,11 +195,11 @@ func (q *qp) window(stag uint32, to uint64, n int, write bool) (*mr, []byte, *iw
 		return nil, nil, eStream
 	case m.access&right == 0:
 		return nil, nil, eAccess // DDP has no code of its own for a missing right
-	case to < m.base || to-m.base > uint64(len(m.buf)) || uint64(n) > uint64(len(m.buf))-(to-m.base):
+	case to < m.base || to-m.base > uint64(len(m.buf)) || n > uint64(len(m.buf))-(to-m.base):
 		return nil, nil, eBounds
 	}
 	off := to - m.base
-	return m, m.buf[off : off+uint64(n)], nil
+	return m, m.buf[off : off+n], nil
 }
 
 // invalidate takes the key away; the region stays registered until its Close.

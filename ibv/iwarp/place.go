@@ -64,7 +64,7 @@ func (l *tcp) aimControl() *iwarpwire.TermError {
 func (q *qp) windowFor(stag uint32, to uint64, n int) (*mr, []byte, *iwarpwire.TermError) {
 	q.pd.gate.RLock()
 	defer q.pd.gate.RUnlock()
-	return q.window(stag, to, n, true)
+	return q.window(stag, to, uint64(n), true)
 }
 
 // aimSend checks a segment of a Send against the message in progress and takes
@@ -237,7 +237,7 @@ func (l *tcp) serveRead() bool {
 	resp := response{stag: req.SinkSTag, to: req.SinkTO}
 	if req.Size > 0 {
 		l.qp.pd.gate.RLock()
-		m, b, term := l.qp.window(req.SrcSTag, req.SrcTO, int(req.Size), false)
+		m, b, term := l.qp.window(req.SrcSTag, req.SrcTO, uint64(req.Size), false)
 		l.qp.pd.gate.RUnlock()
 		if term != nil {
 			l.violation(term, true)

@@ -1,4 +1,4 @@
-//go:build !unix
+//go:build !linux && !darwin && !illumos && !openbsd
 
 package iwarp
 

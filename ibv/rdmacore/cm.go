@@ -72,6 +72,7 @@ func (lib *library) watch(f *os.File) {
 			case -C.int(syscall.EAGAIN):
 				return false
 			default: // of one connection, whose program hears of it otherwise
+				time.Sleep(time.Millisecond) // in case it fails for ever
 			}
 		}
 	})
