@@ -92,7 +92,7 @@ func (lib *library) list() ([]*device, error) {
 		if known := lib.known(); len(known) > 0 {
 			return known, nil
 		}
-		return nil, fmt.Errorf("%s: no RDMA device%s: %w", Name, missingDriver(), err)
+		return nil, noDevice(err)
 	}
 	var devs []*device
 	for _, c := range unsafe.Slice(list, n) {
@@ -115,6 +115,11 @@ func (lib *library) known() (devs []*device) {
 		}
 	}
 	return devs
+}
+
+// noDevice says what is missing.
+func noDevice(err error) error {
+	return fmt.Errorf("%s: no RDMA device%s: %w", Name, missingDriver(), err)
 }
 
 // missingDriver names the kernel's devices, if there are any, of which user space
