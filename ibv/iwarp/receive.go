@@ -40,6 +40,7 @@ type receiver struct {
 
 	seen    bool // the peer's first frame has come
 	eatSend bool // the first Send is an RTR and goes to no receive
+	eatRead bool // the first Read Response answers our RTR
 
 	// Untagged messages.
 	sendMSN uint32 // messages begun on queue 0

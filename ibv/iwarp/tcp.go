@@ -66,7 +66,7 @@ func startLink(q *qp, conn *net.TCPConn, s setup, notify func(ibv.Event)) error 
 		return err
 	}
 	l := &tcp{qp: q, conn: conn, raw: raw, notify: notify, crc: s.crc, ord: s.ord, ird: s.ird}
-	l.tx.hold, l.tx.rtr, l.rx.eatSend = s.hold, s.rtr, s.eatSend
+	l.tx.hold, l.tx.rtr, l.rx.eatSend, l.rx.eatRead = s.hold, s.rtr, s.eatSend, s.rtr == rtrRead
 	l.tx.write, l.tx.flush, l.rx.pump = l.writeSome, l.flushSome, l.pump
 	l.seat.Init(&q.dev.sweeper, func() { go l.background() })
 	l.seat.Taken()
