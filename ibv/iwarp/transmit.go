@@ -323,7 +323,8 @@ func (l *tcp) maybeFinish() {
 	l.conn.CloseWrite()
 }
 
-// ownOut copies what the batch still borrows from the poster.
+// ownOut copies what the batch still borrows from the poster, and the rest of a
+// message that is half framed: either may be without the other.
 func (l *tcp) ownOut() {
 	t := &l.tx
 	n := 0
@@ -332,22 +333,20 @@ func (l *tcp) ownOut() {
 			n += len(t.out[i].b)
 		}
 	}
-	if n == 0 {
-		return
-	}
-	// The batch is empty before a post adds to it, or has been owned already;
-	// so nothing is owned twice.
-	t.owned = getBlock(n)
-	b := (*t.owned)[:0]
-	for i := range t.out {
-		if c := &t.out[i]; c.inline {
-			at := len(b)
-			b = append(b, c.b...)
-			c.b, c.inline = b[at:len(b):len(b)], false
+	if n > 0 {
+		// The batch is empty before a post adds to it, or has been owned already;
+		// so nothing is owned twice.
+		t.owned = getBlock(n)
+		b := (*t.owned)[:0]
+		for i := range t.out {
+			if c := &t.out[i]; c.inline {
+				at := len(b)
+				b = append(b, c.b...)
+				c.b, c.inline = b[at:len(b):len(b)], false
+			}
 		}
 	}
-	// A message that is half framed goes on from a copy as well.
-	if m := &t.msg; m.active && m.inline && m.left > 0 {
+	if m := &t.msg; m.active && m.inline {
 		rest := make([]byte, 0, m.left)
 		for _, s := range m.segs {
 			rest = append(rest, s.buf...)
