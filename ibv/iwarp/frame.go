@@ -31,7 +31,6 @@ func (l *tcp) frame() bool {
 	}
 	if t.framed == begin {
 		l.releaseBatch()
-		l.qp.reap(nil)
 		return false
 	}
 	return true
@@ -78,6 +77,7 @@ func (l *tcp) nextMessage() bool {
 		}
 		r.end, r.done = t.framed, t.taken == t.framed
 		s.sent++
+		l.qp.reap(nil) // a request that was wrong may be next, and waits to be the oldest
 		return true
 	case ibv.OpRead:
 		l.frameReadRequest(r)

@@ -123,7 +123,6 @@ func (l *tcp) push() {
 		go l.flush()
 		break
 	}
-	l.qp.reap(nil)
 	l.maybeFinish()
 }
 
