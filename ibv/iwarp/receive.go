@@ -63,10 +63,14 @@ type target struct {
 	one  [1]segment
 }
 
-// pump reads until the socket is empty (then it asks to be called again) or
-// the receiver has what it came for.
+// pumpReads is how often pump reads at most: a peer that never pauses must not
+// keep its caller from a deadline, or from an interruption.
+const pumpReads = 64
+
+// pump reads until the socket is empty (then it asks to be called again), the
+// receiver has what it came for, or it is time for its caller to look around.
 func (l *tcp) pump(fd uintptr) bool {
-	for {
+	for range pumpReads {
 		if !l.parse() || l.stop() || l.closing.Load() {
 			return true
 		}
@@ -79,10 +83,11 @@ func (l *tcp) pump(fd uintptr) bool {
 			return true
 		}
 		if l.once {
-			l.parse()
-			return true
+			break
 		}
 	}
+	l.parse()
+	return true
 }
 
 // pumpPortable does the same with blocking reads, always through staging.
