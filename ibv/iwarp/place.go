@@ -163,6 +163,7 @@ func (l *tcp) deliver() bool {
 	n := rx.payload()
 	switch h.Op {
 	case iwarpwire.Write:
+		rx.inWrite = !h.Last
 		return true // the target learns of it by a later Send
 	case iwarpwire.ReadResponse:
 		return l.deliverRead(n)

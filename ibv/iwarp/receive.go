@@ -49,6 +49,8 @@ type receiver struct {
 	inMsg   bool // cur is being filled
 	filled  int  // bytes of cur so far
 
+	inWrite bool // the last RDMA Write lacks its end
+
 	// The Read Response in progress.
 	readDone int // bytes placed of the oldest outstanding read
 
@@ -197,8 +199,12 @@ func (l *tcp) ending(err error) {
 	switch {
 	case l.closing.Load():
 	case err == nil || errors.Is(err, io.EOF):
+		if err := l.sendError(); err != nil {
+			l.end(&net.OpError{Op: "write", Net: Name, Err: err}, nil, ibv.WCFlushErr)
+			return
+		}
 		// RFC 5044: a FIN between messages is the orderly end.
-		if rx.inFrame || rx.w > rx.r || rx.inMsg || rx.readDone > 0 {
+		if rx.inFrame || rx.w > rx.r || rx.inMsg || rx.inWrite || rx.readDone > 0 {
 			l.end(errPeerQuit, nil, ibv.WCFlushErr)
 			return
 		}

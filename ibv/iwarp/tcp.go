@@ -33,7 +33,7 @@ type tcp struct {
 	seat    vacancy.Seat
 	wanted  atomic.Bool // somebody waits and would rather receive itself
 	dirty   atomic.Bool // the socket has a read deadline
-	closing atomic.Bool // abort was called
+	closing atomic.Bool // abort was called, or the end has come
 	rtrDue  atomic.Bool // the peer waits for our RTR, which our first send takes along
 
 	// Below role.
@@ -233,6 +233,7 @@ func (l *tcp) end(cause error, term *iwarpwire.TermMsg, culprit ibv.WCStatus) {
 		return
 	}
 	l.ended = true
+	l.closing.Store(true) // an abort from now on leaves the last words in peace
 	l.seat.Taken()
 	l.rx.release()
 

@@ -2,6 +2,8 @@ package iwarp
 
 import (
 	"encoding/binary"
+	"errors"
+	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
@@ -237,6 +239,7 @@ func (l *tcp) flushPortable() {
 		_, err := l.conn.Write(buf)
 		q.sq.mu.Lock()
 		if err != nil && !t.stopped {
+			t.err = err
 			l.txFailed()
 		}
 	}
@@ -297,6 +300,18 @@ func (l *tcp) txFailed() {
 	if l.tx.err == errRegionGone {
 		go l.abort(errRegionGone, true)
 	}
+}
+
+// sendError is how TCP failed under a send. A reset is told once, to whoever
+// comes first; those who read find the end of the stream then. EPIPE is no news
+// to them: our data met a peer that had ended the stream.
+func (l *tcp) sendError() error {
+	l.qp.sq.mu.Lock()
+	defer l.qp.sq.mu.Unlock()
+	if !l.tx.stopped || errors.Is(l.tx.err, syscall.EPIPE) {
+		return nil
+	}
+	return l.tx.err
 }
 
 // stopTransmit drops the batch; the requests in it are flushed by qp.fail.
