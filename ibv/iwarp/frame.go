@@ -130,7 +130,7 @@ func (l *tcp) frameSegment() {
 			m.segs = m.segs[1:]
 			continue
 		}
-		f.payload(chunk{b: seg.buf[:k], mr: seg.mr, inline: m.inline})
+		f.payload(chunk{b: seg.buf[:k], mr: seg.mr, inline: m.inline, resp: m.resp})
 		seg.buf = seg.buf[k:]
 		rest -= k
 	}
@@ -251,7 +251,7 @@ func (f *fpdu) payload(c chunk) {
 	if c.mr != nil && (small || f.l.crc) {
 		f.l.qp.pd.gate.RLock()
 		defer f.l.qp.pd.gate.RUnlock()
-		if c.mr.closed { // gather finds it and fails the connection
+		if c.gone() { // gather finds it and fails the connection
 			small = false
 			c.b = nil
 		}

@@ -101,9 +101,10 @@ func (l *tcp) pumpPortable() {
 			rx.rest()
 			return
 		}
-		if !l.arrivedStaged(n, err) {
+		if !l.arrived(n, err) {
 			return
 		}
+		rx.w += n
 		if l.once {
 			l.parse()
 			return
@@ -111,13 +112,15 @@ func (l *tcp) pumpPortable() {
 	}
 }
 
-// readRaw reads once. While the read goes straight into registered memory the
-// gate is held.
+// readRaw reads once and notes what came. While the read goes straight into
+// registered memory, and until the CRC has been computed there, the gate is held.
 func (l *tcp) readRaw(fd uintptr) (n int, wait bool, err error) {
 	rx := &l.rx
 	staging := *rx.stage()
 	if !rx.inFrame || rx.left == 0 {
-		return readv(fd, append(rx.iov[:0], staging[rx.w:]))
+		n, wait, err = readv(fd, append(rx.iov[:0], staging[rx.w:]))
+		rx.w += n
+		return n, wait, err
 	}
 	// parse has used up staging, so it is empty here.
 	extra := staging
@@ -151,46 +154,35 @@ func (l *tcp) readRaw(fd uintptr) (n int, wait bool, err error) {
 	gate := &l.qp.pd.gate
 	gate.RLock()
 	defer gate.RUnlock()
-	if !rx.target.valid() {
+	if !rx.valid() {
 		return 0, false, errRegionGone
 	}
-	return readv(fd, bufs)
+	n, wait, err = readv(fd, bufs)
+	k := min(n, rx.left)
+	rx.advance(k, l.crc)
+	rx.w += n - k
+	return n, wait, err
 }
 
 var errRegionGone = fmt.Errorf("%s: memory region closed while in use", Name)
 
-func (t *target) valid() bool {
-	for i := range t.segs {
-		if m := t.segs[i].mr; m != nil && m.closed {
+// valid reports whether the target is still to be had: an RDMA Write goes by
+// the key, other payload by the region. The caller holds the gate for reading.
+func (rx *receiver) valid() bool {
+	for i := range rx.target.segs {
+		if m := rx.target.segs[i].mr; m != nil && (m.closed || m.dead && rx.hdr.Op == iwarpwire.Write) {
 			return false
 		}
 	}
 	return true
 }
 
-// arrived notes n bytes read by readRaw and reports whether to go on.
+// arrived tells by the result of a read whether to go on.
 func (l *tcp) arrived(n int, err error) bool {
-	if err != nil || n == 0 {
-		l.ending(err)
-		return false
-	}
-	rx := &l.rx
-	if rx.inFrame && rx.left > 0 {
-		k := min(n, rx.left)
-		rx.advance(k, l.crc)
-		n -= k
-	}
-	rx.w += n
-	return true
-}
-
-func (l *tcp) arrivedStaged(n int, err error) bool {
 	if n == 0 {
 		l.ending(err)
-		return false
 	}
-	l.rx.w += n
-	return true
+	return n > 0
 }
 
 // ending meets the end of the TCP stream or its failure.
@@ -344,7 +336,7 @@ func (l *tcp) placeStaged() bool {
 	gate := &l.qp.pd.gate
 	gate.RLock()
 	defer gate.RUnlock()
-	if !rx.target.valid() {
+	if !rx.valid() {
 		l.regionGone()
 		return false
 	}

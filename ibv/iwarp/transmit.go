@@ -79,7 +79,12 @@ type chunk struct {
 	b      []byte
 	mr     *mr  // the region it lies in, which may be taken away
 	inline bool // the poster's memory, only until the post returns
+	resp   bool // of a Read Response, so that the key counts too
 }
+
+// gone reports whether the memory has been taken away. The caller holds the gate
+// for reading.
+func (c *chunk) gone() bool { return c.mr.closed || c.resp && c.mr.dead }
 
 // outgoing is the message being framed.
 type outgoing struct {
@@ -159,7 +164,7 @@ func (l *tcp) gather() (bufs [][]byte, gated, ok bool) {
 				l.qp.pd.gate.RLock()
 				gated = true
 			}
-			if c.mr.closed {
+			if c.gone() {
 				return nil, gated, false
 			}
 		}
