@@ -159,8 +159,8 @@ func (l *tcp) segmentSize(left, limit int) int {
 	if left <= limit {
 		return left
 	}
-	frames := (left + limit - 1) / limit
-	return min(limit, ((left+frames-1)/frames+7)&^7)
+	frames := (left-1)/limit + 1 // left may be all that an int holds
+	return min(limit, ((left-1)/frames+8)&^7)
 }
 
 func (l *tcp) frameReadRequest(r *sendReq) {

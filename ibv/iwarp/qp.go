@@ -196,13 +196,13 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 	}
 	for i := range wr.SGL {
 		sgl = append(sgl, segment{buf: wr.SGL[i].Buf})
+		if len(wr.SGL[i].Buf) > maxMsgSize-r.size { // the sum may be more than an int holds
+			s.reqs.Undo()
+			return fmt.Errorf("%s: post %s of more than %d bytes: %w", Name, wr.Op, maxMsgSize, ibv.ErrLimit)
+		}
 		r.size += len(wr.SGL[i].Buf)
 	}
 	r.sgl = sgl
-	if r.size > maxMsgSize {
-		s.reqs.Undo()
-		return fmt.Errorf("%s: post %s of %d bytes: %w", Name, wr.Op, r.size, ibv.ErrLimit)
-	}
 	if r.flags&ibv.SendInline != 0 {
 		if r.size > q.cap.MaxInline {
 			s.reqs.Undo()
