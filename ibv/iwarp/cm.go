@@ -150,7 +150,7 @@ func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
 		stop = context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	}
 	s, reply, err := i.initiate(conn, &param)
-	if err == nil && !stop() {
+	if !stop() && err == nil {
 		err = ctx.Err() // the deadline has been, or will be, set: conn is spoilt
 	}
 	if err == nil {

@@ -31,7 +31,6 @@ func (l *tcp) frame() bool {
 	}
 	if t.framed == begin {
 		l.releaseBatch()
-		l.qp.reap(nil)
 		return false
 	}
 	return true
@@ -78,6 +77,7 @@ func (l *tcp) nextMessage() bool {
 		}
 		r.end, r.done = t.framed, t.taken == t.framed
 		s.sent++
+		l.qp.reap(nil) // a request that was wrong may be next, and waits to be the oldest
 		return true
 	case ibv.OpRead:
 		l.frameReadRequest(r)
@@ -130,7 +130,7 @@ func (l *tcp) frameSegment() {
 			m.segs = m.segs[1:]
 			continue
 		}
-		f.payload(chunk{b: seg.buf[:k], mr: seg.mr, inline: m.inline})
+		f.payload(chunk{b: seg.buf[:k], mr: seg.mr, inline: m.inline, resp: m.resp})
 		seg.buf = seg.buf[k:]
 		rest -= k
 	}
@@ -159,8 +159,8 @@ func (l *tcp) segmentSize(left, limit int) int {
 	if left <= limit {
 		return left
 	}
-	frames := (left + limit - 1) / limit
-	return min(limit, ((left+frames-1)/frames+7)&^7)
+	frames := (left-1)/limit + 1 // left may be all that an int holds
+	return min(limit, ((left-1)/frames+8)&^7)
 }
 
 func (l *tcp) frameReadRequest(r *sendReq) {
@@ -251,7 +251,7 @@ func (f *fpdu) payload(c chunk) {
 	if c.mr != nil && (small || f.l.crc) {
 		f.l.qp.pd.gate.RLock()
 		defer f.l.qp.pd.gate.RUnlock()
-		if c.mr.closed { // gather finds it and fails the connection
+		if c.gone() { // gather finds it and fails the connection
 			small = false
 			c.b = nil
 		}

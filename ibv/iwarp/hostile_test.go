@@ -449,6 +449,8 @@ func record(m *memory) *recording {
 	r.add(sendOf(2, 0, false, bytesOf(7)), false)
 	r.add(sendOf(2, 7, true, bytesOf(9)), true)
 	r.add(writeOf(m.write.RKey(), m.write.Addr(), bytesOf(21)), true)
+	r.add(segmentOf(iwarpwire.Header{Tagged: true, Op: iwarpwire.Write, STag: m.write.RKey(), TO: m.write.Addr()}, bytesOf(3)), false)
+	r.add(writeOf(m.write.RKey(), m.write.Addr()+3, bytesOf(4)), true)
 	r.add(readOf(1, iwarpwire.ReadReq{SinkSTag: 1, Size: 16, SrcSTag: m.read.RKey(), SrcTO: m.read.Addr()}), true)
 	r.add(answerOf(m.local.RKey(), m.local.Addr()+sinkAt, false, bytesOf(recvLen/2)), false)
 	r.add(answerOf(m.local.RKey(), m.local.Addr()+sinkAt+recvLen/2, true, bytesOf(recvLen/2)), true)

@@ -121,13 +121,11 @@ func (l *tcp) aimReadResponse() *iwarpwire.TermError {
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
 	r := q.sq.oldestRead()
-	if r == nil {
-		if l.tx.reads > 0 && rx.left == 0 && h.Last {
-			return nil // answers the Read that was our RTR
-		}
+	rtr := rx.eatRead && l.tx.reads > 0
+	if r == nil && !rtr {
 		return iwarpwire.ErrInvalidSTag
 	}
-	if r.size == 0 {
+	if rtr || r.size == 0 {
 		if rx.left > 0 || !h.Last {
 			return iwarpwire.ErrBaseBounds
 		}
@@ -165,6 +163,7 @@ func (l *tcp) deliver() bool {
 	n := rx.payload()
 	switch h.Op {
 	case iwarpwire.Write:
+		rx.inWrite = !h.Last
 		return true // the target learns of it by a later Send
 	case iwarpwire.ReadResponse:
 		return l.deliverRead(n)
@@ -218,8 +217,10 @@ func (l *tcp) deliverRead(n int) bool {
 	}
 	rx.readDone = 0
 	l.tx.reads--
-	if r := q.sq.oldestRead(); r != nil {
-		r.done = true
+	if rx.eatRead {
+		rx.eatRead = false // RFC 6581: the Read that was our RTR went first
+	} else {
+		q.sq.oldestRead().done = true
 	}
 	q.reap(l)
 	l.push() // a read or a fenced request may have waited for this one

@@ -16,7 +16,7 @@ import (
 //	INIT --start--> RTS --fail--> ERR
 //	  \______________________________/ SetError before the connection is up
 //
-// Lock order: sq.mu or rq.mu, then pd.gate, then cq.mu.
+// Lock order: sq.mu, rq.mu, pd.gate, cq.mu.
 type qp struct {
 	dev    *device
 	pd     *pd
@@ -196,13 +196,13 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 	}
 	for i := range wr.SGL {
 		sgl = append(sgl, segment{buf: wr.SGL[i].Buf})
+		if len(wr.SGL[i].Buf) > maxMsgSize-r.size { // the sum may be more than an int holds
+			s.reqs.Undo()
+			return fmt.Errorf("%s: post %s of more than %d bytes: %w", Name, wr.Op, maxMsgSize, ibv.ErrLimit)
+		}
 		r.size += len(wr.SGL[i].Buf)
 	}
 	r.sgl = sgl
-	if r.size > maxMsgSize {
-		s.reqs.Undo()
-		return fmt.Errorf("%s: post %s of %d bytes: %w", Name, wr.Op, r.size, ibv.ErrLimit)
-	}
 	if r.flags&ibv.SendInline != 0 {
 		if r.size > q.cap.MaxInline {
 			s.reqs.Undo()
@@ -384,11 +384,17 @@ func (q *qp) popRecv() (r recvReq, ok bool) {
 // in particular; from as in cq.add. The link has stopped touching the buffers,
 // except that the caller may be the receiving goroutine itself.
 func (q *qp) fail(culprit ibv.WCStatus, from *tcp) {
+	// Whoever posts sees the new state only when all before it are flushed.
 	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	q.rq.mu.Lock()
+	defer q.rq.mu.Unlock()
 	q.state.Store(uint32(ibv.QPSError))
 	for s := &q.sq; s.reqs.Len() > 0; {
+		// What is done and still here waits for an RDMA Read that now fails:
+		// nothing succeeds behind a request that did not.
 		r := s.at(0)
-		if !r.done && r.status == ibv.WCSuccess {
+		if r.status == ibv.WCSuccess {
 			r.status = ibv.WCFlushErr
 			if s.sent > 0 {
 				r.status, culprit = culprit, ibv.WCFlushErr
@@ -398,13 +404,8 @@ func (q *qp) fail(culprit ibv.WCStatus, from *tcp) {
 		s.sent = max(s.sent-1, 0)
 		s.drop()
 	}
-	q.sq.mu.Unlock()
-	for {
-		r, ok := q.popRecv()
-		if !ok {
-			break
-		}
-		q.flushRecv(r.id, from)
+	for q.rq.reqs.Len() > 0 {
+		q.flushRecv(q.rq.reqs.Pop().id, from)
 	}
 }
 
@@ -420,11 +421,12 @@ func (q *qp) SetError() error {
 	if q.closed.Load() {
 		return fmt.Errorf("%s: queue pair closed: %w", Name, ibv.ErrState)
 	}
-	if l := q.link.Load(); l != nil {
-		l.abort(errAborted, false)
-		return nil
+	if q.link.Load() == nil {
+		q.fail(ibv.WCFlushErr, nil)
 	}
-	q.fail(ibv.WCFlushErr, nil)
+	if l := q.link.Load(); l != nil { // it may have come up before the state changed
+		l.abort(errAborted, false)
+	}
 	return nil
 }
 

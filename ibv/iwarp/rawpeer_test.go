@@ -358,6 +358,16 @@ func (v *victim) close() {
 	require.LessOrEqual(v.t, len(v.events), 1, "one event at most is left to be told of")
 }
 
+// seize takes the receiving role, so that nobody reads. Who holds it may sleep in
+// the socket until something comes.
+func (l *tcp) seize(p *rawPeer) {
+	for !l.sit() {
+		p.send(rtrFrame(p.crc))
+	}
+	l.wanted.Store(false)
+	l.setDeadline(time.Time{})
+}
+
 // A site is a device with a listener.
 type site struct {
 	t  testing.TB

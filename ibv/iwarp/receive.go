@@ -40,6 +40,7 @@ type receiver struct {
 
 	seen    bool // the peer's first frame has come
 	eatSend bool // the first Send is an RTR and goes to no receive
+	eatRead bool // the first Read Response answers our RTR
 
 	// Untagged messages.
 	sendMSN uint32 // messages begun on queue 0
@@ -47,6 +48,8 @@ type receiver struct {
 	cur     recvReq
 	inMsg   bool // cur is being filled
 	filled  int  // bytes of cur so far
+
+	inWrite bool // the last RDMA Write lacks its end
 
 	// The Read Response in progress.
 	readDone int // bytes placed of the oldest outstanding read
@@ -62,10 +65,14 @@ type target struct {
 	one  [1]segment
 }
 
-// pump reads until the socket is empty (then it asks to be called again) or
-// the receiver has what it came for.
+// pumpReads is how often pump reads at most: a peer that never pauses must not
+// keep its caller from a deadline, or from an interruption.
+const pumpReads = 64
+
+// pump reads until the socket is empty (then it asks to be called again), the
+// receiver has what it came for, or it is time for its caller to look around.
 func (l *tcp) pump(fd uintptr) bool {
-	for {
+	for range pumpReads {
 		if !l.parse() || l.stop() || l.closing.Load() {
 			return true
 		}
@@ -78,10 +85,11 @@ func (l *tcp) pump(fd uintptr) bool {
 			return true
 		}
 		if l.once {
-			l.parse()
-			return true
+			break
 		}
 	}
+	l.parse()
+	return true
 }
 
 // pumpPortable does the same with blocking reads, always through staging.
@@ -93,9 +101,10 @@ func (l *tcp) pumpPortable() {
 			rx.rest()
 			return
 		}
-		if !l.arrivedStaged(n, err) {
+		if !l.arrived(n, err) {
 			return
 		}
+		rx.w += n
 		if l.once {
 			l.parse()
 			return
@@ -103,13 +112,15 @@ func (l *tcp) pumpPortable() {
 	}
 }
 
-// readRaw reads once. While the read goes straight into registered memory the
-// gate is held.
+// readRaw reads once and notes what came. While the read goes straight into
+// registered memory, and until the CRC has been computed there, the gate is held.
 func (l *tcp) readRaw(fd uintptr) (n int, wait bool, err error) {
 	rx := &l.rx
 	staging := *rx.stage()
 	if !rx.inFrame || rx.left == 0 {
-		return readv(fd, append(rx.iov[:0], staging[rx.w:]))
+		n, wait, err = readv(fd, append(rx.iov[:0], staging[rx.w:]))
+		rx.w += n
+		return n, wait, err
 	}
 	// parse has used up staging, so it is empty here.
 	extra := staging
@@ -143,46 +154,35 @@ func (l *tcp) readRaw(fd uintptr) (n int, wait bool, err error) {
 	gate := &l.qp.pd.gate
 	gate.RLock()
 	defer gate.RUnlock()
-	if !rx.target.valid() {
+	if !rx.valid() {
 		return 0, false, errRegionGone
 	}
-	return readv(fd, bufs)
+	n, wait, err = readv(fd, bufs)
+	k := min(n, rx.left)
+	rx.advance(k, l.crc)
+	rx.w += n - k
+	return n, wait, err
 }
 
 var errRegionGone = fmt.Errorf("%s: memory region closed while in use", Name)
 
-func (t *target) valid() bool {
-	for i := range t.segs {
-		if m := t.segs[i].mr; m != nil && m.closed {
+// valid reports whether the target is still to be had: an RDMA Write goes by
+// the key, other payload by the region. The caller holds the gate for reading.
+func (rx *receiver) valid() bool {
+	for i := range rx.target.segs {
+		if m := rx.target.segs[i].mr; m != nil && (m.closed || m.dead && rx.hdr.Op == iwarpwire.Write) {
 			return false
 		}
 	}
 	return true
 }
 
-// arrived notes n bytes read by readRaw and reports whether to go on.
+// arrived tells by the result of a read whether to go on.
 func (l *tcp) arrived(n int, err error) bool {
-	if err != nil || n == 0 {
-		l.ending(err)
-		return false
-	}
-	rx := &l.rx
-	if rx.inFrame && rx.left > 0 {
-		k := min(n, rx.left)
-		rx.advance(k, l.crc)
-		n -= k
-	}
-	rx.w += n
-	return true
-}
-
-func (l *tcp) arrivedStaged(n int, err error) bool {
 	if n == 0 {
 		l.ending(err)
-		return false
 	}
-	l.rx.w += n
-	return true
+	return n > 0
 }
 
 // ending meets the end of the TCP stream or its failure.
@@ -191,8 +191,12 @@ func (l *tcp) ending(err error) {
 	switch {
 	case l.closing.Load():
 	case err == nil || errors.Is(err, io.EOF):
+		if err := l.sendError(); err != nil {
+			l.end(&net.OpError{Op: "write", Net: Name, Err: err}, nil, ibv.WCFlushErr)
+			return
+		}
 		// RFC 5044: a FIN between messages is the orderly end.
-		if rx.inFrame || rx.w > rx.r || rx.inMsg || rx.readDone > 0 {
+		if rx.inFrame || rx.w > rx.r || rx.inMsg || rx.inWrite || rx.readDone > 0 {
 			l.end(errPeerQuit, nil, ibv.WCFlushErr)
 			return
 		}
@@ -332,7 +336,7 @@ func (l *tcp) placeStaged() bool {
 	gate := &l.qp.pd.gate
 	gate.RLock()
 	defer gate.RUnlock()
-	if !rx.target.valid() {
+	if !rx.valid() {
 		l.regionGone()
 		return false
 	}

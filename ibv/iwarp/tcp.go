@@ -33,7 +33,7 @@ type tcp struct {
 	seat    vacancy.Seat
 	wanted  atomic.Bool // somebody waits and would rather receive itself
 	dirty   atomic.Bool // the socket has a read deadline
-	closing atomic.Bool // abort was called
+	closing atomic.Bool // abort was called, or the end has come
 	rtrDue  atomic.Bool // the peer waits for our RTR, which our first send takes along
 
 	// Below role.
@@ -66,7 +66,7 @@ func startLink(q *qp, conn *net.TCPConn, s setup, notify func(ibv.Event)) error 
 		return err
 	}
 	l := &tcp{qp: q, conn: conn, raw: raw, notify: notify, crc: s.crc, ord: s.ord, ird: s.ird}
-	l.tx.hold, l.tx.rtr, l.rx.eatSend = s.hold, s.rtr, s.eatSend
+	l.tx.hold, l.tx.rtr, l.rx.eatSend, l.rx.eatRead = s.hold, s.rtr, s.eatSend, s.rtr == rtrRead
 	l.tx.write, l.tx.flush, l.rx.pump = l.writeSome, l.flushSome, l.pump
 	l.seat.Init(&q.dev.sweeper, func() { go l.background() })
 	l.seat.Taken()
@@ -233,6 +233,7 @@ func (l *tcp) end(cause error, term *iwarpwire.TermMsg, culprit ibv.WCStatus) {
 		return
 	}
 	l.ended = true
+	l.closing.Store(true) // an abort from now on leaves the last words in peace
 	l.seat.Taken()
 	l.rx.release()
 

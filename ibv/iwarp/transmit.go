@@ -2,6 +2,8 @@ package iwarp
 
 import (
 	"encoding/binary"
+	"errors"
+	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
@@ -77,7 +79,12 @@ type chunk struct {
 	b      []byte
 	mr     *mr  // the region it lies in, which may be taken away
 	inline bool // the poster's memory, only until the post returns
+	resp   bool // of a Read Response, so that the key counts too
 }
+
+// gone reports whether the memory has been taken away. The caller holds the gate
+// for reading.
+func (c *chunk) gone() bool { return c.mr.closed || c.resp && c.mr.dead }
 
 // outgoing is the message being framed.
 type outgoing struct {
@@ -123,7 +130,6 @@ func (l *tcp) push() {
 		go l.flush()
 		break
 	}
-	l.qp.reap(nil)
 	l.maybeFinish()
 }
 
@@ -158,7 +164,7 @@ func (l *tcp) gather() (bufs [][]byte, gated, ok bool) {
 				l.qp.pd.gate.RLock()
 				gated = true
 			}
-			if c.mr.closed {
+			if c.gone() {
 				return nil, gated, false
 			}
 		}
@@ -238,6 +244,7 @@ func (l *tcp) flushPortable() {
 		_, err := l.conn.Write(buf)
 		q.sq.mu.Lock()
 		if err != nil && !t.stopped {
+			t.err = err
 			l.txFailed()
 		}
 	}
@@ -300,6 +307,18 @@ func (l *tcp) txFailed() {
 	}
 }
 
+// sendError is how TCP failed under a send. A reset is told once, to whoever
+// comes first; those who read find the end of the stream then. EPIPE is no news
+// to them: our data met a peer that had ended the stream.
+func (l *tcp) sendError() error {
+	l.qp.sq.mu.Lock()
+	defer l.qp.sq.mu.Unlock()
+	if !l.tx.stopped || errors.Is(l.tx.err, syscall.EPIPE) {
+		return nil
+	}
+	return l.tx.err
+}
+
 // stopTransmit drops the batch; the requests in it are flushed by qp.fail.
 func (l *tcp) stopTransmit() {
 	t := &l.tx
@@ -323,7 +342,8 @@ func (l *tcp) maybeFinish() {
 	l.conn.CloseWrite()
 }
 
-// ownOut copies what the batch still borrows from the poster.
+// ownOut copies what the batch still borrows from the poster, and the rest of a
+// message that is half framed: either may be without the other.
 func (l *tcp) ownOut() {
 	t := &l.tx
 	n := 0
@@ -332,22 +352,20 @@ func (l *tcp) ownOut() {
 			n += len(t.out[i].b)
 		}
 	}
-	if n == 0 {
-		return
-	}
-	// The batch is empty before a post adds to it, or has been owned already;
-	// so nothing is owned twice.
-	t.owned = getBlock(n)
-	b := (*t.owned)[:0]
-	for i := range t.out {
-		if c := &t.out[i]; c.inline {
-			at := len(b)
-			b = append(b, c.b...)
-			c.b, c.inline = b[at:len(b):len(b)], false
+	if n > 0 {
+		// The batch is empty before a post adds to it, or has been owned already;
+		// so nothing is owned twice.
+		t.owned = getBlock(n)
+		b := (*t.owned)[:0]
+		for i := range t.out {
+			if c := &t.out[i]; c.inline {
+				at := len(b)
+				b = append(b, c.b...)
+				c.b, c.inline = b[at:len(b):len(b)], false
+			}
 		}
 	}
-	// A message that is half framed goes on from a copy as well.
-	if m := &t.msg; m.active && m.inline && m.left > 0 {
+	if m := &t.msg; m.active && m.inline {
 		rest := make([]byte, 0, m.left)
 		for _, s := range m.segs {
 			rest = append(rest, s.buf...)

@@ -1,0 +1,109 @@
+package iwarp
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+	"github.com/rdmanet/rdmanet/internal/leaktest"
+)
+
+// A key that this side has taken back opens nothing from then on, also in the
+// middle of a segment that is being received.
+func TestInvalidateInsideWrite(t *testing.T) {
+	eachMode(t, func(t *testing.T, cfg Config) {
+		leaktest.Check(t)
+		s := newSite(t, cfg)
+		mem := newMemory(t, s.p)
+		v, p := s.connect(mem, false, 0)
+		b := seal(false, writeOf(mem.both.RKey(), mem.both.Addr(), bytesOf(100)))
+		l := v.qp.(*qp).link.Load()
+		l.seize(p)
+		p.send(b[:50])
+		for l.once = true; !l.rx.inFrame || l.rx.left == 100; {
+			l.receive(nil)
+		}
+		l.once = false
+		l.leave()
+		placed := mem.touched()
+		_, err := v.qp.PostSend([]ibv.SendWR{{ID: 1, Op: ibv.OpLocalInv, Flags: ibv.SendSignaled, InvKey: mem.both.LKey()}})
+		require.NoError(t, err)
+		require.Equal(t, map[uint64]ibv.WCStatus{1: ibv.WCSuccess}, v.completions(1))
+		p.send(b[50:])
+		require.ErrorIs(t, v.event().Err, errRegionGone)
+		require.Equal(t, placed, mem.touched(), "bytes placed with a key that was taken back")
+		v.close()
+		mem.close()
+		p.drain()
+	})
+}
+
+// The same for a Read Response that was asked for and has not been sent.
+func TestInvalidateBeforeReadResponse(t *testing.T) {
+	eachMode(t, func(t *testing.T, cfg Config) {
+		leaktest.Check(t)
+		s := newSite(t, cfg)
+		mem := newMemory(t, s.p)
+		big := make([]byte, 16<<20) // more than the sockets on both sides hold
+		mr, err := mem.pd.RegMR(big, ibv.AccessRemoteRead)
+		require.NoError(t, err)
+		v, p := s.connect(mem, false, 1)
+		req := iwarpwire.ReadReq{SinkSTag: 1, Size: uint32(len(big)), SrcSTag: mr.RKey(), SrcTO: mr.Addr()}
+		p.send(seal(false, readOf(1, req)), seal(false, readOf(2, req)), seal(false, sendOf(1, 0, true, nil)))
+		require.Equal(t, map[uint64]ibv.WCStatus{0: ibv.WCSuccess}, v.completions(1))
+		_, err = v.qp.PostSend([]ibv.SendWR{{ID: 1, Op: ibv.OpLocalInv, Flags: ibv.SendSignaled, InvKey: mr.LKey()}})
+		require.NoError(t, err)
+		p.drain() // the first goes ahead of what was posted after it was begun
+		require.ErrorIs(t, v.event().Err, errRegionGone)
+		require.Equal(t, map[uint64]ibv.WCStatus{1: ibv.WCSuccess}, v.completions(1))
+		v.close()
+		require.NoError(t, mr.Close())
+		mem.close()
+	})
+}
+
+// Memory that was closed right after bytes were read into it is not looked at any
+// more, not even for their CRC: it may be unmapped, or hold something else.
+func TestCloseBehindRead(t *testing.T) {
+	leaktest.Check(t)
+	s := newSite(t, Config{portable: !haveRawIO})
+	mem := newMemory(t, s.p)
+	buf := make([]byte, 100)
+	mr, err := mem.pd.RegMR(buf, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+	require.NoError(t, err)
+	v, p := s.connect(mem, true, 1)
+	b := seal(true, writeOf(mr.RKey(), mr.Addr(), bytesOf(len(buf))))
+	l := v.qp.(*qp).link.Load()
+	l.seize(p)
+	p.send(b[:50])
+	for l.once = true; !l.rx.inFrame || l.rx.left == len(buf); {
+		l.receive(nil)
+	}
+	p.send(b[50:])
+	if l.qp.dev.cfg.portable {
+		l.receive(nil)
+	} else {
+		require.NoError(t, l.raw.Read(func(fd uintptr) bool {
+			n, wait, err := l.readRaw(fd)
+			if wait {
+				return false
+			}
+			require.NoError(t, mr.Close())
+			clear(buf)
+			return l.arrived(n, err)
+		}))
+	}
+	l.once = false
+	require.True(t, l.parse())
+	l.leave()
+	p.send(seal(true, sendOf(1, 0, true, nil)))
+	require.Equal(t, map[uint64]ibv.WCStatus{0: ibv.WCSuccess}, v.completions(1))
+	v.close()
+	if !haveRawIO {
+		require.NoError(t, mr.Close())
+	}
+	mem.close()
+	p.drain()
+}
