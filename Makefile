@@ -24,13 +24,13 @@ test: unit vm
 
 # Every test of every module, with the race detector, over the software device.
 unit:
-	$(call each,$(GO) test -race ./...)
+	$(call each,$(GO) test -race -timeout=30m ./...)
 
 # The root module's tests with 32-bit words, which wrap where peers' lengths are not
 # checked. No race detector has them.
 word32:
 	GOARCH=386 CGO_ENABLED=0 $(GO) vet ./...
-	GOARCH=386 CGO_ENABLED=0 $(GO) test ./...
+	GOARCH=386 CGO_ENABLED=0 $(GO) test -timeout=30m ./...
 
 # The tests over rdma-core, on Soft-RoCE and siw in guests. RDMANET_SKIP_VM=1
 # leaves them out.
