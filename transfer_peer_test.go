@@ -799,12 +799,13 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 			c, p := s.transferConns(side.active, false)
 			p.grant(maxTransfers)
 			b := make([]byte, (maxTransfers+1)*fetchSize) // more than may be granted at a time
-			p.begin(false, 1, len(b), 0, 0)
 			read := make(chan result, 1)
 			go func() {
 				n, err := c.Read(b)
 				read <- result{n, err}
 			}()
+			c.awaitReader(t) // else what is offered may be fetched for nobody
+			p.begin(false, 1, len(b), 0, 0)
 			first := p.told(transferGrant)
 			for range maxTransfers - 1 {
 				p.told(transferGrant)
@@ -1083,6 +1084,7 @@ func TestTransferWithdrawnUnderReadMsg(t *testing.T) {
 				n, err := c.ReadMsg(b)
 				read <- result{n, err}
 			}()
+			c.awaitReader(t)
 			p.begin(false, 1, len(b), 0, 0)
 			p.told(transferGrant)
 
@@ -1170,6 +1172,16 @@ func TestTransferWithdrawnEnd(t *testing.T) {
 	})
 }
 
+// awaitReader waits until a call reads.
+func (c *Conn) awaitReader(t testing.TB) {
+	t.Helper()
+	require.True(t, eventually(func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.in.reading > 0
+	}))
+}
+
 // filling is what a large Read is under way to.
 func (c *Conn) filling() *straight {
 	c.mu.Lock()
@@ -1200,6 +1212,7 @@ func TestTransferDeadlineMoved(t *testing.T) {
 			const n = 1 << 20
 			b := make([]byte, 2*n)
 			read := reading(c, b[:n])
+			c.awaitReader(t)
 			p.begin(false, 1, n, 0, 0)
 			g := p.told(transferGrant)
 			into := c.filling()
@@ -1210,6 +1223,7 @@ func TestTransferDeadlineMoved(t *testing.T) {
 			require.Equal(t, result{n, nil}, s.await(read))
 
 			read = reading(c, b)
+			c.awaitReader(t)
 			p.begin(false, 2, n, 0, 0)
 			p.told(transferGrant)
 			into = c.filling()
