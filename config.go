@@ -38,14 +38,15 @@ type Config struct {
 	MaxSendSize    int
 	MaxReceiveSize int
 
-	// MaxFragmentedSize bounds a message, which may have many segments, in
-	// bytes: 131080 to 1 GiB, 0 means 1 MiB. It concerns WriteMsg and ReadMsg;
-	// Write and Read carry any amount.
+	// MaxFragmentedSize bounds a message that comes in segments, in bytes: 131080
+	// to 1 GiB, 0 means 1 MiB. It concerns what the peer sends with WriteMsg; Write
+	// and Read carry any amount. Between rdmanet peers longer messages go as large
+	// transfers, unless TransferSize is negative on either side.
 	MaxFragmentedSize int
 
 	// TransferSize is the length in bytes from which Write and WriteMsg do not cut
 	// data into segments but leave it to the devices to move by RDMA, between
-	// rdmanet peers: at least 4096. Such a Write returns when the peer has taken
+	// rdmanet peers: 4096 to 1 GiB. Such a Write returns when the peer has taken
 	// the data. 0 means 512 KiB on RDMA devices, and on the software device, which
 	// sends straight from any memory, 4 MiB for what lies in a Buffer and else
 	// never; ReadFrom, which need not wait, does so from 128 KiB on on RDMA devices.

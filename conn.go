@@ -175,8 +175,9 @@ func (c *Conn) Stats() Stats {
 }
 
 // MaxMessageSize is the length of the longest message that WriteMsg can send, and
-// of the longest piece that SendMsg can, in bytes. A message in pieces may have
-// any length.
+// of the longest piece that SendMsg can, in bytes: math.MaxInt where large transfers
+// carry what is longer than the peer's MaxFragmentedSize, else that. A message in
+// pieces may have any length.
 func (c *Conn) MaxMessageSize() int {
 	if c.out.mode != transferNone {
 		return math.MaxInt
@@ -256,7 +257,8 @@ func (c *Conn) WriteMsg(p []byte) error {
 // STag) token: the peer's device closes it before the message is delivered.
 // Exactly one segment carries it, [MS-SMBD] 3.1.5.4. A token of 0 is none; it is
 // dropped where the device has no Send with Invalidate. A peer that has no such
-// key breaks the connection.
+// key breaks the connection. With a token p goes in segments, and may have
+// [Info].MaxFragmentedSize bytes.
 func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
 	_, err := c.write(p, manner{message: true, token: token})
 	return c.opError("write", err)

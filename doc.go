@@ -122,11 +122,10 @@
 //
 // A RoCE or InfiniBand device that waits for an acknowledgement gives up by itself
 // before that, with the same error: by default after seven times 0.54 s, four times
-// as long at most (rdmacore.Config.AckTimeout and Retries). That holds also with
-// keep-alive off. Over iWARP it is TCP that would give up then, on Linux after some
-// 15 minutes, and an idle connection would stay for ever, as TCP's do; so it does over
-// RoCE. Keep-alive on iWARP needs a peer that serves RDMA Reads, as most do, to find
-// this where either program does not read.
+// as long at most (rdmacore.Config.AckTimeout and Retries). Over iWARP that is left to
+// TCP, which on Linux gives up after some 15 minutes. Both hold with keep-alive off,
+// too; an idle connection then stays for ever, as TCP's do. Where either program does
+// not read, keep-alive on iWARP needs a peer that serves RDMA Reads, as most do.
 //
 // # What it does not do
 //

@@ -2,10 +2,16 @@ package rdmanet_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -219,6 +225,36 @@ func ExampleConn_SendPossible() {
 	// Output: 1048576
 }
 
+// From Alloc's memory the devices move what is large by themselves, and into it.
+func ExampleAlloc() {
+	server, client := connect()
+	defer server.Close()
+	const size = 8 << 20
+	out, err := rdmanet.Alloc(size)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer out.Free()
+	in, err := rdmanet.Alloc(size)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer in.Free()
+
+	copy(out.Bytes()[size-3:], "end")
+	go func() {
+		defer client.Close()
+		if _, err := client.Write(out.Bytes()); err != nil {
+			log.Fatal(err)
+		}
+	}()
+	if _, err := io.ReadFull(server, in.Bytes()); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s, as %d large transfer\n", in.Bytes()[size-3:], server.Stats().TransfersReceived)
+	// Output: end, as 1 large transfer
+}
+
 // Info tells what the addresses of a connection cannot.
 func ExampleConn_Info() {
 	server, client := connect()
@@ -259,6 +295,68 @@ func ExampleDialer() {
 	greeting, err := io.ReadAll(conn)
 	fmt.Printf("%s %v\n", greeting, err)
 	// Output: welcome <nil>
+}
+
+// What is true of the connections of one Listener stands in its ListenConfig.
+func ExampleListenConfig() {
+	lc := rdmanet.ListenConfig{
+		Backlog: 100,
+		Config: rdmanet.Config{
+			Device:    "iwarp",
+			KeepAlive: 30 * time.Second,
+			Logger:    slog.Default(), // hears at level Debug why connections fail
+		},
+	}
+	ln, err := lc.Listen(context.Background(), "rdma4", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ln.Close()
+	ln.(*rdmanet.Listener).SetDeadline(time.Now().Add(time.Millisecond))
+	_, err = ln.Accept()
+	fmt.Println(errors.Is(err, os.ErrDeadlineExceeded))
+	// Output: true
+}
+
+// TLS goes over a connection as it does over TCP's: RDMA encrypts nothing.
+func Example_tls() {
+	server, client := connect()
+	cert, pool := certificate()
+	go func() {
+		conn := tls.Server(server, &tls.Config{Certificates: []tls.Certificate{cert}})
+		defer conn.Close()
+		io.Copy(conn, conn)
+	}()
+
+	conn := tls.Client(client, &tls.Config{RootCAs: pool, ServerName: "server.example"})
+	defer conn.Close()
+	fmt.Fprint(conn, "a secret")
+	answer := make([]byte, 8)
+	if _, err := io.ReadFull(conn, answer); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", answer)
+	// Output: a secret
+}
+
+// certificate makes one for server.example, and a pool that trusts it.
+func certificate() (tls.Certificate, *x509.CertPool) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		log.Fatal(err)
+	}
+	template := x509.Certificate{DNSNames: []string{"server.example"}, NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, &template, &template, &key.PublicKey, key)
+	if err != nil {
+		log.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
 
 // The errors are those of package net, so what tests for them still works.

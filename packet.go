@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"net"
@@ -450,10 +451,13 @@ func (p *PacketConn) wakeReaders() {
 	}
 }
 
+// errDatagramTooLong says where the limit is to be had.
+var errDatagramTooLong = fmt.Errorf("longer than PacketConn.MaxDatagramSize: %w", syscall.EMSGSIZE)
+
 // write sends a datagram.
 func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
 	if len(b) > p.limit {
-		return syscall.EMSGSIZE
+		return errDatagramTooLong
 	}
 	if !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified() {
 		return syscall.EDESTADDRREQ

@@ -54,13 +54,13 @@ func (c *Config) providers() ([]ibv.Provider, error) {
 	if c.Provider != nil {
 		return []ibv.Provider{c.Provider}, nil
 	}
-	want := c.Device
+	want, by := c.Device, "Config.Device"
 	if env := os.Getenv(deviceEnv); env != "" {
-		want = env
+		want, by = env, deviceEnv
 	}
 	switch {
 	case want == iwarp.Name && c.RequireRDMA:
-		return nil, fmt.Errorf("Config.RequireRDMA forbids the software device, which Config.Device or %s asks for", deviceEnv)
+		return nil, fmt.Errorf("%s is %q, the software device, which Config.RequireRDMA forbids", by, want)
 	case want == iwarp.Name:
 		return []ibv.Provider{software}, nil
 	case want != "" || c.RequireRDMA:
@@ -70,8 +70,8 @@ func (c *Config) providers() ([]ibv.Provider, error) {
 		}
 		p, err := rdmaProvider(device)
 		if err != nil && want != "" {
-			return nil, fmt.Errorf("device %q (set by Config.Device or %s; the software device is %q, any other %q): %w",
-				want, deviceEnv, iwarp.Name, rdmacore.Name, err)
+			return nil, fmt.Errorf("%s is %q (the software device is %q, any RDMA device %q): %w",
+				by, want, iwarp.Name, rdmacore.Name, err)
 		}
 		return []ibv.Provider{p}, err
 	case rdmacore.Present():

@@ -48,10 +48,11 @@ const (
 )
 
 // ErrMessageTooLong is returned for a message longer than the peer said that
-// it reassembles (its MaxFragmentedSize); one of exactly that length passes.
+// it reassembles ([Info].MaxFragmentedSize), where no large transfer carries it;
+// one of exactly that length passes.
 // Nothing of the message was sent and the connection stays usable. It matches
 // syscall.EMSGSIZE.
-var ErrMessageTooLong = fmt.Errorf("rdmanet: longer than the peer accepts: %w", syscall.EMSGSIZE)
+var ErrMessageTooLong = fmt.Errorf("rdmanet: longer than the peer takes in segments (Info.MaxFragmentedSize): %w", syscall.EMSGSIZE)
 
 // A protocolError says which field of a received message broke which rule.
 // The connection cannot go on after one. They are made once and compared by

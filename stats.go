@@ -51,7 +51,7 @@ type Info struct {
 	MessageFlags      bool // the peer knows expedited, partial and empty messages
 	MaxSendSize       int  // as negotiated, bytes
 	MaxReceiveSize    int
-	MaxFragmentedSize int // longest message the peer takes
+	MaxFragmentedSize int // longest message that the peer takes in segments; see MaxMessageSize
 }
 
 func gidOf(a netip.AddrPort) ibv.GID { return ibv.GIDFromAddr(a.Addr().WithZone("")) }

@@ -12,8 +12,8 @@ import (
 
 func main() {
 	overQUIC := flag.Bool("quic", false, "QUIC in place of DNS; it takes datagrams of 1280 bytes")
-	queries := flag.Int("queries", 1000, "client of DNS: `number` of queries")
-	size := flag.Int("size", 1<<20, "client of QUIC: `bytes` each way on each of 4 streams")
+	queries := flag.Uint("queries", 1000, "client of DNS: `number` of queries")
+	size := flag.Uint("size", 1<<20, "client of QUIC: `bytes` each way on each of 4 streams")
 	demo.Main(demo.Program{
 		ServePacket: func(p net.PacketConn) error {
 			if *overQUIC {
@@ -23,9 +23,9 @@ func main() {
 		},
 		ClientPacket: func(ctx context.Context, dial demo.DialFunc, listen demo.ListenPacketFunc, addr string) (string, error) {
 			if *overQUIC {
-				return echoQUIC(ctx, listen, addr, *size)
+				return echoQUIC(ctx, listen, addr, int(*size))
 			}
-			return queryDNS(ctx, dial, addr, *queries)
+			return queryDNS(ctx, dial, addr, int(*queries))
 		},
 	})
 }

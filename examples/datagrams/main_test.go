@@ -81,3 +81,12 @@ func TestTwoProcesses(t *testing.T) {
 		}
 	}
 }
+
+func TestMainFails(t *testing.T) {
+	for _, args := range [][]string{{"-queries=-1"}, {"-quic", "-size=-1"}, {"-network=tcp"}} {
+		out, err := demotest.Run(t, args...)
+		if err == nil || strings.Contains(out, "listening") || strings.Contains(out, "panic:") {
+			t.Errorf("%v: %v, printed:\n%s", args, err, out)
+		}
+	}
+}

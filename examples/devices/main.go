@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/rdmanet/rdmanet"
@@ -38,6 +39,9 @@ func main() {
 	}
 }
 
+// deviceEnv is the variable that overrides Config.Device.
+const deviceEnv = "RDMANET_DEVICE"
+
 type doctor struct {
 	out     io.Writer
 	timeout time.Duration
@@ -49,8 +53,8 @@ func (d *doctor) printf(format string, args ...any) { fmt.Fprintf(d.out, format+
 // devices lists what there is, RDMA devices first.
 func (d *doctor) devices() {
 	d.printf("Limit of locked memory: %s", memlock())
-	if env := os.Getenv("RDMANET_DEVICE"); env != "" {
-		d.printf("RDMANET_DEVICE=%s decides for every program", env)
+	if env := os.Getenv(deviceEnv); env != "" {
+		d.printf("%s=%s decides for every program", deviceEnv, env)
 	}
 	p, err := rdmacore.New(rdmacore.Config{})
 	if err == nil {
@@ -58,7 +62,7 @@ func (d *doctor) devices() {
 	}
 	if err != nil {
 		d.printf("\nNo RDMA device: %v", err)
-		if !rdmacore.Present() {
+		if runtime.GOOS == "linux" && !rdmacore.Present() {
 			d.printf("  The kernel has none (/sys/class/infiniband is empty). For a software one: modprobe rdma_rxe && " +
 				"rdma link add rxe0 type rxe netdev INTERFACE")
 		}
@@ -170,32 +174,53 @@ func (d *doctor) address(address string) bool {
 		d.printf("  %v", err)
 		return false
 	}
+	served := false
 	for _, a := range addrs {
-		d.route(netip.AddrPortFrom(a.Unmap(), uint16(number)))
+		served = d.route(netip.AddrPortFrom(a.Unmap(), uint16(number))) || served
 	}
 	if d.dial {
 		return d.connect(address)
 	}
-	return true
+	return served
 }
 
-func (d *doctor) route(remote netip.AddrPort) {
+// route reports whether a device would serve one address. RDMANET_DEVICE rules out
+// others than the one that it names.
+func (d *doctor) route(remote netip.AddrPort) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), d.timeout)
 	defer cancel()
+	want := os.Getenv(deviceEnv)
+	if want == iwarp.Name {
+		d.printf("  %v: %s, the software device", remote, iwarp.Name)
+		d.printf("    because %s says so", deviceEnv)
+		return true
+	}
+	cfg := rdmacore.Config{Device: want}
+	if want == rdmacore.Name {
+		cfg.Device = "" // any
+	}
 	why := "this process cannot use RDMA devices"
-	p, err := rdmacore.New(rdmacore.Config{})
+	p, err := rdmacore.New(cfg)
 	if err == nil {
 		why = "no RDMA device leads there"
 		var id ibv.ID
 		if id, err = p.Resolve(ctx, netip.AddrPort{}, remote); err == nil {
 			defer id.Close()
 			d.printf("  %v: %s, port %d, from %v", remote, id.Device().Name(), id.Port(), id.LocalAddr().Addr())
-			d.printf("    if nobody listens there over RDMA, %s on the same port", iwarp.Name)
-			return
+			if want == "" {
+				d.printf("    if nobody listens there over RDMA, %s on the same port", iwarp.Name)
+			}
+			return true
 		}
+	}
+	if want != "" {
+		d.printf("  %v: none", remote)
+		d.printf("    because %s=%s forbids the software device, and %s: %v", deviceEnv, want, why, err)
+		return false
 	}
 	d.printf("  %v: %s, the software device", remote, iwarp.Name)
 	d.printf("    because %s: %v", why, err)
+	return true
 }
 
 // connect dials in earnest.

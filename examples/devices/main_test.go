@@ -55,3 +55,18 @@ func TestAddress(t *testing.T) {
 	require.False(t, ok)
 	require.Contains(t, out, "refused")
 }
+
+// RDMANET_DEVICE decides here as it does in Dial.
+func TestAddressOfPinnedDevice(t *testing.T) {
+	t.Setenv(deviceEnv, "iwarp")
+	out, ok := examine(t, false, "127.0.0.1:1")
+	require.True(t, ok)
+	require.Contains(t, out, "because RDMANET_DEVICE says so")
+
+	t.Setenv(deviceEnv, "nosuch0")
+	out, ok = examine(t, false, "127.0.0.1:1")
+	require.False(t, ok)
+	require.Contains(t, out, "127.0.0.1:1: none")
+	_, err := rdmanet.Dial("rdma", "127.0.0.1:1")
+	require.ErrorContains(t, err, "nosuch0")
+}

@@ -61,11 +61,15 @@ func TestMainFails(t *testing.T) {
 		"nobody listens":   {"-dial", "127.0.0.1:1"},
 		"address in doubt": {"-serve", "nonsense"},
 		"both at once":     {"-serve", "127.0.0.1:0", "-dial", "127.0.0.1:1"},
+		"datagrams":        {"-dial", "127.0.0.1:1", "-network", "udp"},
+		"both families":    {"-network", "rdma46"},
+		"no flag":          {"127.0.0.1:1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := demotest.Run(t, args...)
 			assert.Error(t, err)
 			assert.NotContains(t, out, "ok:")
+			assert.NotContains(t, out, "panic:")
 		})
 	}
 }

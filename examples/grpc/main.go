@@ -15,11 +15,11 @@ import (
 )
 
 func main() {
-	calls := flag.Int("calls", 1000, "client: `number` of unary calls, and of messages on each stream")
+	calls := flag.Uint("calls", 1000, "client: `number` of unary calls, and of messages on each stream")
 	demo.Main(demo.Program{
 		Serve: serve,
 		Client: func(ctx context.Context, dial demo.DialFunc, addr string) (string, error) {
-			return callAll(ctx, dial, addr, *calls)
+			return callAll(ctx, dial, addr, int(*calls))
 		},
 	})
 }

@@ -51,3 +51,10 @@ func TestTwoProcesses(t *testing.T) {
 		})
 	}
 }
+
+func TestMainFails(t *testing.T) {
+	out, err := demotest.Run(t, "-calls=-1")
+	if err == nil || !strings.Contains(out, "usage: ") {
+		t.Errorf("%v, printed:\n%s", err, out)
+	}
+}

@@ -7,24 +7,28 @@ import (
 	"context"
 	"flag"
 	"net"
+	"os"
 
 	"github.com/rdmanet/rdmanet/examples/internal/demo"
 )
 
 func main() {
-	size := flag.Int64("size", 1<<30, "server: `bytes` of the file "+madeName+" that it makes and removes again")
+	size := flag.Uint64("size", 1<<30, "server: `bytes` of the file "+madeName+" that it makes and removes again")
 	dir := flag.String("dir", "", "server: serve this `directory` instead of a file made for the purpose")
 	h2 := flag.Bool("h2", false, "server: HTTP/2 over TLS, with a certificate made for the purpose")
 
 	demo.Main(demo.Program{
 		Serve: func(ln net.Listener) error {
 			if *dir == "" {
-				made, remove, err := makeFile(*size)
+				made, remove, err := makeFile(int64(*size))
 				if err != nil {
 					return err
 				}
 				defer remove()
 				*dir = made
+			}
+			if _, err := os.ReadDir(*dir); err != nil {
+				return err
 			}
 			if !*h2 {
 				return serve(ln, *dir)
@@ -42,5 +46,6 @@ func main() {
 			}
 			return fetchAll(ctx, dial, addr, names)
 		},
+		Args: true,
 	})
 }

@@ -90,6 +90,22 @@ func TestTwoProcesses(t *testing.T) {
 	}
 }
 
+func TestMainFails(t *testing.T) {
+	for name, args := range map[string][]string{
+		"no such directory":   {"-dir=" + filepath.Join(t.TempDir(), "none")},
+		"a flag behind names": {"-dial=127.0.0.1:1", "README.md", "-h2"},
+		"names for a server":  {"-serve=127.0.0.1:0", "-until-eof", "README.md"},
+		"less than nothing":   {"-size=-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := demotest.Run(t, args...)
+			assert.Error(t, err)
+			assert.NotContains(t, out, "listening")
+			assert.NotContains(t, out, "refused")
+		})
+	}
+}
+
 // sumOfMade is the SHA-256 of the made file with size bytes.
 func sumOfMade(t *testing.T, size int64) string {
 	t.Helper()

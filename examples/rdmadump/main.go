@@ -183,7 +183,7 @@ func protocol(name string) (capture.Protocol, error) {
 	case "none":
 		return capture.Unknown, nil
 	}
-	return 0, fmt.Errorf("-protocol %q: not known", name)
+	return 0, fmt.Errorf("-protocol %q: want smbdirect, rpcrdma, none or detect", name)
 }
 
 // filter says which connections to show.

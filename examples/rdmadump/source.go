@@ -91,7 +91,7 @@ func (s *source) start(in io.Reader) error {
 	}
 	r, err := pcapgo.NewReader(b)
 	if err != nil {
-		return err
+		return fmt.Errorf("neither pcap nor pcapng: %w", err)
 	}
 	r.SetSnaplen(maxPacket) // what the file says of it is often wrong
 	link := capture.LinkType(r.LinkType())

@@ -76,9 +76,9 @@ func relay(direct *rdmanet.Conn, tcp net.Conn) error {
 	errs := make(chan error, 2)
 	pass := func(to io.Writer, from io.Reader) {
 		_, err := io.Copy(to, from)
+		errs <- err // before what follows from it ends the other way
 		direct.Close()
 		tcp.Close()
-		errs <- err
 	}
 	// Only the methods of framed: those of the Conn inside would copy a stream.
 	go pass(tcp, struct{ io.Reader }{f})

@@ -49,6 +49,9 @@ func checkCommand(args []string) error {
 	flags.StringVar(&c.password, "password", "", "password")
 	flags.IntVar(&c.size, "size", 8<<20, "bytes of the file that is written and read back")
 	flags.Parse(args)
+	if c.addr == "" {
+		return errors.New("-addr is missing: which server?")
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	return c.run(ctx)
@@ -144,6 +147,9 @@ func relayCommand(args []string) error {
 	to := flags.String("to", "", "host:port of an SMB server over TCP")
 	keepAlive := flags.Duration("keepalive", 0, "how long a client may be silent before it is asked; 0 means 120s")
 	flags.Parse(args)
+	if *to == "" {
+		return errors.New("-to is missing: which server?")
+	}
 	cfg := config
 	cfg.KeepAlive = *keepAlive
 	ln, err := (&rdmanet.ListenConfig{Config: cfg}).Listen(context.Background(), "rdma", *listen)

@@ -18,8 +18,8 @@ import (
 )
 
 func main() {
-	streams := flag.Int("streams", 100, "client: `number` of streams")
-	size := flag.Int64("size", 256<<10, "client: `bytes` sent on each stream")
+	streams := flag.Uint("streams", 100, "client: `number` of streams")
+	size := flag.Uint64("size", 256<<10, "client: `bytes` sent on each stream")
 	demo.Main(demo.Program{
 		Serve: serve,
 		Client: func(ctx context.Context, dial demo.DialFunc, addr string) (string, error) {
@@ -27,7 +27,7 @@ func main() {
 			if err != nil {
 				return "", err
 			}
-			return exchange(conn, *streams, *size)
+			return exchange(conn, int(*streams), int64(*size))
 		},
 	})
 }

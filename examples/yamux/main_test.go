@@ -60,6 +60,15 @@ func TestContentDiffers(t *testing.T) {
 	assert.NotEqual(t, content(300, 100), content(300&0xff, 100))
 }
 
+func TestMainFails(t *testing.T) {
+	for _, args := range [][]string{{"-size=-1"}, {"-streams=-1"}} {
+		out, err := demotest.Run(t, args...)
+		assert.Error(t, err)
+		assert.Contains(t, out, "usage: ")
+		assert.NotContains(t, out, "panic:")
+	}
+}
+
 func TestTwoProcesses(t *testing.T) {
 	for _, network := range []string{"rdma", "tcp"} {
 		t.Run(network, func(t *testing.T) {

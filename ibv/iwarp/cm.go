@@ -250,8 +250,7 @@ func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
 		k, err := conn.Read(buf[n:])
 		n += k
 		if err == io.EOF {
-			// The other end is no iWARP device, or has given up.
-			err = fmt.Errorf("closed during MPA start-up: %w", syscall.ECONNRESET)
+			err = fmt.Errorf("closed during MPA start-up, as by a peer that does not speak iWARP or has given up: %w", syscall.ECONNRESET)
 		}
 		if err != nil {
 			return iwarpwire.Start{}, err

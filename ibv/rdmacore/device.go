@@ -117,23 +117,19 @@ func (lib *library) known() (devs []*device) {
 	return devs
 }
 
-// noDevice says what is missing.
+// noDevice says what is missing: all of it, or what lets user space see the
+// devices that the kernel has.
 func noDevice(err error) error {
-	return fmt.Errorf("%s: no RDMA device%s: %w", Name, missingDriver(), err)
-}
-
-// missingDriver names the kernel's devices, if there are any, of which user space
-// sees none.
-func missingDriver() string {
 	names, _ := filepath.Glob("/sys/class/infiniband/*")
 	if len(names) == 0 {
-		return ""
+		return fmt.Errorf("%s: the kernel has no RDMA device: %w", Name, err)
 	}
 	for i := range names {
 		names[i] = filepath.Base(names[i])
 	}
-	return fmt.Sprintf(" can be used (the kernel has %s: load ib_uverbs, install the drivers for user space, Debian's "+
-		"ibverbs-providers, and see to it that this user may open /dev/infiniband/uverbs*)", strings.Join(names, ", "))
+	return fmt.Errorf("%s: no RDMA device can be used (the kernel has %s: load ib_uverbs, install the drivers for user space, "+
+		"Debian's ibverbs-providers, and see to it that this user may open /dev/infiniband/uverbs*): %w",
+		Name, strings.Join(names, ", "), err)
 }
 
 // device returns the device of a context, asking for its limits the first time.

@@ -36,3 +36,14 @@ func TestChannelError(t *testing.T) {
 		assert.ErrorContains(t, got, advice)
 	}
 }
+
+// TestNoDevice looks at what is said where there is none, or none that can be used.
+func TestNoDevice(t *testing.T) {
+	err := noDevice(syscall.ENODEV)
+	assert.ErrorIs(t, err, syscall.ENODEV)
+	if Present() {
+		assert.ErrorContains(t, err, "load ib_uverbs")
+	} else {
+		assert.ErrorContains(t, err, "the kernel has no RDMA device")
+	}
+}

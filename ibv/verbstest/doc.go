@@ -32,9 +32,10 @@
 //
 // After each subtest every object must have been closed and every goroutine
 // that it started must be gone, so the suite must not run in parallel with other
-// tests. A single part is run with, for instance,
+// tests. A single part is run by its name, that of the software device with, for
+// instance,
 //
-//	go test -run 'TestConformance/Access/Write' ./ibv/iwarp
+//	go test -run 'TestProvider/Access/Write' ./ibv/verbstest
 //
 // # Testing the users of a device
 //

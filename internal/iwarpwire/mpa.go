@@ -22,7 +22,7 @@ const DepthNotNegotiated = 0x3fff
 // Reasons for refusing a Start frame. They are wrapped with the offending value.
 var (
 	ErrStartLen   = errors.New("mpa: frame length does not match")
-	ErrKey        = errors.New("mpa: wrong key")
+	ErrKey        = errors.New("mpa: wrong key, as from a peer that does not speak iWARP")
 	ErrRevision   = errors.New("mpa: revision not supported")
 	ErrPrivateLen = errors.New("mpa: too much private data")
 	ErrControl    = errors.New("mpa: enhanced frame without its control bytes")

@@ -59,6 +59,9 @@ func (p Program) both(ctx context.Context, o options) error {
 func (p Program) useServer(ctx context.Context, o options, stdout *bufio.Reader) (string, error) {
 	line, err := stdout.ReadString('\n')
 	addr, isReady := strings.CutPrefix(strings.TrimSpace(line), readyPrefix)
+	if line == "" {
+		return "", errors.New("the server did not start, for the reason above")
+	}
 	if err != nil || !isReady {
 		return "", fmt.Errorf("the server did not start: it said %q", line)
 	}

@@ -25,6 +25,9 @@ type Program struct {
 	// returns in one line what it found, or an error.
 	Client func(ctx context.Context, dial DialFunc, addr string) (string, error)
 
+	// Args says that the client takes arguments behind the flags.
+	Args bool
+
 	// ServePacket and ClientPacket are in their place in a program of datagrams. The
 	// client dials, or opens a PacketConn of its own.
 	ServePacket  func(p net.PacketConn) error
@@ -52,17 +55,48 @@ func Main(p Program) {
 	var o options
 	flag.StringVar(&o.serve, "serve", "", "be the server on this `address`")
 	flag.StringVar(&o.dial, "dial", "", "be the client of the server at this `address`")
-	flag.StringVar(&o.network, "network", "rdma", "rdma, rdma4 or rdma6; or tcp, tcp4, tcp6, for datagrams udp, udp4, udp6, through package net")
+	flag.StringVar(&o.network, "network", "rdma", fmt.Sprintf("rdma, rdma4 or rdma6; or %[1]s, %[1]s4, %[1]s6 through package net", p.plain()))
 	flag.StringVar(&o.device, "device", "", "RDMA `device`, for instance iwarp; by default rdmanet chooses")
 	flag.BoolVar(&o.untilEOF, "until-eof", false, "with -serve: stop at the end of standard input")
 	flag.Usage = usage
 	flag.Parse()
 
-	if err := p.run(o); err != nil {
+	err := p.check(o, flag.Args())
+	if err == nil {
+		err = p.run(o)
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name(), err)
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// plain is the network of package net that is a program's alternative.
+func (p Program) plain() string {
+	if p.ServePacket != nil {
+		return "udp"
+	}
+	return "tcp"
+}
+
+// check finds what is wrong with the flags and the arguments behind them.
+func (p Program) check(o options, args []string) error {
+	family := strings.TrimRight(o.network, "46")
+	switch {
+	case family != "rdma" && family != p.plain() || len(o.network) > len(family)+1:
+		return fmt.Errorf("-network %q: want rdma or %s, with 4 or 6 behind it for IPv4 or IPv6 only", o.network, p.plain())
+	case o.serve != "" && o.dial != "":
+		return errors.New("-serve and -dial exclude each other")
+	case len(args) > 0 && (!p.Args || o.serve != ""):
+		return fmt.Errorf("what is %q? There are only flags, see -h", args[0])
+	}
+	for _, arg := range args {
+		if strings.HasPrefix(arg, "-") {
+			return fmt.Errorf("flags go in front of other arguments: %s", arg)
+		}
+	}
+	return nil
 }
 
 func usage() {
@@ -77,8 +111,6 @@ func (p Program) run(o options) error {
 	defer stop()
 
 	switch {
-	case o.serve != "" && o.dial != "":
-		return errors.New("-serve and -dial exclude each other")
 	case o.serve != "":
 		return p.server(ctx, o)
 	case o.dial != "":
