@@ -92,9 +92,8 @@ type straight struct {
 	asked   int
 	pending int // fetches
 	got     int
-	message bool        // no more than one
-	late    *time.Timer // for lose
-	lost    bool        // the device does not say when it is done
+	message bool // no more than one
+	lost    bool // the device does not say when it is done
 }
 
 const (
@@ -265,7 +264,7 @@ func (c *Conn) arrived(f *fetch, n int) {
 	c.stats.TransferBytesReceived += uint64(n)
 	c.landed(f)
 	c.retire()
-	if c.in.eager || c.in.reading == 0 { // neglected, then
+	if c.in.eager {
 		c.readAhead()
 	}
 }
@@ -324,25 +323,8 @@ func (c *Conn) shorten(x *inbound, t *transferHeader) {
 	if x.length == 0 && x.first {
 		c.reasm.undo()
 	}
-	c.forget(x)
 	c.retire()
 	c.readable.Broadcast()
-}
-
-// forget takes a transfer that was withdrawn as a whole off the unread queue: a peer
-// could fill memory with such while nobody reads. It stays if it tells of the end of
-// its message, if there is something behind it, or for a call that reads, which may
-// be at it and must not take the next one for it.
-func (c *Conn) forget(x *inbound) {
-	if x.length > 0 || c.in.reading > 0 || c.unread.Len() == 0 {
-		return
-	}
-	s := c.unread.At(c.unread.Len() - 1)
-	if s.x == x && (x.first || x.cut || !s.last) {
-		c.dropPieces(x)
-		*s = segment{}
-		c.unread.Undo()
-	}
 }
 
 // receivesNews reports whether nextInbound has something.
@@ -559,10 +541,16 @@ func (c *Conn) dropPieces(x *inbound) {
 }
 
 // releaseFetches gives back the memory of what will not arrive. The queue pair is
-// closed, and what was unread has been dropped.
+// closed.
 func (c *Conn) releaseFetches() {
 	for c.in.flying.Len() > 0 {
-		c.landed(c.in.flying.Pop())
+		f := c.in.flying.Pop()
+		if f.mr != nil {
+			f.mr.Close()
+		}
+		if f.in != nil {
+			f.in.release()
+		}
 	}
 	c.releaseSpare()
 	c.releaseOwn()
@@ -603,7 +591,8 @@ func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 
 // awaitRead waits for something to happen and returns why a Read cannot go on.
 func (c *Conn) awaitRead() error {
-	if c.stopsReading() {
+	switch {
+	case c.closed, c.deaf, c.readDue.expired, c.dead != nil:
 		return c.whyNotRead()
 	}
 	if c.control(true) {
@@ -611,11 +600,6 @@ func (c *Conn) awaitRead() error {
 	}
 	c.await(&c.readable, &c.readers)
 	return nil
-}
-
-// stopsReading reports whether a Read that waits has a reason not to.
-func (c *Conn) stopsReading() bool {
-	return c.closed || c.deaf || c.readDue.expired || c.dead != nil
 }
 
 // whyNotRead is readErr where there is something in the queue that cannot be had.
@@ -724,18 +708,18 @@ func (c *Conn) passed() (last bool) {
 // offeredBytes returns how many of n bytes can be asked for at the head of the
 // queue, up to the end of a message if message is set.
 func (c *Conn) offeredBytes(n int, message bool) int {
-	room := n
-	for i := 0; i < c.unread.Len() && room > 0; i++ {
+	sum := 0
+	for i := 0; i < c.unread.Len() && sum < n; i++ {
 		s := c.unread.At(i)
 		if s.x == nil || s.x.pieces.Len() > 0 {
 			break
 		}
-		room -= min(room, s.x.length-s.x.asked)
+		sum += s.x.length - s.x.asked
 		if message && s.last {
 			break
 		}
 	}
-	return n - room
+	return min(n, sum)
 }
 
 // fetchInto has the device put the transfers at the head of the queue into p, and
@@ -754,27 +738,22 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		c.stats.TransfersRefused++
 		return 0, false, nil
 	}
+	var late *time.Timer
 	for {
-		stop := c.stopsReading()
+		stop := c.closed || c.deaf || c.readDue.expired || c.dead != nil
 		if !stop {
 			c.fill(into)
 		}
 		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite {
 			break
 		}
-		switch {
-		case stop && into.late == nil:
-			into.late = time.AfterFunc(withdrawWithin, func() { c.lose(into) })
-		case !stop && into.late != nil: // the deadline was moved
-			into.late.Stop()
-			into.late = nil
+		if stop && late == nil {
+			late = time.AfterFunc(withdrawWithin, func() { c.lose(into) })
+			defer late.Stop()
 		}
 		if !c.control(true) {
 			c.await(&c.readable, &c.readers)
 		}
-	}
-	if into.late != nil {
-		into.late.Stop()
 	}
 	c.mu.Unlock()
 	if into.mr != nil {
@@ -790,7 +769,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		n += k
 		last = c.passed()
 	}
-	if n == 0 && c.stopsReading() {
+	if n == 0 && (c.closed || c.deaf || c.readDue.expired || c.dead != nil) {
 		err = c.whyNotRead()
 	}
 	return n, last, err
@@ -828,8 +807,7 @@ func (c *Conn) fill(into *straight) {
 func (c *Conn) lose(into *straight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	into.late = nil
-	if into.pending == 0 || !c.stopsReading() {
+	if into.pending == 0 {
 		return
 	}
 	if c.dead == nil {
