@@ -292,3 +292,90 @@ func TestLeadIsPassedOn(t *testing.T) {
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Close())
 }
+
+// Whoever waits for the end of a post does not look after the connection. A keeper
+// that found only such a one is followed by another.
+func TestKeeperComesBack(t *testing.T) {
+	checkLeaks(t)
+	a, b := pipeOn(t, Config{})
+	locked := func(f func() bool) func() bool {
+		return func() bool {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return f()
+		}
+	}
+	kept := locked(func() bool { return a.sleeping })
+	require.True(t, eventually(kept), "no keeper")
+	woken, done := 0, make(chan struct{})
+	go func() {
+		defer close(done)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for ; woken < 2; woken++ { // by the keeper that leaves, and by the next
+			a.waitPosted()
+		}
+	}()
+	require.True(t, eventually(locked(func() bool { return a.writers == 1 })))
+	a.cq.Interrupt()
+	within(t, "the keepers", func() { <-done })
+	require.True(t, eventually(kept), "nobody looks after the connection")
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+}
+
+// A writer with one credit left, who leads, hears of the grant that a read has for
+// it to send, also while somebody else waits for the end of a post.
+func TestGrantForLeader(t *testing.T) {
+	s := newScene(t)
+	c, p := s.conns(false, nil)
+	locked := func(f func() bool) func() bool {
+		return func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return f()
+		}
+	}
+	stalled := func(have int) func() bool {
+		return locked(func() bool { return c.sleeping && c.send.waiting && !c.send.posting && c.credits.have == have })
+	}
+	require.True(t, eventually(func() bool { return c.Stats().SendCredits == int(goodResponse.CreditsGranted) }))
+	c.SetDeadline(time.Time{}) // which would have him look
+	go c.Write(make([]byte, 1<<20))
+	require.True(t, eventually(stalled(0)))
+	hear := func() (granted int) {
+		h, _, ok := p.segment()
+		require.True(t, ok)
+		return int(h.CreditsGranted)
+	}
+	for range goodResponse.CreditsGranted {
+		hear()
+	}
+	// The peer uses up all that it has, and the last message has a credit for the writer.
+	const n = 600 // too long for spill memory
+	for p.credits--; p.credits > 0; p.credits-- {
+		p.say(wireSegment(dataOffset+n, segmentHeader{CreditsRequested: 16, DataOffset: dataOffset, DataLength: n}))
+	}
+	p.say(dataSegment(n, 0))
+	require.True(t, eventually(stalled(1)))
+
+	done := make(chan struct{})
+	over := false
+	go func() {
+		defer close(done)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for !over {
+			c.waitPosted()
+		}
+	}()
+	require.True(t, eventually(locked(func() bool { return c.writers == 1 })))
+	_, err := io.ReadFull(c, make([]byte, n))
+	require.NoError(t, err)
+	require.Positive(t, hear())
+	c.mu.Lock()
+	over = true
+	c.writable.Broadcast()
+	c.mu.Unlock()
+	<-done
+}

@@ -232,7 +232,11 @@ func (c *Conn) keep() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// When the connection is dead there may still be memory in the device's hands.
-	for !c.closed && (c.dead == nil || c.moving() && !c.cqLost) && !c.leading && c.readers == 0 && c.writers == 0 {
+	for !c.closed && (c.dead == nil || c.moving() && !c.cqLost) && !c.leading {
+		if c.readers > 0 || c.writers > 0 {
+			c.seat.Vacant() // they may have got what they wait for, and go without having led
+			break
+		}
 		if !c.control(true) {
 			c.lead()
 		}

@@ -222,10 +222,9 @@ func (c *Conn) postRecv(buf *buffer) {
 	if c.send.waiting && c.credits.spendable() > 0 {
 		// A writer with one credit left has a grant to send it with now. The
 		// peer may be in the same place: neither would hear of the other.
-		if c.writers > 0 {
-			c.writable.Signal()
-		} else if c.sleeping {
-			c.cq.Interrupt() // it is the leader
+		c.writable.Broadcast()
+		if c.sleeping {
+			c.cq.Interrupt() // it may be the leader, whoever else waits
 		}
 	}
 }
