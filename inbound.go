@@ -92,8 +92,9 @@ type straight struct {
 	asked   int
 	pending int // fetches
 	got     int
-	message bool // no more than one
-	lost    bool // the device does not say when it is done
+	message bool        // no more than one
+	late    *time.Timer // for lose
+	lost    bool        // the device does not say when it is done
 }
 
 const (
@@ -264,7 +265,7 @@ func (c *Conn) arrived(f *fetch, n int) {
 	c.stats.TransferBytesReceived += uint64(n)
 	c.landed(f)
 	c.retire()
-	if c.in.eager {
+	if c.in.eager || c.in.reading == 0 { // neglected, then
 		c.readAhead()
 	}
 }
@@ -323,8 +324,25 @@ func (c *Conn) shorten(x *inbound, t *transferHeader) {
 	if x.length == 0 && x.first {
 		c.reasm.undo()
 	}
+	c.forget(x)
 	c.retire()
 	c.readable.Broadcast()
+}
+
+// forget takes a transfer that was withdrawn as a whole off the unread queue: a peer
+// could fill memory with such while nobody reads. It stays if it tells of the end of
+// its message, if there is something behind it, or for a call that reads, which may
+// be at it and must not take the next one for it.
+func (c *Conn) forget(x *inbound) {
+	if x.length > 0 || c.in.reading > 0 || c.unread.Len() == 0 {
+		return
+	}
+	s := c.unread.At(c.unread.Len() - 1)
+	if s.x == x && (x.first || x.cut || !s.last) {
+		c.dropPieces(x)
+		*s = segment{}
+		c.unread.Undo()
+	}
 }
 
 // receivesNews reports whether nextInbound has something.
@@ -541,16 +559,10 @@ func (c *Conn) dropPieces(x *inbound) {
 }
 
 // releaseFetches gives back the memory of what will not arrive. The queue pair is
-// closed.
+// closed, and what was unread has been dropped.
 func (c *Conn) releaseFetches() {
 	for c.in.flying.Len() > 0 {
-		f := c.in.flying.Pop()
-		if f.mr != nil {
-			f.mr.Close()
-		}
-		if f.in != nil {
-			f.in.release()
-		}
+		c.landed(c.in.flying.Pop())
 	}
 	c.releaseSpare()
 	c.releaseOwn()
@@ -591,8 +603,7 @@ func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 
 // awaitRead waits for something to happen and returns why a Read cannot go on.
 func (c *Conn) awaitRead() error {
-	switch {
-	case c.closed, c.deaf, c.readDue.expired, c.dead != nil:
+	if c.stopsReading() {
 		return c.whyNotRead()
 	}
 	if c.control(true) {
@@ -600,6 +611,11 @@ func (c *Conn) awaitRead() error {
 	}
 	c.await(&c.readable, &c.readers)
 	return nil
+}
+
+// stopsReading reports whether a Read that waits has a reason not to.
+func (c *Conn) stopsReading() bool {
+	return c.closed || c.deaf || c.readDue.expired || c.dead != nil
 }
 
 // whyNotRead is readErr where there is something in the queue that cannot be had.
@@ -708,18 +724,18 @@ func (c *Conn) passed() (last bool) {
 // offeredBytes returns how many of n bytes can be asked for at the head of the
 // queue, up to the end of a message if message is set.
 func (c *Conn) offeredBytes(n int, message bool) int {
-	sum := 0
-	for i := 0; i < c.unread.Len() && sum < n; i++ {
+	room := n
+	for i := 0; i < c.unread.Len() && room > 0; i++ {
 		s := c.unread.At(i)
 		if s.x == nil || s.x.pieces.Len() > 0 {
 			break
 		}
-		sum += s.x.length - s.x.asked
+		room -= min(room, s.x.length-s.x.asked)
 		if message && s.last {
 			break
 		}
 	}
-	return min(n, sum)
+	return n - room
 }
 
 // fetchInto has the device put the transfers at the head of the queue into p, and
@@ -738,22 +754,27 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		c.stats.TransfersRefused++
 		return 0, false, nil
 	}
-	var late *time.Timer
 	for {
-		stop := c.closed || c.deaf || c.readDue.expired || c.dead != nil
+		stop := c.stopsReading()
 		if !stop {
 			c.fill(into)
 		}
 		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite {
 			break
 		}
-		if stop && late == nil {
-			late = time.AfterFunc(withdrawWithin, func() { c.lose(into) })
-			defer late.Stop()
+		switch {
+		case stop && into.late == nil:
+			into.late = time.AfterFunc(withdrawWithin, func() { c.lose(into) })
+		case !stop && into.late != nil: // the deadline was moved
+			into.late.Stop()
+			into.late = nil
 		}
 		if !c.control(true) {
 			c.await(&c.readable, &c.readers)
 		}
+	}
+	if into.late != nil {
+		into.late.Stop()
 	}
 	c.mu.Unlock()
 	if into.mr != nil {
@@ -769,7 +790,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		n += k
 		last = c.passed()
 	}
-	if n == 0 && (c.closed || c.deaf || c.readDue.expired || c.dead != nil) {
+	if n == 0 && c.stopsReading() {
 		err = c.whyNotRead()
 	}
 	return n, last, err
@@ -807,7 +828,8 @@ func (c *Conn) fill(into *straight) {
 func (c *Conn) lose(into *straight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if into.pending == 0 {
+	into.late = nil
+	if into.pending == 0 || !c.stopsReading() {
 		return
 	}
 	if c.dead == nil {

@@ -25,6 +25,7 @@ type modest struct {
 	lax    bool // says that peers may read all that is registered
 	mute   bool // nobody hears of the end of a connection
 	garble bool // says that it fails at Reads of no bytes
+	stuck  bool // the first RDMA Read never ends, and no other can be posted
 	reads  atomic.Int64
 
 	mu   sync.Mutex
@@ -146,7 +147,13 @@ func (q *modestQP) Cap() ibv.QPCap { return q.cap }
 func (q *modestQP) PostSend(wrs []ibv.SendWR) (int, error) {
 	for i, wr := range wrs {
 		if wr.Op == ibv.OpRead {
-			q.m.reads.Add(1)
+			first := q.m.reads.Add(1) == 1
+			switch {
+			case q.m.stuck && first:
+				return len(wrs), nil
+			case q.m.stuck:
+				return i, ibv.ErrState
+			}
 		}
 		n := 0
 		for _, e := range wr.SGL {

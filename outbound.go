@@ -98,7 +98,7 @@ func (c *Conn) writeLarge(p []byte, m manner) (n int, err error) {
 			return n + k, err
 		}
 		sent, err := c.offer(o, p[:initial], len(p)-size, m)
-		if sent {
+		if sent && err == nil {
 			moved := 0
 			moved, err = c.settle(o)
 			n += initial + moved
@@ -106,7 +106,7 @@ func (c *Conn) writeLarge(p []byte, m manner) (n int, err error) {
 		o.closeMemory()
 		if err != nil {
 			c.cutMessage(m.message && n > 0)
-			if n == 0 {
+			if sent && n == 0 {
 				c.reopen(open)
 			}
 			return n, err
@@ -125,7 +125,7 @@ func (c *Conn) transferFrom(r io.Reader) (total int64, err error) {
 			n, err := c.copyFrom(r)
 			return total + n, err
 		}
-		n, err := r.Read(s.b)
+		n, err := s.fill(r)
 		w, werr := c.writeScratch(s, n)
 		total += int64(w)
 		switch {
@@ -158,9 +158,11 @@ func (c *Conn) writeScratch(s *scratch, n int) (int, error) {
 	c.mu.Lock()
 	if !sent {
 		o.closeMemory()
+	}
+	if err != nil {
 		return 0, err
 	}
-	return n, err
+	return n, nil
 }
 
 // openMemory registers what is to be sent.
@@ -235,8 +237,8 @@ func (c *Conn) reopen(open bool) {
 
 // offer tells the peer of o, alone if its memory is the caller's, who may have to
 // withdraw it, with the bytes in front of it; left bytes of what is sent follow
-// later. o is nil where those bytes are all. It reports whether the peer has been
-// told.
+// later. o is nil where those bytes are all. It reports whether o is under way: with
+// an error as well if the device has refused what was to tell the peer.
 func (c *Conn) offer(o *outbound, initial []byte, left int, m manner) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -441,7 +443,7 @@ func (c *Conn) nextOutbound() (t transferHeader, _ *grant) {
 func (c *Conn) wrote(o *outbound, n int) {
 	o.writing--
 	c.out.writing--
-	o.moved = min(o.moved+n, len(o.p)) // what the peer said may have been heard first
+	o.moved += min(n, len(o.p)-o.moved) // what the peer said may have been heard first
 	if !o.done && !o.ended && o.moved == len(o.p) {
 		c.finish(o, o.moved)
 	} else if o.done && o.writing == 0 {

@@ -114,6 +114,8 @@ func (r *reassembler) acceptTransfer(h *segmentHeader, t *transferHeader) (first
 		return false, false, errDataAfterFIN
 	case r.fin && h.Flags&flagFIN != 0:
 		return false, false, errFINInMessage
+	case r.messages && h.Flags&flagEmpty != 0:
+		return false, false, errEmptyFlag
 	case r.remaining > 0 || r.rest > 0 && r.rest != sum:
 		return false, false, errTransferRest
 	}

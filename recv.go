@@ -119,7 +119,10 @@ func (c *Conn) reassemble(m *delivery) (last bool, err error) {
 		first, last, err = c.reasm.accept(&m.h)
 	}
 	if first {
-		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining) + uint64(m.t.Length) + m.t.Rest // cannot wrap
+		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining)
+		if m.opens { // else its other fields mean nothing
+			sum += uint64(m.t.Length) + m.t.Rest // cannot wrap
+		}
 		c.opened = int(min(sum, math.MaxInt))
 	}
 	return last, err
@@ -416,14 +419,16 @@ func (c *Conn) writeSegment(w io.Writer) (n int, err error) {
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
+	defer func() { // also when w panics
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		done()
+		c.replaced()
+	}()
 	n, err = w.Write(data)
 	if n < len(data) && err == nil {
 		err = io.ErrShortWrite
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	done()
-	c.replaced()
 	return n, err
 }
 

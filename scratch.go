@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"io"
 	"slices"
 	"sync"
 	"time"
@@ -68,6 +69,21 @@ func (c *Conn) getScratch() *scratch {
 		scratches.pools[p.dev] = p
 	}
 	return &scratch{b: mem, pool: p}
+}
+
+// fill reads into the chunk, which is given back if the program's reader panics or
+// says that it has read more than there was room for.
+func (s *scratch) fill(r io.Reader) (n int, err error) {
+	filled := false
+	defer func() {
+		if !filled {
+			s.release()
+		}
+	}()
+	n, err = r.Read(s.b)
+	_ = s.b[:n]
+	filled = true
+	return n, err
 }
 
 // release gives the chunk back. It must not be registered any more: if a region

@@ -342,3 +342,79 @@ func TestTransferWaitsForMemory(t *testing.T) {
 		require.NotZero(t, c.Stats().TransfersRefused)
 	})
 }
+
+// What was asked for and could not be posted is given back with what was posted
+// before it and never came.
+func TestTransferReadNotPosted(t *testing.T) {
+	checkLeaks(t)
+	m := newModest(t, 1<<20, 1<<14, false)
+	m.stuck = true
+	sw := newSwitch(t, m)
+	a, b := pipeOn(t, Config{Provider: sw, TransferSize: 64 << 10, LingerTimeout: -1})
+	wrote := writing(b, alloc(t, 8<<20).Bytes())
+	_, err := a.Read(make([]byte, 1000))
+	require.ErrorIs(t, err, ibv.ErrState)
+	require.NoError(t, a.Close())
+	require.Error(t, (<-wrote).err)
+	b.Close()
+}
+
+// Nothing is said to be written of what the device has refused.
+func TestTransferOfferNotPosted(t *testing.T) {
+	for _, m := range transferPeers {
+		for name, write := range map[string]func(c *Conn) (int64, error){
+			"Write":    func(c *Conn) (int64, error) { n, err := c.Write(make([]byte, 100000)); return int64(n), err },
+			"ReadFrom": func(c *Conn) (int64, error) { return c.ReadFrom(bytes.NewReader(make([]byte, 100000))) },
+		} {
+			t.Run(m.name+"/"+name, func(t *testing.T) {
+				s := newScene(t)
+				c, _ := s.transferConns(true, m.reads)
+				s.device.FailNth(1, nil, verbstest.PostSend)
+				n, err := write(c)
+				require.ErrorIs(t, err, verbstest.ErrInjected)
+				require.Zero(t, n)
+			})
+		}
+	}
+}
+
+// tactless panics when it is asked to read or to write, or says that it has read
+// more than there was room for.
+type tactless struct{ lies bool }
+
+func (r tactless) Read(p []byte) (int, error) {
+	if r.lies {
+		return len(p) + 1, nil
+	}
+	panic("read")
+}
+
+func (tactless) Write([]byte) (int, error) { panic("write") }
+
+// A program's reader or writer that panics in the middle of ReadFrom or WriteTo
+// leaves no memory behind.
+func TestTransferPanics(t *testing.T) {
+	cfg := Config{Provider: newSwitch(t, nil), TransferSize: minTransfer, LingerTimeout: -1}
+	eachMode(t, cfg, func(t *testing.T, a, b *Conn) {
+		for _, lies := range []bool{false, true} {
+			require.Panics(t, func() { a.ReadFrom(tactless{lies}) })
+			require.Zero(t, countScratch())
+		}
+		sent := make(chan error, 1)
+		go func() {
+			a.Write(make([]byte, 10))
+			a.Write(make([]byte, 100000))
+			sent <- a.CloseWrite()
+		}()
+		for range 2 {
+			require.Panics(t, func() { b.WriteTo(tactless{}) })
+		}
+		_, err := io.Copy(io.Discard, b)
+		require.NoError(t, err)
+		require.NoError(t, <-sent)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		require.Zero(t, b.kept)
+		require.Zero(t, b.in.ahead)
+	})
+}

@@ -799,12 +799,13 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 			c, p := s.transferConns(side.active, false)
 			p.grant(maxTransfers)
 			b := make([]byte, (maxTransfers+1)*fetchSize) // more than may be granted at a time
-			p.begin(false, 1, len(b), 0, 0)
 			read := make(chan result, 1)
 			go func() {
 				n, err := c.Read(b)
 				read <- result{n, err}
 			}()
+			c.awaitReader(t) // else what is offered may be fetched for nobody
+			p.begin(false, 1, len(b), 0, 0)
 			first := p.told(transferGrant)
 			for range maxTransfers - 1 {
 				p.told(transferGrant)
@@ -1002,4 +1003,350 @@ func TestTransferNothingMoves(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A peer that begins transfers and takes them back again and again fills no memory
+// while nobody reads: what has never been is not kept for the reader.
+func TestTransferWithdrawnLeavesNothing(t *testing.T) {
+	const rounds = 200
+	unread := func(c *Conn) int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.unread.Len()
+	}
+	for _, inside := range []bool{false, true} { // a message of several transfers
+		t.Run(map[bool]string{false: "messages", true: "parts of one"}[inside], func(t *testing.T) {
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+				h := transferHeader{Kind: transferRequest, Length: 1}
+				flags := uint8(0)
+				if reads {
+					h.Kind = transferOffer
+					h.Addr, h.Key = p.open(make([]byte, 10))
+				}
+				if inside {
+					flags, h.Rest = transferCut, rounds
+					p.transferBeginning(h, 10)
+					b := make([]byte, 10)
+					require.Equal(t, result{10, nil}, s.await(reading(c, b)))
+				}
+				c.noScratch(true)
+				for range rounds {
+					h.ID++
+					if inside {
+						h.Rest--
+					}
+					p.transfer(h)
+					p.withdraw(reads, h.ID, flags)
+				}
+				s.withdrawn(c, rounds)
+				require.LessOrEqual(t, unread(c), 1)
+				c.noScratch(false)
+				if inside {
+					return // the message has no end
+				}
+				p.await()
+				p.data(100)
+				b := make([]byte, 100)
+				require.Equal(t, result{100, nil}, s.await(reading(c, b)))
+				require.Equal(t, dataSegment(100, 0)[dataOffset:], b)
+			})
+		})
+	}
+}
+
+// What was granted for nobody and is withdrawn leaves no memory in use.
+func TestTransferWithdrawnNeglected(t *testing.T) {
+	s := newScene(t)
+	c, p := s.transferConns(true, false)
+	for id := range uint32(3 * aheadPieces) {
+		p.begin(false, id+1, 1000, 0, 0)
+		require.Equal(t, id+1, p.told(transferGrant).ID)
+		p.withdraw(false, id+1, 0)
+	}
+	s.withdrawn(c, 3*aheadPieces)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.Zero(t, c.in.ahead)
+	require.Zero(t, c.unread.Len())
+}
+
+// A ReadMsg that waits for a message that is withdrawn does not take the next one for
+// it, which is longer than there is room for.
+func TestTransferWithdrawnUnderReadMsg(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			s.cfg.InitialReceiveCredits, s.cfg.MaxReceiveCredits = 16, 16
+			c, p := s.transferConns(side.active, false)
+			b := make([]byte, 600<<10)
+			read := make(chan result, 1)
+			go func() {
+				n, err := c.ReadMsg(b)
+				read <- result{n, err}
+			}()
+			c.awaitReader(t)
+			p.begin(false, 1, len(b), 0, 0)
+			p.told(transferGrant)
+
+			c.mu.Lock() // the reader hears of all of it at once
+			c.send.posting = true
+			p.withdraw(false, 1, transferCut)
+			p.begin(false, 2, len(b)+1, 0, 0)
+			for c.in.last < 2 {
+				c.poll()
+			}
+			c.send.posting = false
+			c.mu.Unlock()
+			require.Equal(t, result{len(b) + 1, io.ErrShortBuffer}, plain(s.await(read)))
+		})
+	}
+}
+
+// plain is a result without the operation in its error.
+func plain(r result) result {
+	var op *net.OpError
+	if errors.As(r.err, &op) {
+		r.err = op.Err
+	}
+	return r
+}
+
+// noScratch has the connection believe that it has fetched all that it may ahead of
+// its reader.
+func (c *Conn) noScratch(used bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if used {
+		c.in.ahead += aheadPieces
+	} else {
+		c.in.ahead -= aheadPieces
+	}
+}
+
+// withdrawn waits until transfer id is over, and no other has begun.
+func (s *scene) withdrawn(c *Conn, id uint32) {
+	s.t.Helper()
+	require.True(s.t, eventually(func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.poll()
+		return c.in.last == id && c.in.live.Len() == 0
+	}))
+}
+
+// transferBeginning begins a message with n bytes, and with as much of it to come as
+// h says; h is of the transfer that comes next.
+func (p *badPeer) transferBeginning(h transferHeader, n int) {
+	p.t.Helper()
+	h.Length, h.ID = 0, 0
+	p.await()
+	p.credits--
+	p.say(wireTransfer(h, make([]byte, n)))
+}
+
+// A part of a message that is withdrawn as a whole ends the message all the same,
+// if its sender does not say that the message is cut.
+func TestTransferWithdrawnEnd(t *testing.T) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+		h := transferHeader{Kind: transferRequest, ID: 1, Length: 1000}
+		if reads {
+			h.Kind = transferOffer
+			h.Addr, h.Key = p.open(make([]byte, 1000))
+		}
+		c.noScratch(true)
+		p.await()
+		p.credits--
+		p.say(wireTransfer(h, []byte("beginning")))
+		p.withdraw(reads, 1, 0)
+		s.withdrawn(c, 1)
+		c.noScratch(false)
+		p.await()
+		p.data(100)
+		b := make([]byte, 2000)
+		n, err := c.ReadMsg(b)
+		require.NoError(t, err)
+		require.Equal(t, "beginning", string(b[:n]))
+		n, err = c.ReadMsg(b)
+		require.NoError(t, err)
+		require.Equal(t, 100, n)
+	})
+}
+
+// awaitReader waits until a call reads.
+func (c *Conn) awaitReader(t testing.TB) {
+	t.Helper()
+	require.True(t, eventually(func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.in.reading > 0
+	}))
+}
+
+// filling is what a large Read is under way to.
+func (c *Conn) filling() *straight {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return (*c.in.flying.At(0)).into
+}
+
+// setReadDeadline sets it and waits until the call that fills into has heard of it.
+func (c *Conn) setReadDeadline(t testing.TB, into *straight, at time.Time) {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(at))
+	require.True(t, eventually(func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.wakeAll() // a later deadline wakes nobody
+		return (into.late != nil) == (at == past)
+	}))
+}
+
+// A deadline that passes in the middle of a large Read and is moved before the peer
+// has let go of the memory ends nothing. The next one does.
+func TestTransferDeadlineMoved(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			setWithdrawWithin(t, time.Hour)
+			s := newScene(t)
+			c, p := s.transferConns(side.active, false)
+			const n = 1 << 20
+			b := make([]byte, 2*n)
+			read := reading(c, b[:n])
+			c.awaitReader(t)
+			p.begin(false, 1, n, 0, 0)
+			g := p.told(transferGrant)
+			into := c.filling()
+			c.setReadDeadline(t, into, past)
+			c.setReadDeadline(t, into, time.Now().Add(patience))
+			c.lose(into) // the time for the first one is over
+			p.answer(g)
+			require.Equal(t, result{n, nil}, s.await(read))
+
+			read = reading(c, b)
+			c.awaitReader(t)
+			p.begin(false, 2, n, 0, 0)
+			p.told(transferGrant)
+			into = c.filling()
+			c.setReadDeadline(t, into, past)
+			c.setReadDeadline(t, into, time.Now().Add(patience))
+			c.mu.Lock()
+			setWithdrawWithin(t, time.Millisecond)
+			c.mu.Unlock()
+			c.SetReadDeadline(past)
+			r := s.await(read)
+			require.Zero(t, r.n)
+			require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+			require.ErrorIs(t, s.logged(), errHoldsOn)
+		})
+	}
+}
+
+// answer answers a grant, with zeros.
+func (p *badPeer) answer(g transferHeader) {
+	p.t.Helper()
+	require.Equal(p.t, ibv.WCSuccess, p.rdma(ibv.OpWrite, make([]byte, g.Length), g.Addr, g.Key))
+	p.transfer(transferHeader{Kind: transferWritten, ID: g.ID, Length: g.Length})
+}
+
+// A large Write that steps aside for the beginning of an expedited message, and then
+// misses its deadline, leaves it begun: no other message gets inside.
+func TestTransferStepsAsideAndFails(t *testing.T) {
+	for _, m := range transferPeers {
+		for _, side := range sides {
+			t.Run(m.name+"/"+side.name, func(t *testing.T) {
+				s := newScene(t)
+				s.cfg.TransferSize, s.cfg.LingerTimeout = minTransfer, -1
+				private := parsePrivate(transferPrivate(m.reads))
+				private.features |= featureMessages
+				c, p := s.conns(side.active, private.append(nil))
+
+				_, err := c.ReadFrom(bytes.NewReader(make([]byte, scratchBytes)))
+				require.NoError(t, err)
+				p.offered(m.reads) // and nobody takes it, so the next one has to wait
+				wrote := writing(c, alloc(t, breachWrite).Bytes())
+				require.True(t, eventually(func() bool {
+					c.mu.Lock()
+					defer c.mu.Unlock()
+					return c.turns.taken && (c.writers > 0 || c.leading)
+				}))
+				_, err = c.SendMsg([]byte("ur"), Expedited|Partial)
+				require.NoError(t, err)
+				require.NoError(t, c.SetWriteDeadline(past))
+				r := s.await(wrote)
+				require.Zero(t, r.n)
+				requireTimeout(t, r.err)
+				require.NoError(t, c.SetWriteDeadline(time.Now().Add(patience)))
+				_, err = c.SendMsg([]byte("later"), NonBlocking)
+				require.ErrorIs(t, err, syscall.EAGAIN, "it is inside the other one")
+				_, err = c.SendMsg([]byte("gent"), Expedited)
+				require.NoError(t, err)
+				_, err = c.SendMsg([]byte("later"), 0)
+				require.NoError(t, err)
+				var got []string
+				for len(got) < 3 {
+					_, payload, ok := p.segment()
+					require.True(t, ok)
+					if len(payload) > 0 {
+						got = append(got, string(payload))
+					}
+				}
+				require.Equal(t, []string{"ur", "gent", "later"}, got)
+			})
+		}
+	}
+}
+
+// Fields that a kind of transfer header does not name are not looked at: an empty
+// message that comes with such a header has no length.
+func TestTransferHeaderOnEmptyMessage(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			private := parsePrivate(transferPrivate(true))
+			private.features |= featureMessages
+			c, p := s.conns(side.active, private.append(nil))
+			b := make([]byte, 10)
+			read := reading(c, b)
+			addr, key := p.open(make([]byte, 10))
+			p.begin(true, 1, 10, addr, key)
+			require.Equal(t, result{10, nil}, s.await(read))
+			p.told(transferDone)
+			w := wireTransfer(transferHeader{Kind: transferWithdraw, ID: 1, Length: 1 << 29, Rest: 1 << 30}, nil)
+			w[5] |= byte(flagEmpty >> 8)
+			p.await()
+			p.credits--
+			p.say(w)
+			n, err := c.ReadMsg(b)
+			require.NoError(t, err)
+			require.Zero(t, n)
+		})
+	}
+}
+
+// What nobody reads is fetched as far as scratch goes, however few RDMA Reads may be
+// under way.
+func TestTransferNeglected(t *testing.T) {
+	s := newScene(t)
+	s.cfg.TransferSize, s.cfg.LingerTimeout = minTransfer, -1
+	c, p := s.conns(true, privateData{ird: 2, ord: 2, rdmanet: true, features: featureFIN | featureTransfer, maxReceive: 8136}.append(nil))
+	p.start(true, 2*aheadPieces*scratchBytes)
+	require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived == aheadPieces*scratchBytes }))
+}
+
+// Lengths that add up to more than an int holds, on 32-bit systems.
+func TestTransferLengthsAddUp(t *testing.T) {
+	c := &Conn{}
+	for range 4 {
+		c.unread.Push(segment{x: &inbound{length: transferCeiling}})
+	}
+	require.Equal(t, math.MaxInt32, c.offeredBytes(math.MaxInt32, false))
+	require.Equal(t, 1, c.offeredBytes(1, false))
+	require.Equal(t, int64(4*transferCeiling), int64(c.offeredBytes(math.MaxInt, false))+max(0, 4*transferCeiling-math.MaxInt))
+
+	p, err := allocPages(transferCeiling) // never touched
+	require.NoError(t, err)
+	defer freePages(p)
+	o := &outbound{p: p, moved: transferCeiling, done: true, writing: 1}
+	c.wrote(o, transferCeiling)
+	require.Equal(t, transferCeiling, o.moved)
 }

@@ -146,9 +146,10 @@ func TestAcceptTransfer(t *testing.T) {
 	}
 	const most = math.MaxInt64 - 2*transferCeiling
 	for _, tt := range []struct {
-		name  string
-		fin   bool
-		steps []step
+		name     string
+		fin      bool
+		messages bool
+		steps    []step
 	}{
 		{name: "one transfer", steps: []step{{length: 10, first: true, last: true}, {length: 10, first: true, last: true}}},
 		{name: "with a beginning", steps: []step{{data: 5, length: 10, first: true, last: true}}},
@@ -204,6 +205,13 @@ func TestAcceptTransfer(t *testing.T) {
 			{length: 10, last: true},
 		}},
 		{name: "FIN with it", fin: true, steps: []step{{length: 10, flags: flagFIN, err: errFINInMessage}}},
+		{name: "an empty message", messages: true, steps: []step{
+			{length: 10, flags: flagEmpty, err: errEmptyFlag},
+			{length: 10, rest: 10, first: true},
+			{length: 10, flags: flagEmpty, err: errEmptyFlag},
+			{length: 10, last: true},
+		}},
+		{name: "an empty message not agreed is ignored", steps: []step{{length: 10, flags: flagEmpty, first: true, last: true}}},
 		{name: "FIN not agreed is ignored", steps: []step{
 			{length: 10, flags: flagFIN, first: true, last: true},
 			{length: 10, rest: 1, flags: flagFIN, first: true},
@@ -212,7 +220,7 @@ func TestAcceptTransfer(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := reassembler{max: 1000, fin: tt.fin}
+			r := reassembler{max: 1000, fin: tt.fin, messages: tt.messages}
 			for i, s := range tt.steps {
 				before := r
 				h := segmentHeader{CreditsRequested: 1, Flags: s.flags, DataLength: s.data}
