@@ -384,7 +384,16 @@ func (c *Conn) finish(o *outbound, moved int) {
 	if o.scratch != nil && o.over {
 		o.closeMemory()
 	}
+	c.transferOver()
+}
+
+// transferOver wakes whoever waits for the end of a transfer. That may be the
+// leader, and this be said by another's post or found by another's look.
+func (c *Conn) transferOver() {
 	c.writable.Broadcast()
+	if c.sleeping {
+		c.cq.Interrupt()
+	}
 }
 
 // granted handles the peer's offer of memory to write to.
@@ -451,7 +460,7 @@ func (c *Conn) wrote(o *outbound, n int) {
 		if o.scratch != nil {
 			o.closeMemory()
 		}
-		c.writable.Broadcast()
+		c.transferOver()
 	}
 }
 

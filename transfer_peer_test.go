@@ -1350,3 +1350,34 @@ func TestTransferLengthsAddUp(t *testing.T) {
 	c.wrote(o, transferCeiling)
 	require.Equal(t, transferCeiling, o.moved)
 }
+
+// A Write that gives up a transfer and leads hears of its end, also where that comes
+// with what another goroutine posts.
+func TestTransferOverForLeader(t *testing.T) {
+	s := newScene(t)
+	setWithdrawWithin(t, time.Hour)
+	c, p := s.transferConns(false, false)
+	wrote := writing(c, pattern(1, 100000))
+	p.offered(false)
+	locked := func(f func() bool) func() bool {
+		return func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return f()
+		}
+	}
+	require.True(t, eventually(locked(func() bool { return c.sleeping })))
+	c.mu.Lock()
+	c.send.posting = true // as if somebody did
+	c.mu.Unlock()
+	c.SetWriteDeadline(time.Now())
+	require.True(t, eventually(locked(func() bool { return c.out.withdraw != nil && c.sleeping })))
+	c.mu.Lock()
+	c.send.posting = false
+	c.sendControl()
+	require.Zero(t, c.out.live.Len())
+	c.mu.Unlock()
+	r := s.await(wrote)
+	require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+	require.NoError(t, c.Close())
+}
