@@ -89,7 +89,8 @@ type ID interface {
 	// device has it so. A group that the ID has joined already matches
 	// syscall.EADDRINUSE, more than the device can do ErrLimit. Devices without
 	// [CapMulticast] return an error that matches errors.ErrUnsupported, as do
-	// those that have multicast, but not of the address's family.
+	// those that have multicast, but not of the address's family. When LeaveMulticast
+	// or Close comes in between the error matches net.ErrClosed.
 	JoinMulticast(ctx context.Context, group netip.Addr, how JoinFlags) (UDParam, error)
 
 	// LeaveMulticast leaves a group that was joined; see

@@ -41,9 +41,9 @@ type QP interface {
 	// AttachMcast has a queue pair for datagrams receive what is sent to the
 	// group that gid, and on InfiniBand lid, name; DetachMcast ends that. See
 	// ibv_attach_mcast(3). [ID.JoinMulticast] does it by itself and tells the
-	// network as well; this alone does not. Devices without [CapMulticast] return
-	// an error that matches errors.ErrUnsupported; a queue pair of a connection
-	// is refused.
+	// network as well; this alone does not. More than the device can do matches
+	// ErrLimit. Devices without [CapMulticast] return an error that matches
+	// errors.ErrUnsupported; a queue pair of a connection is refused.
 	AttachMcast(gid GID, lid uint16) error
 	DetachMcast(gid GID, lid uint16) error
 

@@ -251,10 +251,17 @@ func (i *id) setOptions() error {
 			return fmt.Errorf("set the type of service: %w", err)
 		}
 	}
-	if cfg.AckTimeout != 0 && !i.ud {
-		if err := errno(C.rn_set_option(i.c, optionAckTimeout, C.int(ackTimeout(cfg.AckTimeout)))); err != nil {
-			return fmt.Errorf("set the time to wait for acknowledgements: %w", err)
-		}
+	return i.setAckTimeout()
+}
+
+// setAckTimeout is for both sides, each of which has its own.
+func (i *id) setAckTimeout() error {
+	d := i.p.cfg.AckTimeout
+	if d == 0 || i.ud {
+		return nil
+	}
+	if err := errno(C.rn_set_option(i.c, optionAckTimeout, C.int(ackTimeout(d)))); err != nil {
+		return fmt.Errorf("set the time to wait for acknowledgements: %w", err)
 	}
 	return nil
 }
@@ -475,6 +482,12 @@ func (i *id) prepare(param *ibv.ConnParam) error {
 	}
 	if i.passive {
 		param.InitiatorDepth = i.dev.limitDepth(param.InitiatorDepth, i.param.InitiatorDepth)
+		// What is said here becomes the depth of the peer's queue pair, whose device may
+		// do no more than was asked for.
+		param.ResponderResources = i.dev.limitDepth(param.ResponderResources, i.param.ResponderResources)
+		if err := i.setAckTimeout(); err != nil {
+			return err
+		}
 	}
 	i.up = true
 	return nil

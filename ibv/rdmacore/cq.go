@@ -200,26 +200,27 @@ func (c *cq) join(q *qp) {
 	c.connections = c.connections || !q.ud
 }
 
-// leave forgets a queue pair that was destroyed. siw keeps completions apart by
-// numbers that it uses again, so what is there is taken now.
-func (c *cq) leave(q *qp) {
+// leave forgets a queue pair that is about to be destroyed. What has completed is
+// taken before, as the rest depends on the queue pair: some devices drop it, siw goes by
+// numbers that it uses again. It returns the queue pairs that are found to be in the
+// error state.
+func (c *cq) leave(q *qp) (failed []*qp) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.dead = slices.DeleteFunc(c.dead, func(f *qp) bool { return f == q })
-	if c.dev.siw {
-		var wcs [32]ibv.WC
-		kept := c.kept
-		c.kept = nil
-		for {
-			n, _, err := c.poll(wcs[:])
-			kept = append(kept, wcs[:n]...)
-			if n == 0 || err != nil {
-				break
-			}
+	var wcs [32]ibv.WC
+	kept := c.kept
+	c.kept = nil
+	for {
+		n, f, err := c.poll(wcs[:])
+		kept, failed = append(kept, wcs[:n]...), append(failed, f...)
+		if n == 0 || err != nil {
+			break
 		}
-		c.kept = kept
 	}
+	c.kept = kept
 	delete(c.qps, q.num)
+	return failed
 }
 
 // flushes makes Poll flush what is left in the queue pair's ledgers.

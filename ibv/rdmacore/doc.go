@@ -45,7 +45,7 @@ type Config struct {
 	Device string
 
 	// TypeOfService is the IP type of service (RoCE: traffic class) of the
-	// connections, which switches choose the priority by; see
+	// connections that this side asks for, which switches choose the priority by; see
 	// rdma_set_option(3), RDMA_OPTION_ID_TOS. 0 is the system's default.
 	TypeOfService uint8
 
@@ -55,15 +55,16 @@ type Config struct {
 	// 0.54 s (Linux 6.12), which is enough for networks that delay packets by tens of
 	// milliseconds. A peer that is gone is given up after Retries + 1 times as
 	// much; InfiniBand volume 1, section 9.7.6.1.3, lets a device take four times
-	// as long.
+	// as long. Each side has its own; one that sets none and accepts takes the peer's.
 	AckTimeout time.Duration
 
 	// Retries is how often it sends again before the connection fails, 1 to 7;
-	// 0 means 6, because Soft-RoCE takes 7 for ever.
+	// 0 means 6, because Soft-RoCE takes 7 for ever. The side that connects decides
+	// for both.
 	Retries int
 
-	// RNRRetries is how often it sends again to a peer that has no receive
-	// posted, 1 to 7, where 7 is for ever; 0 means 7, as flow control is
+	// RNRRetries is how often the peer is told to send again when this side has no
+	// receive posted, 1 to 7, where 7 is for ever; 0 means 7, as flow control is
 	// done above.
 	RNRRetries int
 

@@ -581,3 +581,119 @@ func TestPathMTUPinned(t *testing.T) {
 	assert.Equal(t, local, id.LocalAddr())
 	assert.NoError(t, id.Close())
 }
+
+// roce returns a pair whose ends have configurations of their own, or nil on iWARP,
+// which has nothing of what they say.
+func roce(t *testing.T, active, passive rdmacore.Config) *verbstest.Pair {
+	a := addr(t)
+	env := verbstest.Env{Active: open(t, active), Passive: open(t, passive), Addr: a}
+	pair := verbstest.NewPair(t, env, verbstest.PairConfig{})
+	if pair.Active.Dev.Attr().Transport == ibv.TransportIWARP {
+		return nil
+	}
+	return pair
+}
+
+// failure sends a message and returns how it ends.
+func failure(t *testing.T, e *verbstest.End) ibv.WCStatus {
+	t.Helper()
+	e.Send(t, ibv.SendWR{Op: ibv.OpSend})
+	var wcs [1]ibv.WC
+	require.Eventually(t, func() bool {
+		n, err := e.SendCQ.Poll(wcs[:])
+		return assert.NoError(t, err) && n == 1
+	}, verbstest.Patience, time.Millisecond)
+	return wcs[0].Status
+}
+
+// TestAckTimeoutAccepted has the side that accepts miss its peer, whose timeout is much
+// longer than the test.
+func TestAckTimeoutAccepted(t *testing.T) {
+	pair := roce(t, rdmacore.Config{AckTimeout: 2 * verbstest.Patience}, rdmacore.Config{AckTimeout: 10 * time.Millisecond})
+	if pair == nil {
+		return
+	}
+	pair.Active.CloseQP(t)
+	assert.Equal(t, ibv.WCRetryExcErr, failure(t, pair.Passive))
+}
+
+// TestRNRRetries sends to a side that has no receive posted, and has said how often the
+// peer shall try.
+func TestRNRRetries(t *testing.T) {
+	for _, passive := range []bool{false, true} {
+		var cfg [2]rdmacore.Config
+		to := 0
+		if passive {
+			to = 1
+		}
+		cfg[to].RNRRetries = 1
+		pair := roce(t, cfg[0], cfg[1])
+		if pair == nil {
+			return
+		}
+		from := [2]*verbstest.End{pair.Active, pair.Passive}[1-to]
+		assert.Equal(t, ibv.WCRNRRetryExcErr, failure(t, from))
+	}
+}
+
+// TestDepthAsked connects with fewer RDMA Reads at a time than the side that accepts
+// could serve: the peer's device need not be able to do more.
+func TestDepthAsked(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
+	require.NoError(t, err)
+	defer l.Close()
+	id, err := p.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
+	require.NoError(t, err)
+	_, release := newQP(t, id)
+	defer release()
+	result := make(chan error, 1)
+	go func() { result <- id.Connect(t.Context(), ibv.ConnParam{InitiatorDepth: 2}) }()
+	peer, err := l.Accept(t.Context())
+	require.NoError(t, err)
+	_, releasePeer := newQP(t, peer)
+	defer releasePeer()
+	require.NoError(t, peer.Accept(t.Context(), ibv.ConnParam{ResponderResources: 16}))
+	require.NoError(t, <-result)
+	assert.Equal(t, 2, peer.Param().ResponderResources)
+	assert.Equal(t, 2, id.Param().InitiatorDepth)
+}
+
+// TestNoDriver has a device in the kernel and none in user space.
+func TestNoDriver(t *testing.T) {
+	addr(t)
+	if !inChild(t, "unshare", "--mount", "sh", "-c", `mount -t tmpfs none /etc/libibverbs.d && exec "$0" "$@"`) {
+		return
+	}
+	_, err := rdmacore.New(rdmacore.Config{})
+	assert.ErrorIs(t, err, syscall.ENODEV)
+	assert.ErrorContains(t, err, "the kernel has "+os.Getenv(deviceEnv))
+	assert.ErrorContains(t, err, "ibverbs-providers")
+}
+
+// TestCloseOther closes a queue pair while the failure of another is in the completion
+// queue that they share. What is posted to that one afterwards is flushed all the same.
+func TestCloseOther(t *testing.T) {
+	a := addr(t)
+	env := verbstest.Env{Passive: open(t, rdmacore.Config{}), Addr: a}
+	pair := verbstest.NewPair(t, env, verbstest.PairConfig{})
+	e := verbstest.NewPair(t, env, verbstest.PairConfig{Share: pair}).Active
+	require.NoError(t, e.SendCQ.Arm(false))
+	e.Send(t, ibv.SendWR{ID: 1, Op: ibv.OpSend, SGL: []ibv.SGE{{Buf: make([]byte, 8), LKey: 0xbad00}}})
+	require.NoError(t, e.SendCQ.Wait(time.Now().Add(verbstest.Patience)))
+	pair.Active.CloseQP(t)
+	var wcs [4]ibv.WC
+	n, err := e.SendCQ.Poll(wcs[:])
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	assert.Equal(t, uint64(1), wcs[0].ID)
+	assert.NotEqual(t, ibv.WCSuccess, wcs[0].Status)
+	e.Recv(t, ibv.RecvWR{ID: 2})
+	require.Eventually(t, func() bool {
+		n, err := e.RecvCQ.Poll(wcs[:])
+		return assert.NoError(t, err) && n == 1
+	}, verbstest.Patience, time.Millisecond)
+	assert.Equal(t, uint64(2), wcs[0].ID)
+	assert.Equal(t, ibv.WCFlushErr, wcs[0].Status)
+}

@@ -300,3 +300,100 @@ func TestUdaddyClient(t *testing.T) {
 	wait()
 	assert.NoError(t, ah.Close())
 }
+
+// TestGroupFull attaches more queue pairs to a group than the device allows.
+func TestGroupFull(t *testing.T) {
+	addr(t)
+	p := open(t, rdmacore.Config{})
+	if l := listenUD(t, p, 0); l == nil {
+		return
+	}
+	group := netip.MustParseAddr("239.82.68.3")
+	for n := 0; ; n++ {
+		id, err := p.BindUD(t.Context(), netip.AddrPortFrom(addr(t), 0))
+		require.NoError(t, err)
+		d := newDatagrams(t, id)
+		_, err = id.JoinMulticast(t.Context(), group, ibv.JoinFullMember)
+		if limit := id.Device().Attr().MaxMcastQPAttach; n < limit {
+			require.NoError(t, err, "%d of %d", n, limit)
+			t.Cleanup(func() { assert.NoError(t, id.LeaveMulticast(group)) })
+			continue
+		}
+		assert.ErrorIs(t, err, ibv.ErrLimit)
+		assert.ErrorIs(t, d.qp.AttachMcast(ibv.GIDFromAddr(group), 0), ibv.ErrLimit)
+		return
+	}
+}
+
+// TestLeaveDuringJoin leaves a group while another goroutine joins it: that hears of
+// it, or was done before.
+func TestLeaveDuringJoin(t *testing.T) {
+	addr(t)
+	p := open(t, rdmacore.Config{})
+	if l := listenUD(t, p, 0); l == nil {
+		return
+	}
+	group := netip.MustParseAddr("239.82.68.4")
+	id, err := p.BindUD(t.Context(), netip.AddrPortFrom(addr(t), 0))
+	require.NoError(t, err)
+	defer id.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), verbstest.Patience)
+	defer cancel()
+	for range 100 {
+		joined := make(chan error)
+		go func() {
+			_, err := id.JoinMulticast(ctx, group, ibv.JoinSendOnly)
+			joined <- err
+		}()
+		for err = syscall.EADDRNOTAVAIL; errors.Is(err, syscall.EADDRNOTAVAIL); {
+			err = id.LeaveMulticast(group)
+		}
+		require.NoError(t, err)
+		if err := <-joined; err != nil {
+			require.ErrorIs(t, err, net.ErrClosed)
+		}
+	}
+}
+
+// TestClosedUnpolled polls a datagram whose queue pair is closed, from a completion queue
+// that connections use as well.
+func TestClosedUnpolled(t *testing.T) {
+	d := toItself(t)
+	if d == nil {
+		return
+	}
+	p := open(t, rdmacore.Config{})
+	id, err := p.BindUD(t.Context(), netip.AddrPortFrom(addr(t), 0))
+	require.NoError(t, err)
+	cq, err := id.Device().CreateCQ(4)
+	require.NoError(t, err)
+	init := ibv.QPInit{SendCQ: cq, RecvCQ: cq, Cap: ibv.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxRecvSGE: 1}}
+	qp, err := id.CreateQP(d.pd, init)
+	require.NoError(t, err)
+	other, err := p.Resolve(t.Context(), netip.AddrPort{}, netip.AddrPortFrom(addr(t), 1))
+	require.NoError(t, err)
+	connection, err := other.CreateQP(d.pd, init)
+	require.NoError(t, err)
+	buf := make([]byte, ibv.GRHLen+16)
+	mr, err := d.pd.RegMR(buf, ibv.AccessLocalWrite)
+	require.NoError(t, err)
+	ah, err := d.pd.CreateAH(d.to.AH)
+	require.NoError(t, err)
+	_, err = qp.PostRecv([]ibv.RecvWR{{ID: 1, SGL: []ibv.SGE{{Buf: buf, LKey: mr.LKey()}}}})
+	require.NoError(t, err)
+	require.NoError(t, cq.Arm(false))
+	_, err = d.qp.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendSignaled, AH: ah, RemoteQPN: qp.QPN(), RemoteQKey: d.to.QKey}})
+	require.NoError(t, err)
+	d.next(t, ibv.WCSend)
+	require.NoError(t, cq.Wait(time.Now().Add(verbstest.Patience)))
+	require.NoError(t, qp.Close())
+	var wcs [4]ibv.WC
+	n, err := cq.Poll(wcs[:])
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	assert.Equal(t, d.qp.QPN(), wcs[0].SrcQP)
+	assert.Equal(t, ibv.WCGRH, wcs[0].Flags)
+	for _, c := range []interface{ Close() error }{connection, other, id, cq, ah, mr} {
+		assert.NoError(t, c.Close())
+	}
+}

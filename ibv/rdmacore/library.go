@@ -63,6 +63,12 @@ func load() (*library, error) {
 	}
 	lib := &library{devices: make(map[*C.struct_rn_context]*device)}
 	if err := errno(C.rn_create_channel(&lib.channel)); err != nil {
+		var list **C.struct_rn_context
+		var n C.int
+		if C.rn_devices(&list, &n) != 0 { // without any the library does not try
+			return nil, noDevice(err)
+		}
+		C.rn_free_devices(list)
 		return nil, channelError(err)
 	}
 	f, err := pollable(int(lib.channel.fd), "rdma_cm")

@@ -22,6 +22,20 @@ type group struct {
 	addr  netip.Addr
 	how   ibv.JoinFlags
 	event chan step // the first, which is for who joins
+	told  bool      // of that one, under the ID's mu
+}
+
+// groupLeft is the event of a group that was left before it was joined.
+const groupLeft = -1
+
+// tell tells who joins, unless it knows how that has ended.
+func (g *group) tell(s step) bool {
+	if g.told {
+		return false
+	}
+	g.told = true
+	g.event <- s
+	return true
 }
 
 // groups is those of an ID, by the number that their events bring, under its mu.
@@ -61,79 +75,87 @@ func (i *id) JoinMulticast(ctx context.Context, addr netip.Addr, how ibv.JoinFla
 		err = fmt.Errorf("IPv6 groups over RoCE v2, which Linux's connection manager does not join: %w", errors.ErrUnsupported)
 	}
 	if err != nil {
-		return ibv.UDParam{}, fmt.Errorf("%s: join %v: %w", i.dev.name, addr, err)
+		return ibv.UDParam{}, fmt.Errorf("%s: join %v: %w", i.dev.name, addr, groupError(err))
 	}
 	return param, nil
+}
+
+// groupError tells that the device has no room for another member.
+func groupError(err error) error {
+	if errors.Is(err, syscall.ENOMEM) {
+		return fmt.Errorf("%w (%w)", ibv.ErrLimit, err)
+	}
+	return err
 }
 
 func (i *id) join(ctx context.Context, addr netip.Addr, how ibv.JoinFlags) (ibv.UDParam, error) {
 	if err := ctx.Err(); err != nil {
 		return ibv.UDParam{}, err
 	}
-	g, err := i.beginJoin(addr, how)
+	n, g, err := i.beginJoin(addr, how)
 	if err != nil {
 		return ibv.UDParam{}, err
 	}
-	var s step
 	select {
-	case s = <-g.event:
-		if s.event == cmMulticastJoin {
+	case s := <-g.event:
+		switch s.event {
+		case cmMulticastJoin:
 			return s.peer, nil
+		case groupLeft:
+			return ibv.UDParam{}, net.ErrClosed
 		}
 		err = i.stepError(s)
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	if e := i.leave(addr); e != nil && !errors.Is(e, net.ErrClosed) {
-		err = fmt.Errorf("%w; and then to leave it: %w", err, e)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.groups.m[n] != nil { // nobody has left it
+		if e := i.leaveGroup(n); e != nil {
+			err = fmt.Errorf("%w; and then to leave it: %w", err, e)
+		}
 	}
 	return ibv.UDParam{}, err
 }
 
-func (i *id) beginJoin(addr netip.Addr, how ibv.JoinFlags) (*group, error) {
+func (i *id) beginJoin(addr netip.Addr, how ibv.JoinFlags) (n uintptr, g *group, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	_, joined := i.groups.find(addr)
 	switch {
 	case i.closed:
-		return nil, net.ErrClosed
+		return 0, nil, net.ErrClosed
 	case !i.dev.attr.Caps.Has(ibv.CapMulticast):
-		return nil, i.dev.errNoMulticast()
+		return 0, nil, i.dev.errNoMulticast()
 	case !i.ud:
-		return nil, ibv.ErrState
+		return 0, nil, ibv.ErrState
 	case !addr.IsMulticast() || how > ibv.JoinSendOnly:
-		return nil, syscall.EINVAL
+		return 0, nil, syscall.EINVAL
 	case joined:
-		return nil, syscall.EADDRINUSE
+		return 0, nil, syscall.EADDRINUSE
 	}
-	g := &group{addr: addr, how: how, event: make(chan step, 1)}
+	g = &group{addr: addr, how: how, event: make(chan step, 1)}
 	i.groups.last++
+	n = i.groups.last
 	if i.groups.m == nil {
 		i.groups.m = make(map[uintptr]*group)
 	}
-	i.groups.m[i.groups.last] = g
+	i.groups.m[n] = g
 	to := toSockaddr(netip.AddrPortFrom(addr, 0))
-	if err := errno(C.rn_join_multicast(i.c, to.pointer(), C.int(how), C.uintptr_t(i.groups.last))); err != nil {
-		delete(i.groups.m, i.groups.last)
-		return nil, err
+	if err := errno(C.rn_join_multicast(i.c, to.pointer(), C.int(how), C.uintptr_t(n))); err != nil {
+		delete(i.groups.m, n)
+		return 0, nil, err
 	}
-	return g, nil
+	return n, g, nil
 }
 
 // grouped takes an event of a group.
 func (i *id) grouped(n uintptr, s step) {
 	i.mu.Lock()
 	g := i.groups.m[n]
+	known := g == nil || g.tell(s)
 	i.mu.Unlock()
-	if g == nil {
-		return
-	}
-	select {
-	case g.event <- s:
-		return
-	default:
-	}
-	if s.event == cmMulticastError {
+	if !known && s.event == cmMulticastError {
 		i.event(ibv.Event{Kind: ibv.EventMulticastError, Err: fmt.Errorf("group %v: %w", g.addr, i.stepError(s))})
 	}
 }
@@ -143,10 +165,7 @@ func (i *id) ungrouped() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, g := range i.groups.m {
-		select {
-		case g.event <- step{event: cmDeviceRemoval}:
-		default:
-		}
+		g.tell(step{event: cmDeviceRemoval})
 	}
 }
 
@@ -185,8 +204,10 @@ func (i *id) leaveAll() {
 // out, and attaches the queue pair as it does that, so it is kept from it. Called
 // with mu held.
 func (i *id) leaveGroup(n uintptr) error {
-	from := toSockaddr(netip.AddrPortFrom(i.groups.m[n].addr, 0))
+	g := i.groups.m[n]
+	from := toSockaddr(netip.AddrPortFrom(g.addr, 0))
 	delete(i.groups.m, n)
+	g.tell(step{event: groupLeft})
 	i.p.lib.events.Lock()
 	defer i.p.lib.events.Unlock()
 	return errno(C.rn_leave_multicast(i.c, from.pointer()))
@@ -222,7 +243,7 @@ func (q *qp) mcast(what string, gid ibv.GID, change int, f func(*C.struct_rn_qp,
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %s %v: %w", q.dev.name, what, gid, err)
+		return fmt.Errorf("%s: %s %v: %w", q.dev.name, what, gid, groupError(err))
 	}
 	return nil
 }

@@ -226,7 +226,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	switch {
 	case s.c == nil:
 		return 0, q.postError("send", net.ErrClosed)
-	case !q.up.Load():
+	case !q.up.Load() && !q.failed.Load():
 		return 0, q.postError("send", ibv.ErrState)
 	}
 	s.clear(wrs)
@@ -509,10 +509,13 @@ func (q *qp) Close() error {
 	if err != nil {
 		return err
 	}
+	// Afterwards the number may be another's.
+	failed := append(q.sendCQ.leave(q), q.recvCQ.leave(q)...)
 	C.rn_destroy_qp(c)
-	q.sendCQ.leave(q)
-	q.recvCQ.leave(q)
 	q.unuse()
+	for _, other := range failed {
+		other.fail()
+	}
 	return nil
 }
 
@@ -534,7 +537,7 @@ func (q *qp) detach() (*C.struct_rn_qp, error) {
 		q.first.Stop()
 	}
 	if q.dev.siw {
-		C.rn_qp_error(c) // for endReads, which does not find it any more
+		C.rn_qp_error(c) // for endReads, which does not find it any more, and for leave
 	}
 	q.dev.lib.events.Lock()
 	q.id.c.qp = nil

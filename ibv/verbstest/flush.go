@@ -89,13 +89,17 @@ func testFlushPostedAfterwards(t *testing.T, env Env) {
 }
 
 // testFlushNeverConnected flushes the receives of a queue pair that was waiting
-// for its connection.
+// for its connection, and the sends that are posted then.
 func testFlushNeverConnected(t *testing.T, env Env) {
 	e := env.unconnected(t)
 	must(t, "CreateQP", e.createQP(PairConfig{}.filled()))
 	postReceives(t, e, 10)
 	must(t, "SetError", e.QP.SetError())
 	flushedInOrder(t, e, e.RecvCQ, 10)
+	for i := range uint64(10) {
+		e.Send(t, ibv.SendWR{ID: i, Op: ibv.OpSend})
+	}
+	flushedInOrder(t, e, e.SendCQ, 10)
 }
 
 func testFlushPeerDisconnected(t *testing.T, env Env) {
