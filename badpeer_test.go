@@ -312,10 +312,17 @@ func (m negotiateResponse) wire() []byte {
 // dialBad connects to a listener, up to negotiation.
 func dialBad(t testing.TB, addr net.Addr, private []byte) *badPeer {
 	t.Helper()
+	return dialBadWith(t, addr, func(*badPeer) []byte { return private })
+}
+
+// dialBadWith is for private data that tells of the peer's memory.
+func dialBadWith(t testing.TB, addr net.Addr, say func(p *badPeer) []byte) *badPeer {
+	t.Helper()
 	for attempt := 1; ; attempt++ {
 		id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
 		require.NoError(t, err)
 		p := newBadPeer(t, id)
+		private := say(p)
 		param := badParam(id, private)
 		if parsePrivate(private).features&featureTransfer == 0 {
 			param.ResponderResources, param.InitiatorDepth = 1, 1

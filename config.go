@@ -81,8 +81,7 @@ type Config struct {
 	// is less, the connection is broken. So when the link is cut Read and Write
 	// fail within twice KeepAlive or KeepAlive and 20 s, with ETIMEDOUT, whatever
 	// they were at. A program need not read for its side to answer: if need be its
-	// device does, except siw, which leaves such a connection to TCP's own limit.
-	// 0 means 120 s, negative never, which leaves it to the device;
+	// device does. 0 means 120 s, negative never, which leaves it to the device;
 	// see the package's comment.
 	KeepAlive time.Duration
 

@@ -106,7 +106,10 @@ type Conn struct {
 	asked     time.Time // which it was asked to do then
 	warm      bool      // there are credits or receives to give back when idle
 
-	emptyReads bool // the peer's device answers Reads of no bytes
+	answers  bool // the peer's device can be asked by an RDMA Read: see pulse.go
+	hasPulse bool // namely of
+	pulse    pulse
+	beat     beat
 }
 
 // segment is received payload that waits for the reader.
@@ -473,7 +476,7 @@ func (c *Conn) teardown() error {
 	c.releaseFetches()
 	c.releaseTransfers()
 	c.releaseSends()
-	return errors.Join(err, c.cq.Close(), c.id.Close(), c.dom.release())
+	return errors.Join(err, c.beat.close(), c.cq.Close(), c.id.Close(), c.dom.release())
 }
 
 // fail ends the connection because of err, the first one only.

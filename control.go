@@ -168,8 +168,8 @@ func (c *Conn) postTouch() {
 const barrierID = sendID | 1<<62
 
 // postBarrier has the peer's device say that it has got everything: an RDMA Read
-// of no bytes, which needs neither a credit nor a key, is answered behind what was
-// sent before. It reports whether one is under way, of which there is one at most.
+// of no bytes, or of the peer's pulse, which needs no credit, is answered behind what
+// was sent before. It reports whether one is under way, of which there is one at most.
 func (c *Conn) postBarrier() bool {
 	if c.send.barrier {
 		return true
@@ -177,7 +177,11 @@ func (c *Conn) postBarrier() bool {
 	if c.id.Param().InitiatorDepth == 0 || c.dead != nil {
 		return false
 	}
-	_, err := c.qp.PostSend([]ibv.SendWR{{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}})
+	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}
+	if c.hasPulse {
+		c.beat.feel(c.pulse, &wr)
+	}
+	_, err := c.qp.PostSend([]ibv.SendWR{wr})
 	if err != nil {
 		c.fail(fmt.Errorf("post read: %w", err))
 		return false

@@ -8,10 +8,10 @@ import "time"
 // peer for KeepAlive, it is asked for a message; if none comes either, the
 // connection is broken. That question and its answer need a credit each, which
 // are not to be had while a program does not read what the other end writes, for
-// as long as it likes. Then an RDMA Read of no bytes asks the peer's device, which
+// as long as it likes. Then an RDMA Read (postBarrier) asks the peer's device, which
 // answers whatever the program does. Where the connection allows no Reads, or the
-// peer's device is known to fail at empty ones, it is a Write, and up to this
-// side's device to find that nobody acknowledges it.
+// peer's device is known to fail at empty ones and there is no pulse, it is a Write,
+// and up to this side's device to find that nobody acknowledges it.
 //
 // Giving memory back: credits cannot be called in, as posted receives cannot
 // be taken out of a queue pair. But their holder can use them up: a side that
@@ -106,7 +106,7 @@ func (c *Conn) ask() {
 		return
 	}
 	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
-	if !able && c.emptyReads && c.postBarrier() {
+	if !able && c.answers && c.postBarrier() {
 		c.probing = true
 		return
 	}
@@ -115,7 +115,7 @@ func (c *Conn) ask() {
 	if !c.send.probe {
 		return
 	}
-	if c.probing = c.emptyReads && c.postBarrier(); !c.probing {
+	if c.probing = c.answers && c.postBarrier(); !c.probing {
 		c.postTouch()
 	}
 }

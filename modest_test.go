@@ -27,6 +27,7 @@ type modest struct {
 	garble bool // says that it fails at Reads of no bytes
 	stuck  bool // the first RDMA Read never ends, and no other can be posted
 	reads  atomic.Int64
+	empty  atomic.Int64 // of these, those of no bytes
 
 	mu   sync.Mutex
 	devs map[ibv.Device]*modestDevice
@@ -147,6 +148,9 @@ func (q *modestQP) Cap() ibv.QPCap { return q.cap }
 func (q *modestQP) PostSend(wrs []ibv.SendWR) (int, error) {
 	for i, wr := range wrs {
 		if wr.Op == ibv.OpRead {
+			if len(wr.SGL) == 0 {
+				q.m.empty.Add(1)
+			}
 			first := q.m.reads.Add(1) == 1
 			switch {
 			case q.m.stuck && first:

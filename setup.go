@@ -33,7 +33,10 @@ type setup struct {
 	qp  ibv.QP
 	due time.Time
 
-	lasting bool // see acquireDomain
+	passive bool
+	beat    beat
+	pulse   *pulse // in it, ours, if the peer is to know one
+	lasting bool   // see acquireDomain
 	nudge   time.Duration
 	gone    atomic.Pointer[ibv.Event]
 	posted  []*buffer // receives, oldest first
@@ -44,7 +47,7 @@ type setup struct {
 // begin acquires what a connection needs on the ID's device. It takes the ID
 // over: on error it is closed.
 func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
-	s := &setup{id: id, set: cfg.settings(id.Device(), passive), lasting: cfg.Provider == nil}
+	s := &setup{id: id, set: cfg.settings(id.Device(), passive), passive: passive, lasting: cfg.Provider == nil}
 	s.due = time.Now().Add(s.set.negotiate)
 	if err := s.acquire(); err != nil {
 		if passive {
@@ -86,7 +89,10 @@ func (s *setup) acquire() (err error) {
 	// One more than the window may be posted, to have something to grant.
 	s.set.maximum = min(s.set.maximum, s.qp.Cap().MaxRecvWR-1)
 	s.set.initial = min(s.set.initial, s.set.maximum)
-	return nil
+	if attr.EmptyReadsGarbled {
+		s.pulse, err = s.beat.open(s.dom, s.qp)
+	}
+	return err
 }
 
 // expect posts n receives of size bytes.
@@ -110,6 +116,7 @@ func (s *setup) abandon() {
 	if s.qp != nil {
 		s.qp.Close()
 	}
+	s.beat.close()
 	s.releaseBuffers()
 	if s.cq != nil {
 		s.cq.Close()
@@ -140,7 +147,14 @@ func (s *setup) param(early []byte) ibv.ConnParam {
 	} else {
 		early = nil
 	}
-	p.Private = append(private.append(make([]byte, 0, privateLen+len(early))), early...)
+	says := s.pulse != nil && privateLen+len(early)+pulseLen <= attr.MaxPrivateData
+	if says {
+		private.features |= featurePulse
+	}
+	p.Private = append(private.append(make([]byte, 0, privateLen+len(early)+pulseLen)), early...)
+	if says {
+		p.Private = s.pulse.append(p.Private)
+	}
 	return p
 }
 
@@ -372,17 +386,26 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	return c, nil
 }
 
-// emptyReads reports whether the peer's device answers RDMA Reads of no bytes
+// findPulse finds out by what RDMA Read, if by any, the peer's device can be asked
 // whatever it does. Of iWARP devices only a peer that is rdmanet says so.
-func (s *setup) emptyReads(peer privateData) bool {
+func (s *setup) findPulse(c *Conn) error {
 	switch {
 	case s.id.Param().InitiatorDepth == 0:
-		return false
-	case peer.rdmanet:
-		return peer.features&featureNoEmptyRead == 0
-	default:
-		return s.id.Device().Attr().Transport != ibv.TransportIWARP
+		return nil
+	case !c.peer.rdmanet:
+		c.answers = s.id.Device().Attr().Transport != ibv.TransportIWARP
+		return nil
 	}
+	early := earlyResponseLen
+	if s.passive {
+		early = earlyRequestLen
+	}
+	c.pulse, c.hasPulse = parsePulse(s.id.PrivateData(), early)
+	c.answers = c.hasPulse || c.peer.features&featureNoEmptyRead == 0
+	if c.hasPulse {
+		return s.beat.hold(s.dom)
+	}
+	return nil
 }
 
 // newConn makes the Conn, with receives posted, that start sets going. granted
@@ -393,7 +416,6 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
 	c.messages = c.fin && peer.features&featureMessages != 0
 	c.out.mode, c.in.mode = transferModes(s.private(), peer)
-	c.emptyReads = s.emptyReads(peer)
 	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
 	c.pool, c.sends = s.dom.pool(int(a.maxReceive)), s.dom.pool(int(a.maxSend))
 	c.credits = credits{
@@ -419,10 +441,15 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 	}
 	s.posted = nil
 	s.releaseBuffers()
-	if err := c.provision(); err != nil {
+	err := s.findPulse(c)
+	if err == nil {
+		err = c.provision()
+	}
+	if err != nil {
 		c.recall()
 		return nil, err
 	}
+	c.beat, s.beat = s.beat, beat{}
 	return c, nil
 }
 
@@ -483,6 +510,7 @@ func (c *Conn) recall() {
 	}
 	c.releaseSends()
 	c.releaseOwn()
+	c.beat.close()
 }
 
 // sendMessage sends a negotiation message. It costs no credit.
