@@ -158,6 +158,7 @@ type deadEnd struct {
 	ibv.Provider
 	to    string
 	asked chan struct{} // one for each
+	over  chan struct{} // closed when that is known
 }
 
 func (p *deadEnd) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
@@ -165,8 +166,12 @@ func (p *deadEnd) Resolve(ctx context.Context, local, remote netip.AddrPort) (ib
 		return p.Provider.Resolve(ctx, local, remote)
 	}
 	p.asked <- struct{}{}
-	<-ctx.Done()
-	return nil, ctx.Err()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-p.over:
+		return nil, syscall.ENETDOWN
+	}
 }
 
 // A family that leads nowhere does not hold up the other one.
@@ -179,7 +184,7 @@ func TestDialFallback(t *testing.T) {
 	_, port, err := net.SplitHostPort(ln.Addr().String())
 	require.NoError(t, err)
 	for _, c := range []struct{ host, dead, alive string }{{"", "127.0.0.1", "::1"}, {"::", "::1", "127.0.0.1"}} {
-		p := &deadEnd{sw, c.dead, make(chan struct{}, 1)}
+		p := &deadEnd{Provider: sw, to: c.dead, asked: make(chan struct{}, 1), over: make(chan struct{})}
 		address := net.JoinHostPort(c.host, port)
 		dial := func(d Dialer) (conn net.Conn, err error) {
 			d.Provider = p
@@ -198,9 +203,13 @@ func TestDialFallback(t *testing.T) {
 		require.ErrorContains(t, err, c.dead)
 
 		// Where both fail, both say why.
-		sw.FailNth(1, syscall.EHOSTUNREACH, verbstest.Connect)
-		_, err = dial(Dialer{FallbackDelay: time.Millisecond, Timeout: 200 * time.Millisecond})
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+		refused := sw.FailNth(1, syscall.EHOSTUNREACH, verbstest.Connect)
+		go func() {
+			eventually(refused.Fired)
+			close(p.over)
+		}()
+		_, err = dial(Dialer{FallbackDelay: time.Millisecond})
+		require.ErrorIs(t, err, syscall.ENETDOWN)
 		require.ErrorIs(t, err, syscall.EHOSTUNREACH)
 		require.Equal(t, net.JoinHostPort(c.dead, port), err.(*net.OpError).Addr.String())
 	}

@@ -220,7 +220,7 @@ func TestNudge(t *testing.T) {
 	p := acceptBad(t, ln)
 	require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{}))
 	require.Len(t, p.hear(), negotiateRequestLen)
-	require.True(t, eventually(func() bool { return s.device.Calls(verbstest.PostSend) == 3 }), "no nudges")
+	require.True(t, eventually(func() bool { return s.device.Calls(verbstest.PostSend) >= 3 }), "no nudges")
 	p.say(goodResponse.wire())
 	r := <-result
 	require.NoError(t, r.err)

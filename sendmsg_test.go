@@ -286,12 +286,27 @@ func TestEmptyMessages(t *testing.T) {
 func TestEmptyMessageFlood(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{MaxReceiveCredits: 8})
-	require.NoError(t, client.SetWriteDeadline(time.Now().Add(200*time.Millisecond)))
-	sent := 0
-	for ; client.WriteMsg(nil) == nil; sent++ {
-		require.LessOrEqual(t, sent, spillLimit/spillCost+2*8)
-	}
-	require.NotZero(t, sent)
+	wrote := make(chan result, 1)
+	go func() {
+		for sent := 0; ; sent++ {
+			if err := client.WriteMsg(nil); err != nil {
+				wrote <- result{sent, err}
+				return
+			}
+		}
+	}()
+	require.True(t, eventually(func() bool {
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		return server.spilled+spillCost > spillLimit
+	}), "the memory is not used")
+	requireSilence(t, client, server)
+	require.NoError(t, client.SetWriteDeadline(past))
+	var r result
+	within(t, "WriteMsg", func() { r = <-wrote })
+	requireTimeout(t, r.err)
+	sent := r.n
+	require.LessOrEqual(t, sent, spillLimit/spillCost+2*8)
 	require.NoError(t, client.SetWriteDeadline(time.Time{}))
 	for range sent {
 		require.Equal(t, piece{}, recvPiece(t, server, nil))
@@ -358,11 +373,21 @@ func TestPieceDeadlines(t *testing.T) {
 	require.NoError(t, client.SetWriteDeadline(time.Time{}))
 
 	b := make([]byte, 100)
-	require.NoError(t, server.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
-	n, err := server.ReadMsg(b) // the first piece is there
-	requireTimeout(t, err)
-	require.Equal(t, "one ", string(b[:n]))
+	read := make(chan result, 1)
+	go func() {
+		n, err := server.ReadMsg(b)
+		read <- result{n, err}
+	}()
+	require.True(t, eventually(func() bool { // it has the first piece
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		return server.stats.BytesReceived == 4 && server.unread.Len() == 0
+	}))
 	require.NoError(t, server.SetReadDeadline(past))
+	var r result
+	within(t, "ReadMsg", func() { r = <-read })
+	requireTimeout(t, r.err)
+	require.Equal(t, "one ", string(b[:r.n]))
 	_, flags, err := server.RecvMsg(b)
 	requireTimeout(t, err)
 	require.Zero(t, flags)
@@ -406,11 +431,18 @@ func TestPieceCut(t *testing.T) {
 	_, err := client.SendMsg([]byte("one "), Partial)
 	require.NoError(t, err)
 	waiting := client.QueueMsg([]byte("never"), Expedited)
-	require.NoError(t, client.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
-	n, err := client.SendMsg(make([]byte, 1<<20), Partial)
-	requireTimeout(t, err)
-	require.NotZero(t, n)
-	require.Less(t, n, 1<<20)
+	sent := make(chan result, 1)
+	go func() {
+		n, err := client.SendMsg(make([]byte, 1<<20), Partial)
+		sent <- result{n, err}
+	}()
+	require.True(t, eventually(func() bool { return client.Stats().CreditStalls > 0 }), "it fits")
+	require.NoError(t, client.SetWriteDeadline(past))
+	var r result
+	within(t, "SendMsg", func() { r = <-sent })
+	requireTimeout(t, r.err)
+	require.NotZero(t, r.n)
+	require.Less(t, r.n, 1<<20)
 	_, err = waiting.Result()
 	requireTimeout(t, err)
 	require.NoError(t, client.SetWriteDeadline(time.Time{}))
