@@ -21,7 +21,9 @@ func poolOf(dev ibv.Device) *scratchPool {
 	return scratches.pools[dev]
 }
 
+// scratchDevices returns devices when there is no scratch memory of earlier tests.
 func scratchDevices(t *testing.T, n int) (devs []ibv.Device) {
+	require.True(t, eventually(func() bool { return countScratch() == 0 }))
 	for range n {
 		all, err := newSwitch(t, nil).Devices()
 		require.NoError(t, err)
