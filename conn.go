@@ -62,7 +62,7 @@ type Conn struct {
 	// Who waits for completions: see progress.go.
 	seat     vacancy.Seat
 	leading  bool
-	sleeping bool // the leader is in CQ.Wait
+	sleeping bool // the leader has let go of mu to wait, and nobody has roused it
 	cqLost   bool // the completion queue has failed once: its events are not waited for
 	readable sync.Cond
 	writable sync.Cond
@@ -420,16 +420,15 @@ func (c *Conn) linger() {
 	for alive() && c.out.live.Len() > 0 {
 		c.await(&c.writable, &c.writers)
 	}
-	if alive() {
-		c.postMarker()
-	}
+	c.postMarker(alive)
+	last := c.send.seq // what is sent from here on, such as grants, may be lost
 	if c.id.Device().Attr().SendsBuffered {
 		c.awaitSends(func() bool { return alive() && c.send.barrier }) // keep-alive's is not behind everything
 		if alive() {
 			c.postBarrier()
 		}
 	}
-	c.awaitSends(func() bool { return alive() && (c.send.busy() || c.send.barrier) })
+	c.awaitSends(func() bool { return alive() && (c.send.done < last || c.send.barrier) })
 	if !alive() || c.id.Disconnect() != nil {
 		return
 	}

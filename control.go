@@ -24,14 +24,14 @@ func (c *Conn) control(idle bool) bool {
 	if c.send.posting || c.dead != nil {
 		return false
 	}
-	news := c.in.receivesNews() || c.out.sendsNews() && c.freeSlots() > 1
+	news := c.in.receivesNews() || c.out.sendsNews() && c.hasSlots(2) // one may be for a Write
 	if c.send.waiting && !c.send.answer && !c.send.probe && !news && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
 	busy := c.kept > 0 && !c.deaf && c.spilled == 0 // else receives come free without the reader
 	owed := c.credits.owed(c.kept, busy, idle)
 	due := c.send.answer || c.send.probe || owed || news
-	if !due || !c.canSend() || c.midMessage() {
+	if !due || c.midMessage() || !c.credits.maySendControl() || !c.hasSlots(1) {
 		return false
 	}
 	if owed {
@@ -73,7 +73,11 @@ func (c *Conn) requested() uint16 {
 // postEmpty posts up to n messages without payload and reports whether it did.
 func (c *Conn) postEmpty(n int) bool {
 	n, bufs := c.emptyBuffers(n, false)
-	return n > 0 && c.post(parcel{segs: n, bufs: bufs}) == nil
+	if n == 0 {
+		return false
+	}
+	c.post(parcel{segs: n, bufs: bufs}) // an error is the connection's end
+	return true
 }
 
 // postTransferNews posts what the peer is to be told next of transfers.
@@ -90,7 +94,8 @@ func (c *Conn) postTransferNews() bool {
 		t, o.grant = c.nextOutbound()
 	}
 	o.head = &t
-	return c.post(o) == nil
+	c.post(o)
+	return true
 }
 
 // emptyBuffers is sendBuffers for messages without payload, or with a transfer
@@ -117,14 +122,22 @@ func (c *Conn) emptyBuffers(n int, head bool) (int, []*buffer) {
 // hearOfSends makes sure that the next completion of a send is noticed.
 func (c *Conn) hearOfSends() {
 	c.wantSend = true
-	if c.sleeping {
-		c.cq.Interrupt() // the leader sleeps for receives only
+	c.rouse() // it may sleep for receives only
+}
+
+// hasSlots reports whether the send queue has room for n. If it has not, the
+// completion that makes some will be heard of.
+func (c *Conn) hasSlots(n int) bool {
+	if c.freeSlots() >= n {
+		return true
 	}
+	c.hearOfSends()
+	return false
 }
 
 // postFIN ends our stream if that can be done now. FIN has a credit of its own.
 func (c *Conn) postFIN() (done bool, err error) {
-	if c.send.posting || c.credits.have == 0 || c.freeSlots() == 0 {
+	if c.send.posting || c.credits.have == 0 || !c.hasSlots(1) {
 		return false, nil
 	}
 	n, bufs := c.emptyBuffers(1, false)
@@ -137,13 +150,19 @@ func (c *Conn) postFIN() (done bool, err error) {
 }
 
 // postMarker makes sure that the completion of everything posted can be waited
-// for.
-func (c *Conn) postMarker() {
-	for c.send.posting {
-		c.waitPosted()
-	}
-	if c.send.since > 0 {
-		c.postTouch()
+// for, as long as wanted says so.
+func (c *Conn) postMarker(wanted func() bool) {
+	for wanted() {
+		switch {
+		case c.send.posting:
+			c.waitPosted()
+		case c.send.since == 0:
+			return
+		case c.hasSlots(1):
+			c.postTouch()
+		default:
+			c.await(&c.writable, &c.writers)
+		}
 	}
 }
 

@@ -31,7 +31,6 @@ type incoming struct {
 	tell   bool                // the peer is to be told that
 	done   uint32              // this transfer, and those before it,
 	length int                 // are over, it after so many bytes
-	came   uint64              // fetches that are over
 
 	depth   int   // RDMA Reads at a time
 	reading int   // calls that read
@@ -198,9 +197,7 @@ func (c *Conn) fetch(f *fetch, lkey uint32) {
 		return
 	}
 	c.in.flying.Push(f)
-	if c.sleeping {
-		c.cq.Interrupt() // the leader may sleep for receives only
-	}
+	c.rouse() // it may sleep for receives only
 }
 
 // fetched handles the completion of an RDMA Read.
@@ -273,7 +270,6 @@ func (c *Conn) arrived(f *fetch, n int) {
 // landed notes that the device is done with the memory of f.
 func (c *Conn) landed(f *fetch) {
 	f.over = true
-	c.in.came++
 	if f.mr != nil {
 		f.mr.Close() // before anybody looks at what came
 		f.mr = nil
@@ -285,6 +281,7 @@ func (c *Conn) landed(f *fetch) {
 		c.dropPieces(f.x)
 	}
 	c.readable.Broadcast()
+	c.rouse()
 }
 
 // retire tells the peer of transfers of which everything is there.

@@ -7,8 +7,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
 // modest is the device with the limits of some adapters: few bytes or
@@ -28,9 +30,11 @@ type modest struct {
 	stuck  bool // the first RDMA Read never ends, and no other can be posted
 	reads  atomic.Int64
 	empty  atomic.Int64 // of these, those of no bytes
+	slow   atomic.Bool // sends do not complete
 
 	mu   sync.Mutex
 	devs map[ibv.Device]*modestDevice
+	cqs  []*modestCQ
 }
 
 func newModest(t testing.TB, inline, wrs int, pins bool) *modest {
@@ -103,6 +107,80 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 	return a
 }
 
+func (d *modestDevice) CreateCQ(depth int) (ibv.CQ, error) {
+	cq, err := d.Device.CreateCQ(depth)
+	if err != nil {
+		return nil, err
+	}
+	q := &modestCQ{CQ: cq, m: d.m}
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	d.m.cqs = append(d.m.cqs, q)
+	return q, nil
+}
+
+// setSlow keeps the completions of a Conn's sends back, or lets those go that were.
+func (m *modest) setSlow(slow bool) {
+	m.slow.Store(slow)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, q := range m.cqs {
+		q.mu.Lock()
+		if !slow && q.any && q.kept.Len() > 0 {
+			q.any = false
+			q.CQ.Interrupt()
+		}
+		q.mu.Unlock()
+	}
+}
+
+// modestCQ is a completion queue from which completions of sends can be kept back.
+type modestCQ struct {
+	ibv.CQ
+	m *modest
+
+	mu   sync.Mutex
+	kept ring.Ring[ibv.WC]
+	any  bool // armed, not only for what is solicited
+}
+
+func (q *modestCQ) Arm(solicited bool) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.any = q.any || !solicited
+	return q.CQ.Arm(solicited)
+}
+
+func (q *modestCQ) Wait(deadline time.Time) error {
+	err := q.CQ.Wait(deadline)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.any = false
+	return err
+}
+
+func (q *modestCQ) Poll(wcs []ibv.WC) (n int, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	slow := q.m.slow.Load()
+	for !slow && n < len(wcs) && q.kept.Len() > 0 {
+		wcs[n] = q.kept.Pop()
+		n++
+	}
+	for n < len(wcs) {
+		k, err := q.CQ.Poll(wcs[n : n+1])
+		if k == 0 || err != nil {
+			return n, err
+		}
+		if slow && wcs[n].ID&sendID != 0 {
+			q.kept.Push(wcs[n])
+		} else {
+			n++
+		}
+	}
+	return n, nil
+}
+
 type modestID struct {
 	ibv.ID
 	m *modest
@@ -120,6 +198,7 @@ func (i *modestID) Device() ibv.Device { return i.m.device(i.ID.Device()) }
 
 func (i *modestID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 	c := init.Cap
+	init.SendCQ, init.RecvCQ = init.SendCQ.(*modestCQ).CQ, init.RecvCQ.(*modestCQ).CQ
 	if c.MaxInline > i.m.inline || c.MaxSendWR > i.m.wrs || c.MaxRecvWR > i.m.wrs {
 		return nil, fmt.Errorf("create queue pair with %+v: %w", c, ibv.ErrLimit)
 	}

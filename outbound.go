@@ -391,9 +391,7 @@ func (c *Conn) finish(o *outbound, moved int) {
 // leader, and this be said by another's post or found by another's look.
 func (c *Conn) transferOver() {
 	c.writable.Broadcast()
-	if c.sleeping {
-		c.cq.Interrupt()
-	}
+	c.rouse()
 }
 
 // granted handles the peer's offer of memory to write to.

@@ -28,9 +28,10 @@ var keepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 // on return; cond and waiting are its own side's.
 func (c *Conn) await(cond *sync.Cond, waiting *int) {
 	if c.leading {
-		if c.wantSend || c.moving() {
+		if (c.wantSend || c.moving()) && !c.cqLost {
 			// The leader may sleep for receives only.
 			if err := c.cq.Arm(false); err != nil {
+				c.cqLost = true
 				c.fail(err)
 				return
 			}
@@ -118,8 +119,13 @@ func (c *Conn) spin() bool {
 		if c.poll() > 0 || c.stopping() {
 			return true
 		}
+		c.sleeping = true
 		c.mu.Unlock() // let others in
 		c.mu.Lock()
+		if !c.sleeping {
+			return true // roused
+		}
+		c.sleeping = false
 	}
 	return false
 }
@@ -129,17 +135,18 @@ func (c *Conn) stopping() bool {
 	return c.dead != nil || c.closed || c.readDue.expired || c.writeDue.expired
 }
 
-// poll handles the completions that are there and returns how many. The caller
-// holds mu.
+// poll handles the completions that are there and returns how many, one more when it
+// finds the end of the connection. The caller holds mu.
 func (c *Conn) poll() int {
 	// The event is looked at first: what it ends was completed before it.
 	event := c.event.Load()
-	news := c.stats.received() + c.in.came
-	wanted := c.wantSend
 	total := 0
 	for {
 		n, err := c.cq.Poll(c.wcs[:])
 		if err != nil {
+			if !c.cqLost {
+				total++
+			}
 			c.cqLost = true
 			c.fail(err)
 			break
@@ -166,6 +173,7 @@ func (c *Conn) poll() int {
 			c.logBroken(err)
 		}
 		c.wakeAll()
+		total++
 	}
 	if total > 0 {
 		c.replenish()
@@ -173,9 +181,6 @@ func (c *Conn) poll() int {
 		if c.turns.hungry {
 			c.tellPossible()
 		}
-	}
-	if c.sleeping && (c.stats.received()+c.in.came != news || wanted && !c.wantSend) {
-		c.cq.Interrupt() // what the leader waits for may be what was taken here
 	}
 	return total
 }
@@ -215,13 +220,21 @@ func (c *Conn) notify(e ibv.Event) {
 	c.cq.Interrupt()
 }
 
+// rouse makes the leader look again. What it waits for may have been found by
+// another's poll, or have come about by a post; and it may be asleep for less than is
+// to be heard of from now on. A leader that is not waiting looks again anyway.
+func (c *Conn) rouse() {
+	if c.sleeping {
+		c.sleeping = false
+		c.cq.Interrupt()
+	}
+}
+
 // wakeAll makes everybody look again, the leader too.
 func (c *Conn) wakeAll() {
 	c.readable.Broadcast()
 	c.writable.Broadcast()
-	if c.leading {
-		c.cq.Interrupt()
-	}
+	c.rouse()
 	c.lookAgain()
 }
 

@@ -70,6 +70,7 @@ func (c *Conn) received(wc *ibv.WC) {
 		return
 	}
 	c.store(&m, last)
+	c.rouse()
 	if m.transfer {
 		c.credits.news = true
 		if err := c.transferred(&m.t, last, m.flags); err != nil {
@@ -226,9 +227,7 @@ func (c *Conn) postRecv(buf *buffer) {
 		// A writer with one credit left has a grant to send it with now. The
 		// peer may be in the same place: neither would hear of the other.
 		c.writable.Broadcast()
-		if c.sleeping {
-			c.cq.Interrupt() // it may be the leader, whoever else waits
-		}
+		c.rouse() // it may be the leader, whoever else waits
 	}
 }
 

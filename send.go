@@ -160,6 +160,7 @@ func (c *Conn) sent(wc *ibv.WC) {
 	if c.wantSend {
 		c.wantSend = false
 		c.writable.Broadcast()
+		c.rouse()
 	}
 }
 
@@ -480,9 +481,7 @@ func (c *Conn) answerGrant(wr *ibv.SendWR, g *grant) {
 	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, o: g.o, n: g.n})
 	s.unmarked, s.since = 0, 0
 	c.stats.Signaled++
-	if c.sleeping {
-		c.cq.Interrupt() // the leader may sleep for receives only
-	}
+	c.rouse() // it may sleep for receives only
 }
 
 func (s *Stats) countSent(n int) {

@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"bytes"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -131,8 +132,10 @@ func TestTransferKeys(t *testing.T) {
 								require.Equal(t, 10, s.await(call).n)
 							}
 						case closed:
-							go p.ended()
+							var heard sync.WaitGroup
+							heard.Go(p.ended)
 							within(t, "Close", func() { c.Close() })
+							heard.Wait()
 							require.Error(t, s.await(call).err)
 						}
 						before := bytes.Clone(mem)

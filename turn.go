@@ -150,9 +150,7 @@ func (c *Conn) lineUp(t *turn, kind int) {
 	if q.taken && q.overtaken() {
 		// It may be waiting for credits, itself or as the leader.
 		c.writable.Broadcast()
-		if c.leading {
-			c.cq.Interrupt()
-		}
+		c.rouse()
 	}
 }
 

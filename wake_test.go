@@ -1,0 +1,208 @@
+package rdmanet
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+)
+
+// locked is f with mu held.
+func (c *Conn) locked(f func() bool) func() bool {
+	return func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return f()
+	}
+}
+
+// requireAsleep waits until the leader sleeps and f holds.
+func requireAsleep(t testing.TB, c *Conn, f func() bool) {
+	t.Helper()
+	require.True(t, eventually(c.locked(func() bool { return c.sleeping && f() })))
+}
+
+// ask sends a message that wants an answer and grants n credits.
+func (p *badPeer) ask(n int) {
+	p.t.Helper()
+	p.await()
+	p.credits--
+	p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: uint16(n), Flags: flagResponseRequested}))
+}
+
+// fin waits for the end of the other side's stream.
+func (p *badPeer) fin() {
+	p.t.Helper()
+	for {
+		h, _, ok := p.segment()
+		require.True(p.t, ok, "the connection has ended")
+		if h.Flags&flagFIN != 0 {
+			return
+		}
+	}
+}
+
+// fill has c, of which no send completes, use its send queue up to room free places
+// and its credits up to left.
+func (p *badPeer) fill(c *Conn, room, left int) {
+	p.t.Helper()
+	c.mu.Lock()
+	grant := left - room + c.freeSlots() - c.credits.have
+	c.mu.Unlock()
+	for {
+		c.mu.Lock()
+		free := c.freeSlots()
+		c.mu.Unlock()
+		if free <= room {
+			break
+		}
+		p.ask(grant)
+		grant = 0
+		require.True(p.t, eventually(c.locked(func() bool { return c.freeSlots() < free })))
+	}
+}
+
+// Whoever waits for room in the send queue hears of it, although completions of sends
+// wake no leader who has not asked for them.
+func TestFullSendQueue(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		private []byte
+		left    int                                     // credits
+		do      func(t *testing.T, c *Conn, p *badPeer) // with a full queue
+		want    func(t *testing.T, c *Conn, p *badPeer) // when there is room
+	}{
+		{"answer", rdmanetPrivate, 5, func(t *testing.T, c *Conn, p *badPeer) {
+			p.ask(0)
+			requireAsleep(t, c, func() bool { return c.send.answer })
+		}, func(t *testing.T, c *Conn, p *badPeer) {
+			require.True(t, eventually(c.locked(func() bool { return !c.send.answer })))
+		}},
+		{"CloseWrite", rdmanetPrivate, 2, func(t *testing.T, c *Conn, p *badPeer) {
+			go c.CloseWrite()
+			requireAsleep(t, c, func() bool { return c.turns.taken })
+		}, func(t *testing.T, c *Conn, p *badPeer) { p.fin() }},
+		{"Close", rdmanetPrivate, 2, func(t *testing.T, c *Conn, p *badPeer) {
+			go c.Close()
+			requireAsleep(t, c, func() bool { return c.turns.taken })
+		}, func(t *testing.T, c *Conn, p *badPeer) { p.fin(); p.ended() }},
+		{"Close, plain peer", nil, 5, func(t *testing.T, c *Conn, p *badPeer) {
+			go c.Close()
+			requireAsleep(t, c, func() bool { return c.turns.taken })
+		}, func(t *testing.T, c *Conn, p *badPeer) { p.ended() }},
+	} {
+		for _, side := range sides {
+			t.Run(tt.name+"/"+side.name, func(t *testing.T) {
+				m := newModest(t, 1<<20, 16, false)
+				s := newSceneOn(t, m)
+				s.cfg.LingerTimeout = 2 * patience // passes for a hang
+				c, p := s.conns(side.active, tt.private)
+				c.SetDeadline(time.Time{}) // which would have everybody look
+				m.setSlow(true)
+				p.fill(c, 0, tt.left)
+				tt.do(t, c, p)
+				m.setSlow(false)
+				tt.want(t, c, p)
+			})
+		}
+	}
+}
+
+// The answer to a grant of memory waits for room for two.
+func TestFullSendQueueOfWriter(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			m := newModest(t, 1<<20, 16, false)
+			s := newSceneOn(t, m)
+			c, p := s.transferConns(side.active, false)
+			c.SetDeadline(time.Time{})
+			m.setSlow(true)
+			const n = 100000
+			wrote := writing(c, pattern(1, n))
+			h := p.offered(false)
+			addr, key := p.open(make([]byte, h.Length))
+			p.fill(c, 1, 5)
+			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: h.Length})
+			requireAsleep(t, c, func() bool { return c.out.grants.Len() == 1 })
+			m.setSlow(false)
+			p.told(transferWritten)
+			require.Equal(t, result{n, nil}, s.await(wrote))
+		})
+	}
+}
+
+// Close waits for what was sent before it, whatever the peer calls for meanwhile.
+func TestCloseDespiteGrants(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			m := newModest(t, 1<<20, 1<<14, false)
+			s := newSceneOn(t, m)
+			s.cfg.LingerTimeout = 2 * patience // passes for a hang
+			c, p := s.conns(side.active, rdmanetPrivate)
+			m.setSlow(true)
+			go c.Close()
+			p.fin()
+			p.ask(0)
+			_, _, ok := p.segment()
+			require.True(t, ok)
+			m.setSlow(false)
+			p.ended()
+		})
+	}
+}
+
+// What somebody else takes from the completion queue is not lost to a leader who
+// polls.
+func TestBusyPollRobbed(t *testing.T) {
+	s := newScene(t)
+	s.cfg.BusyPoll = time.Hour
+	c, p := s.conns(true, nil)
+	read := reading(c, make([]byte, 10))
+	require.True(t, eventually(c.locked(func() bool { return c.leading && c.in.reading > 0 })))
+	p.grant(1) // a keeper leaves over that
+	require.True(t, eventually(c.locked(func() bool { return c.leading && c.readers == 0 })))
+	c.mu.Lock()
+	p.data(10)
+	for c.unread.Len() == 0 {
+		c.poll()
+	}
+	c.mu.Unlock()
+	require.Equal(t, result{10, nil}, s.await(read))
+}
+
+// Whoever posts lets others in, who may lead from then on, also when the post fails.
+func TestControlThatFails(t *testing.T) {
+	s := newScene(t)
+	c, _ := s.conns(false, rdmanetPrivate)
+	requireAsleep(t, c, func() bool { return c.credits.have == int(goodResponse.CreditsGranted) })
+	fault := s.device.FailNth(1, nil, verbstest.PostSend)
+	c.mu.Lock()
+	c.send.answer = true
+	posted := c.control(true)
+	c.mu.Unlock()
+	require.True(t, fault.Fired())
+	require.True(t, posted)
+}
+
+// Who waits beside the leader gives mu back, also when the completion queue cannot be
+// armed any more.
+func TestArmFailsBesideLeader(t *testing.T) {
+	s := newScene(t)
+	c, _ := s.conns(false, rdmanetPrivate)
+	requireAsleep(t, c, func() bool { return c.credits.have == int(goodResponse.CreditsGranted) })
+	before := s.device.Calls(verbstest.Arm)
+	for n := range 3 {
+		s.device.FailNth(n+1, nil, verbstest.Arm)
+	}
+	within(t, "await", func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for range 3 {
+			c.wantSend = true
+			c.await(&c.writable, &c.writers)
+		}
+	})
+	require.Equal(t, before+1, s.device.Calls(verbstest.Arm))
+}
