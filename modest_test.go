@@ -30,7 +30,7 @@ type modest struct {
 	stuck  bool // the first RDMA Read never ends, and no other can be posted
 	reads  atomic.Int64
 	empty  atomic.Int64 // of these, those of no bytes
-	slow   atomic.Bool // sends do not complete
+	slow   atomic.Bool  // sends do not complete
 
 	mu   sync.Mutex
 	devs map[ibv.Device]*modestDevice
