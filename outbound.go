@@ -322,10 +322,6 @@ func (c *Conn) giveUp(o *outbound) {
 	if c.dead != nil {
 		return
 	}
-	if c.closed && c.set.linger < 0 {
-		c.fail(errPeerClosed)
-		return
-	}
 	o.ended = true
 	c.out.withdraw = o
 	c.sendControl()
@@ -338,6 +334,10 @@ func (c *Conn) giveUp(o *outbound) {
 	})
 	defer late.Stop()
 	for !o.over && c.dead == nil {
+		if c.closed && c.set.linger < 0 {
+			c.fail(errPeerClosed) // Close does not wait
+			break
+		}
 		c.await(&c.writable, &c.writers)
 	}
 	unsent := uint64(len(o.p) - o.moved)

@@ -1381,3 +1381,21 @@ func TestTransferOverForLeader(t *testing.T) {
 	require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
 	require.NoError(t, c.Close())
 }
+
+// A Close that does not linger waits for no peer, also where a Write has waited already
+// for the peer to give up a transfer.
+func TestTransferGivenUpAtClose(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			setWithdrawWithin(t, time.Hour)
+			c, p := s.transferConns(side.active, true)
+			wrote := writing(c, pattern(1, 100000))
+			h := p.offered(true)
+			c.SetWriteDeadline(time.Now())
+			require.Equal(t, h.ID, p.told(transferWithdraw).ID) // to which it says nothing
+			within(t, "Close", func() { c.Close() })
+			require.ErrorIs(t, s.await(wrote).err, os.ErrDeadlineExceeded)
+		})
+	}
+}
