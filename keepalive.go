@@ -11,7 +11,8 @@ import "time"
 // as long as it likes. Then an RDMA Read (postBarrier) asks the peer's device, which
 // answers whatever the program does. Where the connection allows no Reads, or the
 // peer's device is known to fail at empty ones and there is no pulse, it is a Write,
-// and up to this side's device to find that nobody acknowledges it.
+// which must complete. Over iWARP that says only that TCP has taken it: whether
+// anybody acknowledges it is up to TCP.
 //
 // Giving memory back: credits cannot be called in, as posted receives cannot
 // be taken out of a queue pair. But their holder can use them up: a side that
@@ -105,6 +106,7 @@ func (c *Conn) ask() {
 	if c.closed || c.dead != nil {
 		return
 	}
+	c.send.touch = 0
 	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
 	if !able && c.answers && c.postBarrier() {
 		c.probing = true
@@ -115,8 +117,12 @@ func (c *Conn) ask() {
 	if !c.send.probe {
 		return
 	}
-	if c.probing = c.answers && c.postBarrier(); !c.probing {
-		c.postTouch()
+	if c.probing = c.answers && c.postBarrier(); c.probing {
+		return
+	}
+	c.postTouch()
+	if n := c.send.marks.Len(); n > 0 { // with a full queue it is another's
+		c.probing, c.send.touch = true, c.send.marks.At(n-1).seq
 	}
 }
 

@@ -197,6 +197,47 @@ func TestKeepAliveDuringPost(t *testing.T) {
 	require.NoError(t, a.Close())
 }
 
+// Where the peer's device cannot be asked either, a device that does not get rid of
+// what it is to send is taken for silence; one that does is not.
+func TestKeepAliveTouch(t *testing.T) {
+	for _, slow := range []bool{false, true} {
+		t.Run(fmt.Sprintf("slow=%v", slow), func(t *testing.T) {
+			checkLeaks(t)
+			m := newModest(t, 1<<20, 1<<14, false)
+			a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1, Provider: m})
+			pass(t, a, b)
+			wrote := make(chan error, 1)
+			go func() {
+				_, err := a.Write(make([]byte, 64<<20))
+				wrote <- err
+			}()
+			require.True(t, eventually(func() bool { return a.Stats().CreditStalls > 0 }))
+			requireSilence(t, a, b)
+			a.mu.Lock()
+			require.False(t, a.credits.maySendControl())
+			a.answers = false
+			a.mu.Unlock()
+			m.setSlow(slow)
+			if slow {
+				a.quietFor(time.Hour)
+				require.True(t, a.isProbing())
+				a.quietFor(time.Hour)
+				require.ErrorIs(t, <-wrote, errSilent)
+				m.setSlow(false)
+			} else {
+				for range 3 {
+					a.quietFor(time.Hour)
+					require.True(t, eventually(func() bool { return !a.isProbing() }))
+				}
+				require.NoError(t, b.Close())
+				require.Error(t, <-wrote)
+			}
+			require.NoError(t, a.Close())
+			b.Close()
+		})
+	}
+}
+
 // wire carries TCP between two ends until it is cut, of which nobody is told.
 type wire struct {
 	ln  net.Listener

@@ -44,10 +44,11 @@ type sending struct {
 	answer  bool // the peer asked for a message
 	probe   bool // we ask the peer for one
 	finSent bool
-	mid     bool // a message has begun and not ended
-	cut     bool // it never will: a deadline passed
-	barrier bool // the request of postBarrier is under way
-	idle    bool // nothing was sent for a while
+	mid     bool   // a message has begun and not ended
+	cut     bool   // it never will: a deadline passed
+	barrier bool   // the request of postBarrier is under way
+	touch   uint64 // the send that keep-alive waits for, by its seq, or 0
+	idle    bool   // nothing was sent for a while
 }
 
 // mark is a signalled send and what its completion frees.
@@ -143,6 +144,9 @@ func (c *Conn) sent(wc *ibv.WC) {
 		return
 	} else if seq := wc.ID &^ sendID; seq > s.done {
 		s.done = seq
+		if s.touch != 0 && s.done >= s.touch {
+			s.touch, c.probing = 0, false
+		}
 	}
 	for s.marks.Len() > 0 && s.marks.At(0).seq <= s.done {
 		m := s.marks.Pop()
