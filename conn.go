@@ -106,10 +106,9 @@ type Conn struct {
 	asked     time.Time // which it was asked to do then
 	warm      bool      // there are credits or receives to give back when idle
 
-	answers  bool // the peer's device can be asked by an RDMA Read: see pulse.go
-	hasPulse bool // namely of
-	pulse    pulse
-	beat     beat
+	answers bool   // the peer's device can be asked by an RDMA Read: see pulse.go
+	pulse   *pulse // namely of, nil for one of no bytes
+	beat    beat
 }
 
 // segment is received payload that waits for the reader.

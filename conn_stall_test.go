@@ -298,14 +298,7 @@ func TestLeadIsPassedOn(t *testing.T) {
 func TestKeeperComesBack(t *testing.T) {
 	checkLeaks(t)
 	a, b := pipeOn(t, Config{})
-	locked := func(f func() bool) func() bool {
-		return func() bool {
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			return f()
-		}
-	}
-	kept := locked(func() bool { return a.sleeping })
+	kept := a.locked(func() bool { return a.sleeping })
 	require.True(t, eventually(kept), "no keeper")
 	woken, done := 0, make(chan struct{})
 	go func() {
@@ -316,7 +309,7 @@ func TestKeeperComesBack(t *testing.T) {
 			a.waitPosted()
 		}
 	}()
-	require.True(t, eventually(locked(func() bool { return a.writers == 1 })))
+	require.True(t, eventually(a.locked(func() bool { return a.writers == 1 })))
 	a.cq.Interrupt()
 	within(t, "the keepers", func() { <-done })
 	require.True(t, eventually(kept), "nobody looks after the connection")
@@ -329,15 +322,8 @@ func TestKeeperComesBack(t *testing.T) {
 func TestGrantForLeader(t *testing.T) {
 	s := newScene(t)
 	c, p := s.conns(false, nil)
-	locked := func(f func() bool) func() bool {
-		return func() bool {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			return f()
-		}
-	}
 	stalled := func(have int) func() bool {
-		return locked(func() bool { return c.sleeping && c.send.waiting && !c.send.posting && c.credits.have == have })
+		return c.locked(func() bool { return c.sleeping && c.send.waiting && !c.send.posting && c.credits.have == have })
 	}
 	require.True(t, eventually(func() bool { return c.Stats().SendCredits == int(goodResponse.CreditsGranted) }))
 	c.SetDeadline(time.Time{}) // which would have him look
@@ -369,7 +355,7 @@ func TestGrantForLeader(t *testing.T) {
 			c.waitPosted()
 		}
 	}()
-	require.True(t, eventually(locked(func() bool { return c.writers == 1 })))
+	require.True(t, eventually(c.locked(func() bool { return c.writers == 1 })))
 	_, err := io.ReadFull(c, make([]byte, n))
 	require.NoError(t, err)
 	require.Positive(t, hear())

@@ -197,7 +197,7 @@ func (c *Conn) postBarrier() bool {
 		return false
 	}
 	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}
-	if c.hasPulse {
+	if c.pulse != nil {
 		c.beat.feel(c.pulse, &wr)
 	}
 	_, err := c.qp.PostSend([]ibv.SendWR{wr})

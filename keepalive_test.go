@@ -160,6 +160,21 @@ func TestKeepAliveStalled(t *testing.T) {
 	}
 }
 
+// outOfCredits has a write more than goes without a reader at b, until it can say nothing
+// any more.
+func outOfCredits(t *testing.T, a, b *Conn) (wrote chan error) {
+	t.Helper()
+	wrote = make(chan error, 1)
+	go func() {
+		_, err := a.Write(make([]byte, 64<<20))
+		wrote <- err
+	}()
+	require.True(t, eventually(func() bool { return a.Stats().CreditStalls > 0 }))
+	requireSilence(t, a, b)
+	require.False(t, a.locked(a.credits.maySendControl)())
+	return wrote
+}
+
 // A side that is to ask while it posts something does so afterwards, when it
 // knows whether it can.
 func TestKeepAliveDuringPost(t *testing.T) {
@@ -167,15 +182,8 @@ func TestKeepAliveDuringPost(t *testing.T) {
 	a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1})
 	pass(t, a, b)
 	pass(t, b, a)
-	wrote := make(chan error, 1)
-	go func() {
-		_, err := a.Write(make([]byte, 64<<20))
-		wrote <- err
-	}()
-	require.True(t, eventually(func() bool { return a.Stats().CreditStalls > 0 }))
-	requireSilence(t, a, b)
+	wrote := outOfCredits(t, a, b)
 	a.mu.Lock()
-	require.False(t, a.credits.maySendControl())
 	a.send.posting = true // as if somebody did
 	a.mu.Unlock()
 	asked := make(chan struct{})
@@ -206,15 +214,8 @@ func TestKeepAliveTouch(t *testing.T) {
 			m := newModest(t, 1<<20, 1<<14, false)
 			a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1, Provider: m})
 			pass(t, a, b)
-			wrote := make(chan error, 1)
-			go func() {
-				_, err := a.Write(make([]byte, 64<<20))
-				wrote <- err
-			}()
-			require.True(t, eventually(func() bool { return a.Stats().CreditStalls > 0 }))
-			requireSilence(t, a, b)
+			wrote := outOfCredits(t, a, b)
 			a.mu.Lock()
-			require.False(t, a.credits.maySendControl())
 			a.answers = false
 			a.mu.Unlock()
 			m.setSlow(slow)

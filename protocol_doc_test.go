@@ -126,8 +126,8 @@ func TestProtocolDocVectorsDecode(t *testing.T) {
 	if p := parsePrivate(v["private-rdmanet"]); !p.rdmanet || p.features&featureFIN == 0 || p.maxReceive != 8192 {
 		t.Errorf("private-rdmanet: %+v", p)
 	}
-	if p, ok := parsePulse(v["private-pulse"], earlyRequestLen); !ok || p != (pulse{addr: 0x7fc13c5e1000, key: 0x2ba401}) {
-		t.Errorf("private-pulse: %+v, %v", p, ok)
+	if p := parsePulse(v["private-pulse"], earlyRequestLen); p == nil || *p != (pulse{addr: 0x7fc13c5e1000, key: 0x2ba401}) {
+		t.Errorf("private-pulse: %+v", p)
 	}
 	if p := parsePrivate(v["private-plain"]); p != (privateData{ird: 32, ord: 1}) {
 		t.Errorf("private-plain: %+v", p)

@@ -28,19 +28,19 @@ func (p pulse) append(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(b, p.key)
 }
 
-// parsePulse finds the pulse in the private data of a request or a response. It
-// follows the early negotiation message, which would end at early.
-func parsePulse(b []byte, early int) (p pulse, ok bool) {
+// parsePulse finds the pulse in the private data of a request or a response, nil if
+// there is none. It follows the early negotiation message, which would end at early.
+func parsePulse(b []byte, early int) *pulse {
 	at := privateLen
 	features := parsePrivate(b).features
 	if features&featureEarly != 0 {
 		at = early
 	}
 	if features&featurePulse == 0 || len(b) < at+pulseLen {
-		return pulse{}, false
+		return nil
 	}
 	b = b[at:]
-	return pulse{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}, true
+	return &pulse{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}
 }
 
 // beat is this end's memory for pulses: the first byte is our own pulse, where mr
@@ -71,11 +71,7 @@ func (b *beat) open(d *domain, qp ibv.QP) (*pulse, error) {
 	if err := b.hold(d); err != nil {
 		return nil, err
 	}
-	reg := qp.RegMR
-	if d.private {
-		reg = d.pd.RegMR
-	}
-	mr, err := reg(b.buf.b[:pulseBytes], ibv.AccessRemoteRead)
+	mr, err := d.regFor(qp, b.buf.b[:pulseBytes], ibv.AccessRemoteRead)
 	if err != nil {
 		return nil, noMemory(d.dev, pulseBytes, "MaxReceiveCredits", err)
 	}
@@ -84,7 +80,7 @@ func (b *beat) open(d *domain, qp ibv.QP) (*pulse, error) {
 }
 
 // feel has wr read the peer's pulse.
-func (b *beat) feel(p pulse, wr *ibv.SendWR) {
+func (b *beat) feel(p *pulse, wr *ibv.SendWR) {
 	wr.RemoteAddr, wr.RKey = p.addr, p.key
 	wr.SGL = []ibv.SGE{{Buf: b.buf.b[pulseBytes:beatBytes], LKey: b.buf.lkey}}
 }

@@ -18,7 +18,7 @@ func TestParsePulse(t *testing.T) {
 	base := privateData{rdmanet: true, features: featureFIN | featureNoEmptyRead | featurePulse, maxReceive: 8136}
 	early := base
 	early.features |= featureEarly
-	want := pulse{addr: 0x0102030405060708, key: 0x090a0b0c}
+	want := &pulse{addr: 0x0102030405060708, key: 0x090a0b0c}
 	request := append(goodRequest.wire(), wireGrant(8)...)
 	for _, tt := range []struct {
 		name  string
@@ -38,10 +38,10 @@ func TestParsePulse(t *testing.T) {
 		{"nothing", nil, earlyRequestLen, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, ok := parsePulse(tt.b, tt.early)
-			require.Equal(t, tt.ok, ok)
-			if ok {
+			if got := parsePulse(tt.b, tt.early); tt.ok {
 				require.Equal(t, want, got)
+			} else {
+				require.Nil(t, got)
 			}
 		})
 	}
@@ -90,7 +90,7 @@ func TestPulseAtTheWire(t *testing.T) {
 					c = s.owned(conn)
 				}
 				c.mu.Lock()
-				require.True(t, c.answers && c.hasPulse)
+				require.True(t, c.answers && c.pulse != nil)
 				begun := c.postBarrier()
 				c.mu.Unlock()
 				require.True(t, begun)
@@ -122,8 +122,8 @@ func TestPulseOpensOneByte(t *testing.T) {
 			s.cfg.LingerTimeout, s.cfg.TransferSize = -1, -1
 			ln := s.listen()
 			p := dialBad(t, ln.Addr(), transferPrivate(true))
-			theirs, ok := parsePulse(p.id.PrivateData(), earlyResponseLen)
-			require.True(t, ok)
+			theirs := parsePulse(p.id.PrivateData(), earlyResponseLen)
+			require.NotNil(t, theirs)
 			p.negotiate()
 			c, err := ln.Accept()
 			require.NoError(t, err)
@@ -151,9 +151,8 @@ func FuzzPulse(f *testing.F) {
 		if request {
 			early = earlyRequestLen
 		}
-		p, ok := parsePulse(b, early)
-		if !ok {
-			require.Zero(t, p)
+		p := parsePulse(b, early)
+		if p == nil {
 			return
 		}
 		at := privateLen

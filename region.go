@@ -22,11 +22,7 @@ func (c *Conn) expose(b []byte, access ibv.Access) (ibv.MR, error) {
 	if access&ibv.AccessRemoteWrite != 0 {
 		clear(b)
 	}
-	reg := c.qp.RegMR
-	if c.dom.private {
-		reg = c.dom.pd.RegMR
-	}
-	mr, err := reg(b, access)
+	mr, err := c.dom.regFor(c.qp, b, access)
 	switch {
 	case err != nil:
 		if buf != nil {
@@ -39,6 +35,14 @@ func (c *Conn) expose(b []byte, access ibv.Access) (ibv.MR, error) {
 		return h, nil
 	}
 	return mr, nil
+}
+
+// regFor registers b for the peer of one queue pair of the domain.
+func (d *domain) regFor(qp ibv.QP, b []byte, access ibv.Access) (ibv.MR, error) {
+	if d.private {
+		return d.pd.RegMR(b, access)
+	}
+	return qp.RegMR(b, access)
 }
 
 // holdRegion returns the Buffer that b lies in, held.

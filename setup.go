@@ -400,9 +400,9 @@ func (s *setup) findPulse(c *Conn) error {
 	if s.passive {
 		early = earlyRequestLen
 	}
-	c.pulse, c.hasPulse = parsePulse(s.id.PrivateData(), early)
-	c.answers = c.hasPulse || c.peer.features&featureNoEmptyRead == 0
-	if c.hasPulse {
+	c.pulse = parsePulse(s.id.PrivateData(), early)
+	c.answers = c.pulse != nil || c.peer.features&featureNoEmptyRead == 0
+	if c.pulse != nil {
 		return s.beat.hold(s.dom)
 	}
 	return nil

@@ -1359,19 +1359,12 @@ func TestTransferOverForLeader(t *testing.T) {
 	c, p := s.transferConns(false, false)
 	wrote := writing(c, pattern(1, 100000))
 	p.offered(false)
-	locked := func(f func() bool) func() bool {
-		return func() bool {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			return f()
-		}
-	}
-	require.True(t, eventually(locked(func() bool { return c.sleeping })))
+	requireAsleep(t, c, func() bool { return true })
 	c.mu.Lock()
 	c.send.posting = true // as if somebody did
 	c.mu.Unlock()
 	c.SetWriteDeadline(time.Now())
-	require.True(t, eventually(locked(func() bool { return c.out.withdraw != nil && c.sleeping })))
+	requireAsleep(t, c, func() bool { return c.out.withdraw != nil })
 	c.mu.Lock()
 	c.send.posting = false
 	c.sendControl()
