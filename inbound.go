@@ -314,8 +314,11 @@ func (c *Conn) withdrawn(t *transferHeader) error {
 	return nil
 }
 
-// shorten ends a transfer with what has been asked for.
+// shorten ends a transfer with what has been asked for. If that is all it is too late.
 func (c *Conn) shorten(x *inbound, t *transferHeader) {
+	if x.asked == x.length {
+		return
+	}
 	x.length = x.asked
 	x.cut = t.Flags&transferCut != 0 && (x.length > 0 || !x.first)
 	if x.length == 0 && x.first {

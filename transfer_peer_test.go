@@ -768,6 +768,44 @@ func TestTransferMessageCut(t *testing.T) {
 	})
 }
 
+// A message that is withdrawn when all of it is on its way is whole.
+func TestTransferWithdrawnTooLate(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			c, p := s.transferConns(side.active, true)
+			const n = 100 << 10
+			want := pattern(3, n)
+			addr, key := p.open(want)
+			c.mu.Lock()
+			c.in.reading++ // somebody is about to read, so nothing is fetched ahead
+			c.mu.Unlock()
+			p.begin(true, 1, n, addr, key)
+			require.True(t, eventually(func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.poll()
+				if c.in.live.Len() == 0 {
+					return false
+				}
+				c.readAhead()
+				require.NoError(t, c.withdrawn(&transferHeader{Kind: transferWithdraw, ID: 1, Flags: transferCut}))
+				return true
+			}))
+			p.await()
+			p.data(100)
+			b := make([]byte, n+100)
+			k, err := c.ReadMsg(b)
+			require.NoError(t, err)
+			require.Equal(t, n, k)
+			require.True(t, bytes.Equal(want, b[:n]))
+			k, err = c.ReadMsg(b)
+			require.NoError(t, err)
+			require.Equal(t, 100, k)
+		})
+	}
+}
+
 // A message of more than one transfer, of which the first was withdrawn as a whole,
 // has never been: what is sent next is not in the middle of it.
 func TestTransferMessageNeverBegun(t *testing.T) {
