@@ -97,8 +97,9 @@ type badPeer struct {
 	said []ibv.MR      // what did not go inline
 	over chan struct{} // closed at the end of the connection
 
-	credits int  // sends that the other side can take
-	flushed bool // a completion has told of the end
+	credits int      // sends that the other side can take
+	heard   [][]byte // messages that came while it waited for something else
+	flushed bool     // a completion has told of the end
 }
 
 const (
@@ -137,6 +138,14 @@ func (p *badPeer) receive(i int) {
 	p.qp.PostRecv([]ibv.RecvWR{{ID: uint64(i), SGL: []ibv.SGE{{Buf: b, LKey: p.mr.LKey()}}}})
 }
 
+// received returns a message that has come, and posts its receive again.
+func (p *badPeer) received(wc *ibv.WC) []byte {
+	i := int(wc.ID)
+	b := bytes.Clone(p.buf[i*badRecvSize:][:wc.ByteLen])
+	p.receive(i)
+	return b
+}
+
 // close drops the connection without a word.
 func (p *badPeer) close() {
 	if p.qp == nil {
@@ -171,6 +180,11 @@ func (p *badPeer) say(b []byte) {
 // hear waits for the next message, nil at the end of the connection.
 func (p *badPeer) hear() []byte {
 	p.t.Helper()
+	if len(p.heard) > 0 {
+		b := p.heard[0]
+		p.heard = p.heard[1:]
+		return b
+	}
 	deadline := time.Now().Add(patience)
 	var wc [1]ibv.WC
 	for !p.flushed {
@@ -182,10 +196,7 @@ func (p *badPeer) hear() []byte {
 			p.flushed = true
 			continue
 		case n == 1 && wc[0].Op == ibv.WCRecv:
-			i := int(wc[0].ID)
-			b := bytes.Clone(p.buf[i*badRecvSize:][:wc[0].ByteLen])
-			p.receive(i)
-			return b
+			return p.received(&wc[0])
 		case n == 1:
 			continue
 		}
@@ -226,7 +237,7 @@ func (p *badPeer) rdma(op ibv.Opcode, b []byte, addr uint64, key uint32) ibv.WCS
 		case wc[0].Status != ibv.WCSuccess:
 			p.flushed = true
 		case wc[0].Op == ibv.WCRecv:
-			p.receive(int(wc[0].ID))
+			p.heard = append(p.heard, p.received(&wc[0]))
 		}
 	}
 }

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rdmanet/rdmanet"
 )
 
 var yardstickRepeats = flag.Int("repeats", 7, "repeats of everything in BenchmarkYardsticks")
@@ -82,11 +84,13 @@ const (
 	yard16MiB      = 16 << 20
 )
 
-// largeSticks are rdmanet and the others with writes of one size.
-func largeSticks(size int) (ours, read, write, rsockets, tcp *yardstick) {
+// largeSticks are rdmanet, by Write and by QueueMsg, and the others with writes of one
+// size.
+func largeSticks(size int) (ours, queued, read, write, rsockets, tcp *yardstick) {
 	count := yardLargeBytes / size
 	name := func(s string) string { return fmt.Sprintf("%s, %d MiB", s, size>>20) }
 	return &yardstick{name("rdmanet"), "MiB/s", goBulk("rdmanet", size, count)},
+		&yardstick{name("rdmanet, queued"), "MiB/s", goQueued(size, count)},
 		&yardstick{name("`ib_read_bw -e`"), "MiB/s", perftest("ib_read_bw", 3, size, max(count, 5), "-e")},
 		&yardstick{name("`ib_write_bw`"), "MiB/s", perftest("ib_write_bw", 3, size, max(count, 5))},
 		&yardstick{name("rsockets"), "MiB/s", func(tb testing.TB, addr string) (float64, error) {
@@ -96,16 +100,21 @@ func largeSticks(size int) (ours, read, write, rsockets, tcp *yardstick) {
 		&yardstick{name("TCP"), "MiB/s", goBulk("tcp", size, count)}
 }
 
-// largeGroup is the rows for one size, all of which rdmanet is to reach.
-func largeGroup(size int) ([]*yardstick, yardGroup) {
-	ours, read, write, rsockets, tcp := largeSticks(size)
-	return []*yardstick{ours, read, write, rsockets, tcp},
-		yardGroup{fmt.Sprintf("%d MiB writes, MiB/s", size>>20), true, []yardRow{
+// largeGroups is the rows for one size, all of which rdmanet is to reach.
+func largeGroups(size int) ([]*yardstick, []yardGroup) {
+	ours, queued, read, write, rsockets, tcp := largeSticks(size)
+	rows := func(ours *yardstick) []yardRow {
+		return []yardRow{
 			{ours, read, map[string]float64{"rxe": 1, "siw": 0.95}},
 			{ours, write, map[string]float64{"rxe": 1, "siw": 0.95}},
 			{ours, rsockets, map[string]float64{"rxe": 1}},
 			{ours, tcp, nil},
-		}}
+		}
+	}
+	return []*yardstick{ours, queued, read, write, rsockets, tcp}, []yardGroup{
+		{fmt.Sprintf("%d MiB writes, MiB/s", size>>20), true, rows(ours)},
+		{fmt.Sprintf("%d MiB messages, queued, MiB/s", size>>20), true, rows(queued)},
+	}
 }
 
 // A yardRow puts one of ours against one of the others. A goal of zero is none.
@@ -150,9 +159,9 @@ func BenchmarkYardsticks(b *testing.B) { runYardsticks(b, yardsticks, yardGroups
 
 // BenchmarkLarge is BenchmarkYardsticks for large writes; the table is large.md.
 func BenchmarkLarge(b *testing.B) {
-	small, ofSmall := largeGroup(yardMiB)
-	large, ofLarge := largeGroup(yard16MiB)
-	runYardsticks(b, append(small, large...), []yardGroup{ofSmall, ofLarge}, "large.md")
+	small, ofSmall := largeGroups(yardMiB)
+	large, ofLarge := largeGroups(yard16MiB)
+	runYardsticks(b, append(small, large...), append(ofSmall, ofLarge...), "large.md")
 }
 
 // runYardsticks makes one table, a file among the results of the guest.
@@ -273,6 +282,48 @@ func goBulk(transport string, size, count int) yardFunc {
 			err := send(count)
 			return float64(size*count) / time.Since(start).Seconds() / (1 << 20), err
 		})
+}
+
+// goQueued is goBulk of rdmanet with messages that are queued, some ahead of the one
+// that is being fetched, each from memory of its own. The far end has room for some
+// of them too.
+func goQueued(size, count int) yardFunc {
+	const ahead = 8
+	s := BenchService{Transport: "rdmanet", Name: "sink", Size: max(size, 4*yardMiB), Registered: true}
+	return goMeasure(s, 0, func(nc net.Conn) (float64, error) {
+		c := nc.(*rdmanet.Conn)
+		var bufs [ahead][]byte
+		for i := range bufs {
+			buf, free := benchMemory(size, true)
+			defer free()
+			bufs[i] = buf
+		}
+		send := func(count int) error {
+			if _, err := c.Write(binary.BigEndian.AppendUint64(nil, uint64(count*size))); err != nil {
+				return err
+			}
+			var sends [ahead]*rdmanet.Send
+			for i := range count + ahead {
+				if s := sends[i%ahead]; s != nil {
+					if _, err := s.Result(); err != nil {
+						return err
+					}
+				}
+				sends[i%ahead] = nil
+				if i < count {
+					sends[i%ahead] = c.QueueMsg(bufs[i%ahead], 0)
+				}
+			}
+			_, err := io.ReadFull(c, make([]byte, 1))
+			return err
+		}
+		if err := send(max(ahead, count/10)); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		err := send(count)
+		return float64(size*count) / time.Since(start).Seconds() / (1 << 20), err
+	})
 }
 
 // goPing makes round trips on a net.Conn and returns half of the median one.

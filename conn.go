@@ -198,8 +198,9 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 }
 
 // SetWriteDeadline bounds Write, WriteMsg, SendMsg, ReadFrom and CloseWrite, those
-// in progress too, and what is queued by QueueMsg. A Write that times out has sent what n says and the stream goes
-// on from there.
+// in progress too, and what is queued by QueueMsg, but for large transfers that the
+// peer has been told of. A Write that times out has sent what n says and the stream
+// goes on from there.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.setDeadlines(t, &c.writeDue)
 }
@@ -375,9 +376,9 @@ func (c *Conn) CloseRead() error {
 // that has closed already it says nothing, as with TCP.
 func (c *Conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
 
-// Close ends the connection. What was written reaches the peer first, for
-// which Close waits up to Config.LingerTimeout; calls in progress, and what
-// QueueMsg has queued, return with net.ErrClosed at once. Where a message has not
+// Close ends the connection. What was written reaches the peer first, and what it has
+// been told of of QueueMsg's, for which Close waits up to Config.LingerTimeout; calls
+// in progress, and what else is queued, return with net.ErrClosed at once. Where a message has not
 // got its last piece the peer reads an error in place of io.EOF.
 func (c *Conn) Close() error {
 	c.mu.Lock()

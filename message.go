@@ -161,10 +161,15 @@ type Send struct {
 // p is in use until the Send is done, and must neither be changed nor unmapped
 // before. The queue has no limit but the memory that the program puts into it.
 //
-// The write deadline holds for queued sends too: those that have not been sent when
-// it passes fail. So do all when the connection breaks, or at Close; who wants them
-// sent waits for the last of them first, or calls CloseWrite, which takes its turn
-// behind them.
+// What goes by a large transfer (Config.TransferSize) is done when the peer has fetched
+// it. Up to four such sends are under way at a time, so that the peer finds the next
+// one when it has one: many in the queue move more than as many calls of SendMsg.
+//
+// The write deadline holds for queued sends too: those that have not been sent, and
+// of which the peer has not been told, when it passes fail. So do all when the
+// connection breaks, or at Close, which waits for what the peer has been told of as
+// for what was written; who wants the rest sent waits for the last of them first, or
+// calls CloseWrite, which takes its turn behind them.
 func (c *Conn) QueueMsg(p []byte, flags MsgFlags) *Send {
 	s := &Send{c: c, p: p, m: manner{message: true, flags: flags}, done: make(chan struct{})}
 	s.turn.send = s
@@ -222,11 +227,15 @@ func (s *Send) finish(n int, err error) {
 	close(s.done)
 }
 
-// sendQueued sends s, which has the turn, and those that come next.
+// sendQueued sends s, which has the turn, and those that come next, until one is sent
+// by a transfer.
 func (c *Conn) sendQueued(s *Send) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s != nil {
+		if c.sendLarge(s) {
+			return
+		}
 		s.finish(c.writeInTurn(s.p, s.m))
 		c.turns.taken = false
 		s = c.giveTurn()

@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"errors"
 	"io"
+	"net"
 	"syscall"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 // Memory is open to the peer from the offer until the peer says that it is
 // done, exactly the bytes of the transfer, to this connection only (expose).
 // Write waits for that, as the memory is its caller's. ReadFrom offers scratch
-// and goes on.
+// and goes on, and so do queued sends, whose memory is lent for as long as it takes.
 
 // outgoing is what a connection knows of the transfers that it sends.
 type outgoing struct {
@@ -34,6 +35,7 @@ type outbound struct {
 	open    ibv.MR   // p, for the peer to read
 	source  sink     // p, for this side's device
 	scratch *scratch // where p lies, if it is ours
+	left    bool     // no call waits for it: it is scratch's, or a queued send's
 	granted int      // bytes that the peer has asked for, written or not
 	writing int      // RDMA Writes under way
 	moved   int      // bytes that the peer has, as far as this side knows
@@ -148,7 +150,7 @@ func (c *Conn) writeScratch(s *scratch, n int) (int, error) {
 		return 0, err
 	}
 	defer c.passTurn()
-	o := &outbound{p: s.b[:n:n], scratch: s}
+	o := &outbound{p: s.b[:n:n], scratch: s, left: true}
 	if n < c.set.ofScratch || c.openScratch(o) != nil {
 		defer s.release()
 		return c.writeSegments(o.p, manner{})
@@ -187,18 +189,54 @@ func (c *Conn) openScratch(o *outbound) error {
 	return c.openMemory(o)
 }
 
-// closeMemory takes the memory back. Scratch that the device may still use is
+// closeMemory takes the memory back, once. Scratch that the device may still use is
 // lost.
 func (o *outbound) closeMemory() {
 	var err error
 	if o.open != nil {
 		err = o.open.Close()
+		o.open = nil
 	} else {
 		err = o.source.close()
 	}
 	if o.scratch != nil && err == nil {
 		o.scratch.release()
 	}
+	o.scratch = nil
+}
+
+// sendLarge sends s by a transfer and, as soon as the peer has been told of it, passes
+// the turn: the next may follow while the peer fetches. It reports whether it could.
+// The caller has the turn and holds mu.
+func (c *Conn) sendLarge(s *Send) bool {
+	if c.writeErr() != nil || len(s.p) > transferCeiling || !c.large(s.p, true) {
+		return false
+	}
+	c.mu.Unlock()
+	var sent bool
+	o := &outbound{p: s.p, message: true, left: true}
+	err := c.openMemory(o)
+	if err == nil {
+		sent, err = c.offer(o, nil, 0, s.m)
+	} else {
+		o.moved, err = c.writeCopying(s.p, false, s.m)
+	}
+	c.mu.Lock()
+	c.passTurn()
+	for sent && !o.over && c.dead == nil {
+		c.await(&c.writable, &c.writers)
+	}
+	o.closeMemory()
+	switch {
+	case o.over:
+		err = nil
+	case sent && c.closed:
+		err = net.ErrClosed
+	case sent:
+		err = c.dead
+	}
+	s.finish(o.moved, err)
+	return true
 }
 
 // writeCopying sends p where its memory cannot be registered. begun says that it
@@ -235,7 +273,7 @@ func (c *Conn) reopen(open bool) {
 	c.mu.Unlock()
 }
 
-// offer tells the peer of o, alone if its memory is the caller's, who may have to
+// offer tells the peer of o, alone if a call waits for it, which may have to
 // withdraw it, with the bytes in front of it; left bytes of what is sent follow
 // later. o is nil where those bytes are all. It reports whether o is under way: with
 // an error as well if the device has refused what was to tell the peer.
@@ -251,7 +289,7 @@ func (c *Conn) offer(o *outbound, initial []byte, left int, m manner) (bool, err
 			c.stepAside()
 			continue
 		}
-		if busy := c.out.live.Len(); o != nil && (busy >= aheadPieces || busy > 0 && o.scratch == nil) {
+		if busy := c.out.live.Len(); o != nil && (busy >= aheadPieces || busy > 0 && !o.left) {
 			c.await(&c.writable, &c.writers)
 			continue
 		}
@@ -381,7 +419,7 @@ func (c *Conn) finish(o *outbound, moved int) {
 	if c.out.withdraw == o {
 		c.out.withdraw = nil
 	}
-	if o.scratch != nil && o.over {
+	if o.left && o.over {
 		o.closeMemory()
 	}
 	c.transferOver()
@@ -455,7 +493,7 @@ func (c *Conn) wrote(o *outbound, n int) {
 		c.finish(o, o.moved)
 	} else if o.done && o.writing == 0 {
 		o.over = true
-		if o.scratch != nil {
+		if o.left {
 			o.closeMemory()
 		}
 		c.transferOver()
@@ -466,7 +504,7 @@ func (c *Conn) wrote(o *outbound, n int) {
 // queue pair is closed.
 func (c *Conn) releaseTransfers() {
 	for c.out.live.Len() > 0 {
-		if o := c.out.live.Pop(); o.scratch != nil {
+		if o := c.out.live.Pop(); o.left {
 			o.closeMemory()
 		}
 	}

@@ -119,7 +119,7 @@ func (c *Conn) releaseSends() {
 		for _, b := range m.bufs {
 			c.putSendBuffer(b)
 		}
-		if o := m.o; o != nil && o.done && !o.over && o.scratch != nil {
+		if o := m.o; o != nil && o.done && !o.over && o.left {
 			o.over = true
 			o.closeMemory()
 		}

@@ -118,7 +118,7 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 			}
 			var err error
 			if r.IntN(4) == 0 {
-				k, err = c.QueueMsg(p, flags).Result()
+				k, err = queueModel(c, r, p, flags)
 			} else {
 				k, err = c.SendMsg(p, flags|MsgFlags(r.IntN(2))*NoResponse)
 			}
@@ -163,6 +163,22 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 		return total, err
 	}
 	return total, c.CloseWrite()
+}
+
+// queueModel queues p in pieces and waits for all of them.
+func queueModel(c *Conn, r *rand.Rand, p []byte, flags MsgFlags) (total int, err error) {
+	var sends []*Send
+	for len(sends) < 7 && len(p) > 1 && r.IntN(4) > 0 {
+		k := 1 + r.IntN(len(p)-1)
+		sends = append(sends, c.QueueMsg(p[:k], flags|Partial))
+		p = p[k:]
+	}
+	for _, s := range append(sends, c.QueueMsg(p, flags)) {
+		n, serr := s.Result()
+		total += n
+		err = errors.Join(err, serr)
+	}
+	return total, err
 }
 
 // readModel reads in all ways until the end.

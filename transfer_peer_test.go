@@ -1430,3 +1430,152 @@ func TestTransferGivenUpAtClose(t *testing.T) {
 		})
 	}
 }
+
+// serve has all of a transfer moved, in the way that a reader does, and returns it.
+func (p *badPeer) serve(reads bool, h transferHeader) []byte {
+	p.t.Helper()
+	got := make([]byte, h.Length)
+	if reads {
+		require.Equal(p.t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, h.Addr, h.Key))
+		p.transfer(transferHeader{Kind: transferDone, ID: h.ID, Length: h.Length})
+	} else {
+		addr, key := p.open(got)
+		p.transfer(transferHeader{Kind: transferGrant, ID: h.ID, Addr: addr, Key: key, Length: h.Length})
+		p.told(transferWritten)
+	}
+	return got
+}
+
+// queueBuffers queues messages that go by transfers and returns them with what the
+// peer is told: of some of them at a time.
+func queueBuffers(t *testing.T, c *Conn, p *badPeer, reads bool) (sends []*Send, told []transferHeader) {
+	p.grant(maxTransfers)
+	for i := range 2 * aheadPieces {
+		buf := alloc(t, breachWrite)
+		copy(buf.Bytes(), pattern(uint64(i), breachWrite))
+		sends = append(sends, c.QueueMsg(buf.Bytes(), 0))
+	}
+	for range aheadPieces {
+		told = append(told, p.offered(reads))
+	}
+	require.True(t, eventually(func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.turns.waiting == aheadPieces-1 // and one has the turn
+	}))
+	return sends, told
+}
+
+func requireUnderWay(t *testing.T, sends []*Send) {
+	t.Helper()
+	for _, q := range sends {
+		select {
+		case <-q.Done():
+			require.FailNow(t, "done before the peer has it")
+		default:
+		}
+	}
+}
+
+// Queued sends follow each other while the peer fetches. A deadline concerns those of
+// which it has not been told.
+func TestQueuedTransfers(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(map[bool]string{false: "all", true: "deadline"}[late], func(t *testing.T) {
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+				sends, told := queueBuffers(t, c, p, reads)
+				if late {
+					c.SetWriteDeadline(past)
+					for _, q := range sends[aheadPieces:] {
+						n, err := q.Result()
+						require.Zero(t, n)
+						requireTimeout(t, err)
+					}
+					sends = sends[:aheadPieces]
+				}
+				for i, q := range sends {
+					requireUnderWay(t, sends[i:])
+					require.EqualValues(t, i+1, told[i].ID)
+					require.True(t, bytes.Equal(pattern(uint64(i), breachWrite), p.serve(reads, told[i])))
+					n, err := q.Result()
+					require.NoError(t, err)
+					require.Equal(t, breachWrite, n)
+					if len(told) < len(sends) {
+						told = append(told, p.offered(reads))
+					}
+				}
+				require.Zero(t, c.Stats().BytesCopied)
+				c.SetWriteDeadline(time.Time{})
+				_, err := c.Write([]byte("onwards"))
+				require.NoError(t, err)
+			})
+		})
+	}
+}
+
+// A peer that takes several at once says so once.
+func TestQueuedTransfersDoneAtOnce(t *testing.T) {
+	s := newScene(t)
+	c, p := s.transferConns(true, true)
+	sends, told := queueBuffers(t, c, p, true)
+	p.transfer(transferHeader{Kind: transferDone, ID: told[2].ID, Length: told[2].Length})
+	for _, q := range sends[:3] {
+		n, err := q.Result()
+		require.NoError(t, err)
+		require.Equal(t, breachWrite, n)
+	}
+	requireUnderWay(t, sends[3:])
+}
+
+// What is under way ends with the connection, whichever way that ends; its memory is
+// the caller's again then.
+func TestQueuedTransfersEnd(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		do   func(c *Conn, p *badPeer)
+		want error
+	}{
+		{"Close", func(c *Conn, p *badPeer) { c.Close() }, net.ErrClosed},
+		{"peer goes", func(c *Conn, p *badPeer) { p.id.Disconnect() }, syscall.EPIPE},
+		{"breach", func(c *Conn, p *badPeer) { p.transfer(transferHeader{Kind: transferDone, ID: 100}) }, syscall.ECONNRESET},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+				sends, _ := queueBuffers(t, c, p, reads)
+				tt.do(c, p)
+				for _, q := range sends {
+					n, err := q.Result()
+					require.Zero(t, n)
+					require.ErrorIs(t, err, tt.want)
+				}
+				within(t, "Close", func() { c.Close() })
+			})
+		})
+	}
+}
+
+// Close sees off what is under way, as what was written.
+func TestQueuedTransfersLinger(t *testing.T) {
+	for _, m := range transferPeers {
+		t.Run(m.name, func(t *testing.T) {
+			s := newScene(t)
+			s.cfg.LingerTimeout = patience
+			c, p := s.transferConns(true, m.reads)
+			sends, told := queueBuffers(t, c, p, m.reads)
+			closed := make(chan error, 1)
+			go func() { closed <- c.Close() }()
+			for _, q := range sends[aheadPieces:] {
+				_, err := q.Result()
+				require.ErrorIs(t, err, net.ErrClosed)
+			}
+			for i, h := range told {
+				require.True(t, bytes.Equal(pattern(uint64(i), breachWrite), p.serve(m.reads, h)))
+				n, err := sends[i].Result()
+				require.NoError(t, err)
+				require.Equal(t, breachWrite, n)
+			}
+			p.ended()
+			require.NoError(t, <-closed)
+		})
+	}
+}
