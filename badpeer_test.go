@@ -109,6 +109,14 @@ const (
 
 func newBadPeer(t testing.TB, id ibv.ID) *badPeer {
 	t.Helper()
+	p, err := tryBadPeer(t, id)
+	require.NoError(t, err)
+	return p
+}
+
+// tryBadPeer is for an ID that may be over, for which an RDMA device makes no queue pair.
+func tryBadPeer(t testing.TB, id ibv.ID) (*badPeer, error) {
+	t.Helper()
 	p := &badPeer{t: t, id: id, over: make(chan struct{}), buf: make([]byte, badRecvs*badRecvSize)}
 	var err error
 	p.pd, err = id.Device().AllocPD()
@@ -120,7 +128,10 @@ func newBadPeer(t testing.TB, id ibv.ID) *badPeer {
 	p.qp, err = id.CreateQP(p.pd, ibv.QPInit{SendCQ: p.cq, RecvCQ: p.cq,
 		Cap: ibv.QPCap{MaxSendWR: 512, MaxRecvWR: badRecvs, MaxSendSGE: 1, MaxRecvSGE: 1,
 			MaxInline: min(64<<10, id.Device().Attr().MaxInline)}})
-	require.NoError(t, err)
+	if err != nil {
+		p.release()
+		return nil, err
+	}
 	for i := range badRecvs {
 		p.receive(i)
 	}
@@ -130,7 +141,7 @@ func newBadPeer(t testing.TB, id ibv.ID) *badPeer {
 		p.cq.Interrupt()
 	})
 	t.Cleanup(p.close)
-	return p
+	return p, nil
 }
 
 func (p *badPeer) receive(i int) {
@@ -153,6 +164,11 @@ func (p *badPeer) close() {
 	}
 	p.qp.Close()
 	p.qp = nil
+	p.release()
+}
+
+// release gives back all but the queue pair.
+func (p *badPeer) release() {
 	p.cq.Close()
 	for _, mr := range append(p.said, p.mr) {
 		mr.Close()

@@ -100,11 +100,12 @@ type Conn struct {
 	timer     *time.Timer
 	heard     bool // something has arrived, which poll notes the time of
 	lastHeard time.Time
-	looked    time.Time // when the timer last looked
-	lastSent  uint64    // segments sent until then
+	lookAt    time.Time // when the timer is to look next, if it is set
 	probing   bool      // the peer, or its device, must answer,
 	asked     time.Time // which it was asked to do then
 	warm      bool      // there are credits or receives to give back when idle
+	reckoned  time.Time // when it was last looked how much has moved,
+	moved     uint64    // and how much that was
 
 	answers bool   // the peer's device can be asked by an RDMA Read: see pulse.go
 	pulse   *pulse // namely of, nil for one of no bytes

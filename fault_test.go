@@ -34,6 +34,7 @@ type faulty struct {
 	cfg  Config
 	data [2][]byte // from the dialling side, from the listening side
 	how  func(c *Conn, out, in []byte)
+	on   func(p ibv.Provider) ibv.Provider // the device, made out of that which fails, if not nil
 
 	mu   sync.Mutex
 	errs []error // what went wrong
@@ -143,6 +144,9 @@ func (f *faulty) runAll(t *testing.T, set func(s *verbstest.Switch, n int) *verb
 		s := verbstest.NewSwitch(newProvider(t))
 		// A linger time that runs out would pass for a hang.
 		f.cfg = Config{Provider: s, MaxReceiveSize: 16 << 10, InitialReceiveCredits: minCredits, LingerTimeout: 2 * patience}
+		if f.on != nil {
+			f.cfg.Provider = f.on(s)
+		}
 		f.errs, f.bad = nil, nil
 		fault := set(s, n)
 		within(t, fmt.Sprintf("fault %d", n), f.run)
@@ -188,6 +192,27 @@ func TestFaultsOfCalls(t *testing.T) {
 				require.NotZero(t, felt, "no fault was felt")
 			}
 		})
+	}
+}
+
+// The same with a pulse, over a device that keeps what it registers to one connection
+// and over one that does not.
+func TestFaultsWithPulse(t *testing.T) {
+	checkLeaks(t)
+	for _, apart := range []bool{false, true} {
+		for _, k := range []verbstest.Kind{verbstest.AllocPD, verbstest.CreateCQ, verbstest.RegMR, verbstest.CreateQP,
+			verbstest.Connect, verbstest.Accept, verbstest.PostSend, verbstest.PostRecv} {
+			t.Run(fmt.Sprintf("%v/apart=%v", k, apart), func(t *testing.T) {
+				f := faulty{data: [2][]byte{pattern(1, 100), pattern(2, 100)}}
+				f.how = f.talk
+				f.on = func(p ibv.Provider) ibv.Provider {
+					m := newModest(t, 1<<20, 1<<14, false)
+					m.Provider, m.garble, m.apart, m.buffer = p, true, apart, true
+					return m
+				}
+				require.NotZero(t, f.runAll(t, func(s *verbstest.Switch, n int) *verbstest.Fault { return s.FailNth(n, nil, k) }))
+			})
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"net/netip"
 	"os"
 	"syscall"
 	"testing"
@@ -166,37 +167,54 @@ func TestHostileResponses(t *testing.T) {
 // A peer that connects and then says nothing is waited for no longer than
 // NegotiateTimeout, on either side.
 func TestSilentAfterConnect(t *testing.T) {
-	// An RDMA device makes no queue pair for a request whose dial is over.
 	bound := 30 * time.Millisecond
 	if onRDMA {
 		bound = time.Second
 	}
 	t.Run("accepted", func(t *testing.T) {
-		s := newScene(t)
-		good := s.cfg
-		s.cfg.NegotiateTimeout = bound
-		ln := s.listen()
-		p := dialBad(t, ln.Addr(), nil)
-		var ne net.Error
-		require.ErrorAs(t, s.logged(), &ne)
-		require.True(t, ne.Timeout())
-		p.ended()
-		s.cfg = good
-		s.exchange(s.listen())
+		inTime(t, bound, func(bound time.Duration) bool {
+			s := newScene(t)
+			good := s.cfg
+			s.cfg.NegotiateTimeout = bound
+			ln := s.listen()
+			id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, ln.Addr().(*net.TCPAddr).AddrPort())
+			require.NoError(t, err)
+			p := newBadPeer(t, id)
+			if id.Connect(tctx, badParam(id, nil)) != nil {
+				return false // the other side was gone before
+			}
+			var ne net.Error
+			require.ErrorAs(t, s.logged(), &ne)
+			require.True(t, ne.Timeout())
+			p.ended()
+			s.cfg = good
+			s.exchange(s.listen())
+			return true
+		})
 	})
 	t.Run("dialled", func(t *testing.T) {
-		s := newScene(t)
-		s.cfg.NegotiateTimeout = bound
-		ln := listenBad(t)
-		result := s.dial(ln)
-		p := acceptBad(t, ln)
-		if p.id.Accept(tctx, ibv.ConnParam{}) == nil {
-			p.ended()
-		}
-		r := <-result
-		var ne net.Error
-		require.ErrorAs(t, r.err, &ne)
-		require.True(t, ne.Timeout())
+		inTime(t, bound, func(bound time.Duration) (connected bool) {
+			s := newScene(t)
+			s.cfg.NegotiateTimeout = bound
+			ln := listenBad(t)
+			var r dialled
+			asked, cancel := context.WithCancel(tctx)
+			go func() {
+				defer cancel()
+				r = <-s.dial(ln)
+			}()
+			if id, err := ln.Accept(asked); err == nil {
+				p, err := tryBadPeer(t, id)
+				if connected = err == nil && id.Accept(tctx, ibv.ConnParam{}) == nil; connected {
+					p.ended()
+				}
+			}
+			<-asked.Done()
+			var ne net.Error
+			require.ErrorAs(t, r.err, &ne)
+			require.True(t, ne.Timeout())
+			return connected
+		})
 	})
 	t.Run("dialled, no answer to the connection request", func(t *testing.T) {
 		s := newScene(t)
@@ -662,25 +680,26 @@ func TestProbeFlood(t *testing.T) {
 	}
 }
 
-// A peer that falls silent is asked for a sign of life and then given up.
+// A peer that falls silent is asked for a sign of life and then given up. It can be
+// asked by a message when it has granted credits for one.
 func TestSilentPeer(t *testing.T) {
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
-			s := newScene(t)
-			s.cfg.KeepAlive = 200 * time.Millisecond
-			c, p := s.conns(side.active, nil)
-			_, err := c.Read(make([]byte, 1))
-			require.ErrorIs(t, err, syscall.ETIMEDOUT)
-			require.NoError(t, c.Close())
-			asked := false
-			for {
-				h, _, ok := p.segment()
-				if !ok {
-					break
+			inTime(t, 200*time.Millisecond, func(keepAlive time.Duration) (asked bool) {
+				s := newScene(t)
+				s.cfg.KeepAlive = keepAlive
+				c, p := s.conns(side.active, nil)
+				_, err := c.Read(make([]byte, 1))
+				require.ErrorIs(t, err, syscall.ETIMEDOUT)
+				require.NoError(t, c.Close())
+				for {
+					h, _, ok := p.segment()
+					if !ok {
+						return asked
+					}
+					asked = asked || h.Flags&flagResponseRequested != 0
 				}
-				asked = asked || h.Flags&flagResponseRequested != 0
-			}
-			require.True(t, asked)
+			})
 		})
 	}
 }

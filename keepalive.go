@@ -15,17 +15,27 @@ import "time"
 // anybody acknowledges it is up to TCP.
 //
 // Giving memory back: credits cannot be called in, as posted receives cannot
-// be taken out of a queue pair. But their holder can use them up: a side that
-// has nothing to send for idleAfter asks for few credits (CreditsRequested) and
-// spends the rest on empty messages, and the peer does not post those receives
-// again. Only done to peers that are rdmanet; within the rules for any.
+// be taken out of a queue pair. But their holder can use them up: a side where
+// nothing moves for idleAfter, but for such questions and answers, asks for few
+// credits (CreditsRequested) and spends the rest on empty messages, and the peer
+// does not post those receives again. Only done to peers that are rdmanet; within the rules for any.
 
 const idleAfter = 5 * time.Second
 
 func (c *Conn) startTimer() {
 	c.lastHeard = time.Now()
 	if c.set.keepAlive > 0 {
-		c.timer = time.AfterFunc(c.set.keepAlive, c.tick)
+		c.lookIn(c.set.keepAlive)
+	}
+}
+
+// lookIn sets the timer.
+func (c *Conn) lookIn(d time.Duration) {
+	c.lookAt = time.Now().Add(d)
+	if c.timer == nil {
+		c.timer = time.AfterFunc(d, c.tick)
+	} else {
+		c.timer.Reset(d)
 	}
 }
 
@@ -36,10 +46,8 @@ func (c *Conn) warmUp() {
 		return
 	}
 	c.warm = true
-	if c.timer == nil {
-		c.timer = time.AfterFunc(idleAfter, c.tick)
-	} else {
-		c.timer.Reset(idleAfter)
+	if c.set.keepAlive <= 0 || time.Until(c.lookAt) > idleAfter { // else keep-alive looks sooner
+		c.lookIn(idleAfter)
 	}
 }
 
@@ -49,24 +57,28 @@ func (c *Conn) keepCredits() int { return 2 * c.set.initial }
 func (c *Conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if wait := c.look(time.Now()); wait > 0 {
-		c.timer.Reset(wait)
+	wait := c.look(time.Now())
+	if wait > 0 && !c.closed && c.dead == nil { // by now: to send something it lets go of mu
+		c.lookIn(wait)
 	}
 }
 
 // look does what is due, and returns when to look again, 0 for never.
 func (c *Conn) look(now time.Time) time.Duration {
-	if c.probing && !c.closed && c.dead == nil {
-		c.poll() // the device's answer wakes nobody
+	if !c.closed && c.dead == nil {
+		c.poll() // the device's answer wakes nobody, and is none to what is asked from here on
 	}
 	if c.closed || c.dead != nil {
 		return 0
 	}
-	quiet := c.lastHeard.Before(c.looked) && c.stats.SegmentsSent == c.lastSent
-	c.looked, c.lastSent = now, c.stats.SegmentsSent
-	if c.warm && quiet {
-		c.coolDown()
-		c.sendControl() // a smaller window may make a grant due
+	if now.Sub(c.reckoned) >= idleAfter {
+		moved := c.stats.moved()
+		idle := moved == c.moved
+		c.reckoned, c.moved = now, moved
+		if c.warm && idle {
+			c.coolDown()
+			c.sendControl() // a smaller window may make a grant due
+		}
 	}
 	if c.set.keepAlive <= 0 {
 		if c.warm {
@@ -79,14 +91,10 @@ func (c *Conn) look(now time.Time) time.Duration {
 	case wait <= 0 && c.probing:
 		if wait = c.set.probe - now.Sub(c.asked); wait <= 0 {
 			c.fail(errSilent)
-			return 0
 		}
 	case wait <= 0:
 		c.asked = now
 		c.ask()
-		if c.closed || c.dead != nil {
-			return 0
-		}
 		wait = c.set.probe
 	case c.probing || c.send.probe:
 		wait = min(wait, c.set.probe)

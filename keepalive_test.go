@@ -9,10 +9,12 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 )
 
@@ -385,7 +387,7 @@ func TestKeepAliveBound(t *testing.T) {
 				client.mu.Lock()
 				client.timer.Stop()
 				client.warm = warm
-				client.stats.SegmentsSent++
+				client.stats.BytesSent++
 				client.look(client.lastHeard)
 				start := client.lastHeard.Add(s.keepAlive / 3) // a word between two looks
 				client.lastHeard = start
@@ -394,7 +396,7 @@ func TestKeepAliveBound(t *testing.T) {
 				for wait := 2 * s.keepAlive / 3; client.dead == nil; wait = client.look(now) {
 					require.Positive(t, wait)
 					now = now.Add(wait)
-					client.stats.SegmentsSent++ // so warm it stays
+					client.stats.BytesSent++ // so warm it stays
 					if asked < 0 && client.probing {
 						asked = client.asked.Sub(start)
 					}
@@ -409,6 +411,149 @@ func TestKeepAliveBound(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The device's answer says that the peer was there when it was asked, however long it
+// lies in the completion queue; and is none to a question that was asked later.
+func TestKeepAliveLateAnswer(t *testing.T) {
+	checkLeaks(t)
+	m := newModest(t, 1<<20, 1<<14, false)
+	a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1, Provider: m})
+	pass(t, a, b)
+	wrote := outOfCredits(t, a, b)
+	answered := func() {
+		t.Helper()
+		m.setSlow(true) // nobody looks at the answer
+		a.quietFor(time.Hour)
+		require.True(t, eventually(func() bool { return a.isProbing() && m.keeps(barrierID) }))
+	}
+	const late = 15 * time.Second
+	answered()
+	a.mu.Lock()
+	a.asked = a.asked.Add(-late)
+	a.mu.Unlock()
+	m.setSlow(false)
+	a.mu.Lock()
+	a.look(time.Now())
+	require.False(t, a.probing)
+	require.Equal(t, a.asked, a.lastHeard)
+	a.mu.Unlock()
+
+	answered()
+	a.mu.Lock()
+	a.probing = false // as if the peer had said something before
+	a.mu.Unlock()
+	m.setSlow(false)
+	reads := m.reads.Load()
+	a.quietFor(time.Hour)
+	require.Equal(t, reads+1, m.reads.Load(), "questions")
+	require.NoError(t, b.Close())
+	require.Error(t, <-wrote)
+	require.NoError(t, a.Close())
+}
+
+// emptyCQ is a completion queue in which nothing ever is.
+type emptyCQ struct{ ibv.CQ }
+
+func (emptyCQ) Poll([]ibv.WC) (int, error) { return 0, nil }
+
+// A connection that has grown beyond its initial size asks no later because of that.
+func TestKeepAliveWarmUp(t *testing.T) {
+	for _, keepAlive := range []time.Duration{time.Second, 7 * time.Second, 2 * time.Minute} {
+		for _, word := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v/word=%v", keepAlive, word), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := &Conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
+					c.send.mid = true // to a plain peer: it can say nothing
+					c.credits.window = c.set.initial + 1
+					c.startTimer()
+					time.Sleep(keepAlive - time.Millisecond)
+					c.mu.Lock()
+					if word {
+						c.lastHeard = time.Now()
+					}
+					due := c.lastHeard.Add(keepAlive)
+					c.warmUp()
+					c.mu.Unlock()
+					time.Sleep(time.Until(due))
+					synctest.Wait()
+					require.Equal(t, due, c.asked)
+					c.timer.Stop()
+				})
+			})
+		}
+	}
+}
+
+// What keep-alive says, of either side, makes no connection busy: one without payload
+// is brought back to its initial size, and no sooner than it should.
+func TestKeepAliveCoolDown(t *testing.T) {
+	for _, keepAlive := range []time.Duration{-1, time.Second, 7 * time.Second, 2 * time.Minute} {
+		t.Run(fmt.Sprint(keepAlive), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := &Conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
+				c.startTimer()
+				words := func(d time.Duration) {
+					for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+						c.mu.Lock()
+						c.lastHeard = time.Now()
+						c.mu.Unlock()
+					}
+					synctest.Wait()
+				}
+				words(time.Second)
+				for range 3 {
+					c.mu.Lock()
+					c.stats.BytesReceived++
+					c.credits.window = c.set.initial + 1
+					c.warmUp()
+					c.mu.Unlock()
+					words(idleAfter - time.Second)
+					require.Greater(t, c.credits.window, c.set.initial)
+				}
+				words(2 * idleAfter)
+				require.Equal(t, c.set.initial, c.credits.window)
+				c.timer.Stop()
+			})
+		})
+	}
+}
+
+// gatedQP is a queue pair whose posts wait.
+type gatedQP struct {
+	ibv.QP
+	come, leave chan struct{}
+}
+
+func (q *gatedQP) PostSend(wrs []ibv.SendWR) (int, error) {
+	close(q.come)
+	<-q.leave
+	return q.QP.PostSend(wrs)
+}
+
+// When a connection is closed while keep-alive sends something for it, its timer is not
+// set again.
+func TestKeepAliveDuringClose(t *testing.T) {
+	checkLeaks(t)
+	a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1})
+	exchange(t, a, b, 2<<20)
+	requireSilence(t, a, b)
+	q := &gatedQP{a.qp, make(chan struct{}), make(chan struct{})}
+	a.mu.Lock()
+	a.qp, a.send.probe = q, true // there is something to send
+	a.moved, a.warm = a.stats.moved(), true
+	a.mu.Unlock()
+	ticked := make(chan struct{})
+	go func() {
+		a.tick()
+		close(ticked)
+	}()
+	within(t, "post", func() { <-q.come })
+	require.NoError(t, a.Close())
+	close(q.leave)
+	<-ticked
+	require.False(t, a.timer.Stop(), "the timer is set")
+	require.NoError(t, b.Close())
 }
 
 // A negative KeepAlive never asks.

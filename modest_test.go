@@ -134,6 +134,22 @@ func (m *modest) setSlow(slow bool) {
 	}
 }
 
+// keeps reports whether a completion with this ID is kept back.
+func (m *modest) keeps(id uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, q := range m.cqs {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		for i := range q.kept.Len() {
+			if q.kept.At(i).ID == id {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // modestCQ is a completion queue from which completions of sends can be kept back.
 type modestCQ struct {
 	ibv.CQ

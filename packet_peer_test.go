@@ -321,16 +321,22 @@ func TestPacketQueueFull(t *testing.T) {
 		client, server := pn.pair(t)
 		pn.fabric.Stall(true)
 		taken := 0
-		var err error
-		for ; err == nil; taken++ {
-			require.LessOrEqual(t, taken, udSends)
-			client.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
-			_, err = client.Write([]byte(strconv.Itoa(taken)))
-		}
-		taken--
+		stalled := make(chan error, 1)
+		go func() {
+			for {
+				if _, err := client.Write([]byte(strconv.Itoa(taken))); err != nil {
+					stalled <- err
+					return
+				}
+				taken++
+			}
+		}()
+		require.True(t, eventually(func() bool { return client.Stats().QueueStalls > 0 }))
+		client.SetWriteDeadline(time.Now().Add(5 * time.Millisecond))
+		err := <-stalled
 		requirePacketError(t, err, "write")
 		requireTimeout(t, err)
-		require.Positive(t, client.Stats().QueueStalls)
+		require.LessOrEqual(t, taken, udSends)
 
 		const writers = 3
 		errs := make(chan error, writers)
@@ -444,8 +450,8 @@ func TestPacketDeviceRemoved(t *testing.T) {
 // Where both devices serve, each peer is reached by the one that it has: one that has
 // RDMA by that, one that has not by UDP, at the same port.
 func TestPacketBothDevices(t *testing.T) {
-	set(t, &questionTimesBeside, []time.Duration{50 * time.Millisecond})
 	onFabric(t, func(t *testing.T, pn packetNet) {
+		set(t, &questionTimesBeside, []time.Duration{patience}) // who is there answers in time
 		soft := iwarp.New(iwarp.Config{})
 		local := netip.MustParseAddrPort(pn.address)
 		server, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, local, netip.Addr{})
@@ -476,6 +482,7 @@ func TestPacketBothDevices(t *testing.T) {
 		require.EqualValues(t, 1, server.Stats().Resolutions, "who comes by UDP is answered by UDP")
 
 		// And unasked: who cannot be resolved gets it by UDP.
+		questionTimesBeside = []time.Duration{50 * time.Millisecond}
 		silent, err := net.ListenPacket(pn.network, pn.address)
 		require.NoError(t, err)
 		defer silent.Close()

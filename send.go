@@ -137,7 +137,10 @@ func (c *Conn) sent(wc *ibv.WC) {
 	if wc.ID == barrierID {
 		op, s.barrier = ibv.WCRead, false
 		if wc.Status == ibv.WCSuccess {
-			c.heard, c.probing = true, false
+			c.probing = false
+			if c.lastHeard.Before(c.asked) {
+				c.lastHeard = c.asked // nobody has waited for the answer: it may be old
+			}
 		}
 	} else if wc.ID == fetchID {
 		c.fetched(wc)

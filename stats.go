@@ -37,6 +37,11 @@ type Stats struct {
 	ReceiveWindow  int // receives to keep posted: grows with use, falls when idle
 }
 
+// moved changes with all that is sent and received for the programs.
+func (s *Stats) moved() uint64 {
+	return s.BytesSent + s.MessagesSent + s.BytesReceived + s.MessagesReceived
+}
+
 // Info tells what carries a connection.
 type Info struct {
 	Device    string // "iwarp" for the software device

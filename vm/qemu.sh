@@ -83,6 +83,7 @@ follow() {
 start() {
 	local role
 	pids=() readers=()
+	rm -f "$temp/wire" # of a guest that died: nobody listens there
 	for ((role = 1; role <= guests; role++)); do
 		control "$role"
 		guest_start "$role"

@@ -546,7 +546,7 @@ func (r *rping) stop() {
 
 // rpingEnd is how long rping may take to end when all is done. It hangs there at
 // times, with any peer, because its two threads miss each other.
-const rpingEnd = patience / 2
+const rpingEnd = 20 * time.Second
 
 // finish waits for rping to end well, with as many pings as there should be.
 // When it hangs at its end, what it has printed decides.

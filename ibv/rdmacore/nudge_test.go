@@ -18,6 +18,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -45,13 +46,13 @@ func TestFirstMessage(t *testing.T) {
 	conn, err := net.Dial("tcp", ln.Addr().String())
 	require.NoError(t, err)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	conn.SetDeadline(time.Now().Add(verbstest.Patience))
 	b, err := (&iwarpwire.Start{Rev: 1}).Append(nil)
 	require.NoError(t, err)
 	_, err = conn.Write(b)
 	require.NoError(t, err)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), verbstest.Patience)
 	defer cancel()
 	id, err := ln.Accept(ctx)
 	require.NoError(t, err)
@@ -91,7 +92,7 @@ func TestFirstMessage(t *testing.T) {
 	_, err = conn.Write(fpdu(iwarpwire.Header{Tagged: true, Last: true, Op: iwarpwire.ReadResponse, STag: req.SinkSTag, TO: req.SinkTO}, ""))
 	require.NoError(t, err)
 
-	require.NoError(t, cq.Wait(time.Now().Add(20*time.Second)))
+	require.NoError(t, cq.Wait(time.Now().Add(verbstest.Patience)))
 	var wcs [4]ibv.WC
 	polled, err := cq.Poll(wcs[:])
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 
 // Patience is how long the suite waits for anything that must happen. It is far
 // more than a device needs, even an emulated one.
-const Patience = 20 * time.Second
+const Patience = time.Minute
 
 // shortly is how long the suite waits for what must not happen. A device that
 // is wrong but slow may get past it; one that is right never fails by it.

@@ -14,7 +14,7 @@ import (
 
 // patience is how long leftovers get to go away: an object may be closed a
 // moment before the last goroutine that served it returns.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // Check fails the test if, when it and the cleanups registered after this call
 // are over, something is left that was not there before. Tests that run in
@@ -40,7 +40,7 @@ func Take() *Snapshot {
 }
 
 // Check fails the test if there is something that was not there when the
-// snapshot was taken and that does not go away within some seconds.
+// snapshot was taken and that does not go away within a minute.
 func (s *Snapshot) Check(t testing.TB) {
 	t.Helper()
 	if left := s.Left(patience); len(left) > 0 {

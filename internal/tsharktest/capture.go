@@ -15,7 +15,7 @@ import (
 )
 
 // patience is how long a marker may take to show up in a capture.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // NeedCapture skips the test where the user may not capture. In a guest of
 // vm/run that is a failure.

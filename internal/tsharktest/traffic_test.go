@@ -26,7 +26,7 @@ import (
 	"github.com/rdmanet/rdmanet/internal/tsharktest"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A setting is two devices and an address that both have.
 type setting struct {
