@@ -83,17 +83,23 @@ type landing struct {
 	mr      ibv.MR // by which the peer may write to it as long as it lives
 }
 
-// straight is a reader's memory, filled in order.
+// straight is a reader's memory, filled in order. What is to come next is registered
+// while the device is still at work on what was asked for before.
 type straight struct {
 	p       []byte
-	sink    sink
-	mr      ibv.MR // in place of the sink, where the peer writes
+	opened  []opened
 	asked   int
 	pending int // fetches
 	got     int
 	message bool        // no more than one
 	late    *time.Timer // for lose
 	lost    bool        // the device does not say when it is done
+}
+
+// opened is the registration of one piece of a reader's memory.
+type opened struct {
+	sink sink
+	mr   ibv.MR // in its place, where the peer writes
 }
 
 const (
@@ -743,21 +749,11 @@ func (c *Conn) offeredBytes(n int, message bool) int {
 // if p cannot be registered.
 func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	into := &straight{p: p[:c.offeredBytes(len(p), message)], message: message}
-	c.mu.Unlock()
-	if c.in.mode == transferRead {
-		into.sink, err = c.land(into.p)
-	} else {
-		into.mr, err = c.expose(into.p, peerWrites)
-	}
-	c.mu.Lock()
-	if err != nil {
-		c.stats.TransfersRefused++
-		return 0, false, nil
-	}
 	for {
 		stop := c.stopsReading()
 		if !stop {
 			c.fill(into)
+			stop = c.stopsReading()
 		}
 		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite {
 			break
@@ -777,10 +773,8 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		into.late.Stop()
 	}
 	c.mu.Unlock()
-	if into.mr != nil {
-		into.mr.Close()
-	} else {
-		into.sink.close()
+	for i := range into.opened {
+		into.opened[i].close()
 	}
 	c.mu.Lock()
 	for n < into.got {
@@ -796,30 +790,73 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	return n, last, err
 }
 
-// fill asks for what has room in a reader's memory, as far as may be now.
+// fill asks for what has room in a reader's memory, as far as may be now. To register
+// the memory it lets go of mu.
 func (c *Conn) fill(into *straight) {
-	for i := 0; i < c.unread.Len(); i++ {
-		s := c.unread.At(i)
-		x := s.x
-		if x == nil {
+	for {
+		x := c.wanted(into)
+		room := into.p[into.asked:]
+		if x == nil || len(room) == 0 || !c.canAsk() || c.stopsReading() {
 			return
 		}
-		for x.asked < x.length {
-			room := into.p[into.asked:]
-			if len(room) == 0 || !c.canAsk() {
-				return
-			}
-			f := &fetch{x: x, into: into, b: room[:min(len(room), x.length-x.asked, fetchSize)]}
-			if into.mr != nil {
-				f.addr, f.key = into.mr.Addr()+uint64(into.asked), into.mr.RKey()
-			}
-			into.asked += len(f.b)
-			into.pending++
-			c.fetch(f, into.sink.lkey)
+		f := &fetch{x: x, into: into, b: room[:min(len(room), x.length-x.asked, fetchSize)]}
+		reg, err := c.openFor(f.b)
+		if err != nil {
+			into.p = into.p[:into.asked]
+			return
+		}
+		into.opened = append(into.opened, reg)
+		if x.length-x.asked < len(f.b) || !c.canAsk() || c.stopsReading() {
+			continue // it was withdrawn meanwhile, or there is an end
+		}
+		if reg.mr != nil {
+			f.addr, f.key = reg.mr.Addr(), reg.mr.RKey()
+		}
+		into.asked += len(f.b)
+		into.pending++
+		c.fetch(f, reg.sink.lkey)
+	}
+}
+
+// wanted returns the transfer of which a reader's memory is to be filled next, nil if
+// there is none: what comes behind a message is the next call's, also if the message
+// was withdrawn.
+func (c *Conn) wanted(into *straight) *inbound {
+	for i := 0; i < c.unread.Len(); i++ {
+		s := c.unread.At(i)
+		switch {
+		case s.x == nil || s.x.pieces.Len() > 0:
+			return nil
+		case s.x.asked < s.x.length:
+			return s.x
 		}
 		if into.message && s.last {
-			return // what comes is the next one's, if this was withdrawn
+			return nil
 		}
+	}
+	return nil
+}
+
+// openFor registers memory for the device, or the peer, to fill. It lets go of mu.
+func (c *Conn) openFor(b []byte) (o opened, err error) {
+	c.mu.Unlock()
+	if c.in.mode == transferRead {
+		o.sink, err = c.land(b)
+	} else {
+		o.mr, err = c.expose(b, peerWrites)
+	}
+	c.mu.Lock()
+	if err != nil {
+		c.stats.TransfersRefused++
+	}
+	return o, err
+}
+
+func (o *opened) close() {
+	if o.mr != nil {
+		o.mr.Close()
+	} else {
+		o.sink.close()
 	}
 }
 
