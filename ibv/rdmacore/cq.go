@@ -84,7 +84,7 @@ func (d *device) CreateCQ(depth int) (ibv.CQ, error) {
 	}
 	c := &cq{dev: d, qps: make(map[uint32]*qp)}
 	c.handle = addHandle(c)
-	if err := errno(C.rn_create_cq(d.c, C.int(depth), c.handle, &c.c)); err != nil {
+	if err := errno(C.rn_create_cq(d.c, C.int(depth), C.int(d.vector()), c.handle, &c.c)); err != nil {
 		removeHandle(c.handle)
 		return nil, fmt.Errorf("%s: create completion queue: %w", d.name, memoryError(err))
 	}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -30,6 +31,15 @@ type device struct {
 	// Linux's two software devices, which differ from others in places.
 	siw bool
 	rxe bool
+
+	vectors atomic.Uint32 // that were handed out
+}
+
+// vector returns the completion vector of the next completion queue. The queues take
+// turns, so that no processor gets the interrupts of all.
+func (d *device) vector() int {
+	n := max(uint32(d.c.num_comp_vectors), 1)
+	return int((d.vectors.Add(1) - 1) % n)
 }
 
 // Enumerations of infiniband/verbs.h.

@@ -259,7 +259,7 @@ int rn_dereg_mr(struct rn_mr *mr)
 
 /* Completion queues, each with a channel of its own */
 
-int rn_create_cq(struct rn_context *c, int depth, uintptr_t handle, struct rn_cq **cq)
+int rn_create_cq(struct rn_context *c, int depth, int vector, uintptr_t handle, struct rn_cq **cq)
 {
 	errno = 0;
 	struct rn_comp_channel *ch = ibv_create_comp_channel(c);
@@ -268,7 +268,7 @@ int rn_create_cq(struct rn_context *c, int depth, uintptr_t handle, struct rn_cq
 		return rc;
 	rc = rn_nonblocking(ch->fd);
 	if (!rc) {
-		*cq = ibv_create_cq(c, depth, (void *)handle, ch, 0);
+		*cq = ibv_create_cq(c, depth, (void *)handle, ch, vector);
 		rc = pointer(*cq);
 	}
 	if (rc)

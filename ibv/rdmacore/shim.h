@@ -441,7 +441,7 @@ int rn_dealloc_pd(void *pd);
 int rn_reg_mr(void *pd, uintptr_t addr, size_t len, int access, struct rn_mr **mr);
 int rn_dereg_mr(struct rn_mr *mr);
 
-int rn_create_cq(struct rn_context *c, int depth, uintptr_t handle, struct rn_cq **cq);
+int rn_create_cq(struct rn_context *c, int depth, int vector, uintptr_t handle, struct rn_cq **cq);
 int rn_destroy_cq(struct rn_cq *cq, unsigned int events, int fd_closed);
 int rn_poll_cq(struct rn_cq *cq, int n, struct rn_wc *wc);
 int rn_arm_cq(struct rn_cq *cq, int solicited);
