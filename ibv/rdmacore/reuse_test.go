@@ -15,10 +15,8 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// TestNumberReused creates queue pairs while others that complete on the same queue
-// are closed: siw gives their numbers to the new ones at once, whose completions must
-// not be lost. There are more threads than processors, so that some lag behind.
-func TestNumberReused(t *testing.T) {
+// guestIDs are resolved to the RDMA device of a guest.
+func guestIDs(t *testing.T, n int) []ibv.ID {
 	a := os.Getenv("RDMANET_VM_ADDR")
 	if a == "" {
 		t.Skip("RDMANET_VM_ADDR does not name the address of an RDMA device: make vm runs this where there is one")
@@ -27,13 +25,21 @@ func TestNumberReused(t *testing.T) {
 	require.NoError(t, err)
 	l, err := p.Listen(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(a), 0), 0)
 	require.NoError(t, err)
-	defer l.Close()
-	var ids [16]ibv.ID
+	t.Cleanup(func() { l.Close() })
+	ids := make([]ibv.ID, n)
 	for i := range ids {
 		ids[i], err = p.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
 		require.NoError(t, err)
-		defer ids[i].Close()
+		t.Cleanup(func() { ids[i].Close() })
 	}
+	return ids
+}
+
+// TestNumberReused creates queue pairs while others that complete on the same queue
+// are closed: siw gives their numbers to the new ones at once, whose completions must
+// not be lost. There are more threads than processors, so that some lag behind.
+func TestNumberReused(t *testing.T) {
+	ids := guestIDs(t, 16)
 	pd, err := ids[0].Device().AllocPD()
 	require.NoError(t, err)
 	defer pd.Close()
