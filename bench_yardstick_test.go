@@ -53,14 +53,15 @@ type yardstick struct {
 	measure    yardFunc
 }
 
-// A yardFunc returns MiB/s, or the microseconds of half a round trip.
+// A yardFunc returns MiB/s, the microseconds of half a round trip, or those of
+// processor time a MiB.
 type yardFunc func(tb testing.TB, addr string) (float64, error)
 
 var (
-	yardBulk   = &yardstick{"rdmanet", "MiB/s", goBulk("rdmanet", yardBulkSize, yardBulkCount)}
+	yardBulk   = &yardstick{"rdmanet", "MiB/s", goBulk("rdmanet", yardBulkSize, yardBulkCount, rate)}
 	yardSendBw = &yardstick{"`ib_send_bw -e`", "MiB/s", perftest("ib_send_bw", 3, yardBulkSize, yardBulkCount, "-e")}
 	yardRBulk  = &yardstick{"rsockets", "MiB/s", rstreamBulk}
-	yardTCP    = &yardstick{"TCP", "MiB/s", goBulk("tcp", yardBulkSize, yardBulkCount)}
+	yardTCP    = &yardstick{"TCP", "MiB/s", goBulk("tcp", yardBulkSize, yardBulkCount, rate)}
 
 	yardPing     = &yardstick{"rdmanet", "µs", goPing("rdmanet", 0)}
 	yardSendLatE = &yardstick{"`ib_send_lat -e`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount, "-e", "-t", "2000", "-r", "2000")}
@@ -89,15 +90,15 @@ const (
 func largeSticks(size int) (ours, queued, read, write, rsockets, tcp *yardstick) {
 	count := yardLargeBytes / size
 	name := func(s string) string { return fmt.Sprintf("%s, %d MiB", s, size>>20) }
-	return &yardstick{name("rdmanet"), "MiB/s", goBulk("rdmanet", size, count)},
-		&yardstick{name("rdmanet, queued"), "MiB/s", goQueued(size, count)},
+	return &yardstick{name("rdmanet"), "MiB/s", goBulk("rdmanet", size, count, rate)},
+		&yardstick{name("rdmanet, queued"), "MiB/s", goQueued(size, count, rate)},
 		&yardstick{name("`ib_read_bw -e`"), "MiB/s", perftest("ib_read_bw", 3, size, max(count, 5), "-e")},
 		&yardstick{name("`ib_write_bw`"), "MiB/s", perftest("ib_write_bw", 3, size, max(count, 5))},
 		&yardstick{name("rsockets"), "MiB/s", func(tb testing.TB, addr string) (float64, error) {
 			usec, err := rstream(size, max(count/2, 1), 1)(tb, addr)
 			return float64(size) / usec * 1e6 / (1 << 20), err
 		}},
-		&yardstick{name("TCP"), "MiB/s", goBulk("tcp", size, count)}
+		&yardstick{name("TCP"), "MiB/s", goBulk("tcp", size, count, rate)}
 }
 
 // largeGroups is the rows for one size, all of which rdmanet is to reach.
@@ -115,6 +116,72 @@ func largeGroups(size int) ([]*yardstick, []yardGroup) {
 		{fmt.Sprintf("%d MiB writes, MiB/s", size>>20), true, rows(ours)},
 		{fmt.Sprintf("%d MiB messages, queued, MiB/s", size>>20), true, rows(queued)},
 	}
+}
+
+// costSticks are those of largeSticks again whose processor time is compared, the
+// kernel's included: of both ends, as these share the machine.
+func costSticks(size int) (ours, queued, rsockets, tcp *yardstick) {
+	count := yardLargeBytes / size
+	name := func(s string) string { return fmt.Sprintf("%s, %d MiB", s, size>>20) }
+	const unit = "µs/MiB"
+	return &yardstick{name("rdmanet"), unit, goBulk("rdmanet", size, count, cost)},
+		&yardstick{name("rdmanet, queued"), unit, goQueued(size, count, cost)},
+		&yardstick{name("rsockets"), unit, rstreamCost(size, count)},
+		&yardstick{name("TCP"), unit, goBulk("tcp", size, count, cost)}
+}
+
+// costGroups is the rows for one size.
+func costGroups(size int) ([]*yardstick, []yardGroup) {
+	ours, queued, rsockets, tcp := costSticks(size)
+	half := map[string]float64{"siw": 0.5}
+	return []*yardstick{ours, queued, rsockets, tcp}, []yardGroup{
+		{fmt.Sprintf("%d MiB writes, processor time, µs/MiB", size>>20), false, []yardRow{{ours, rsockets, half}, {ours, tcp, nil}}},
+		{fmt.Sprintf("%d MiB messages, queued, processor time, µs/MiB", size>>20), false, []yardRow{{queued, rsockets, half}, {queued, tcp, nil}}},
+	}
+}
+
+// A usage is what moving bytes took.
+type usage struct {
+	elapsed, busy time.Duration // busy is the sum over all processors
+}
+
+func rate(bytes int, u usage) float64 { return float64(bytes) / u.elapsed.Seconds() / yardMiB }
+
+func cost(bytes int, u usage) float64 { return u.busy.Seconds() * 1e6 / (float64(bytes) / yardMiB) }
+
+// measureUsage measures what do takes of the whole machine.
+func measureUsage(do func() error) (u usage, err error) {
+	idle, err := idleTime()
+	if err != nil {
+		return u, err
+	}
+	start := time.Now()
+	if err := do(); err != nil {
+		return u, err
+	}
+	u.elapsed = time.Since(start)
+	now, err := idleTime()
+	u.busy = time.Duration(runtime.NumCPU())*u.elapsed - (now - idle)
+	return u, err
+}
+
+// idleTime is how long the processors have had nothing to do, see proc_stat(5).
+func idleTime() (time.Duration, error) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(stat[:bytes.IndexByte(stat, '\n')]))
+	var ticks int
+	for _, f := range fields[4:6] { // idle and iowait
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/stat: %w", err)
+		}
+		ticks += n
+	}
+	const tick = time.Second / 100
+	return time.Duration(ticks) * tick, nil
 }
 
 // A yardRow puts one of ours against one of the others. A goal of zero is none.
@@ -161,7 +228,10 @@ func BenchmarkYardsticks(b *testing.B) { runYardsticks(b, yardsticks, yardGroups
 func BenchmarkLarge(b *testing.B) {
 	small, ofSmall := largeGroups(yardMiB)
 	large, ofLarge := largeGroups(yard16MiB)
-	runYardsticks(b, append(small, large...), append(ofSmall, ofLarge...), "large.md")
+	costSmall, ofCostSmall := costGroups(yardMiB)
+	costLarge, ofCostLarge := costGroups(yard16MiB)
+	runYardsticks(b, slices.Concat(small, large, costSmall, costLarge),
+		slices.Concat(ofSmall, ofLarge, ofCostSmall, ofCostLarge), "large.md")
 }
 
 // runYardsticks makes one table, a file among the results of the guest.
@@ -256,8 +326,9 @@ func summary(format string, sample []float64) string {
 }
 
 // goBulk writes one way on a net.Conn, count times size bytes; the clock stops
-// when the far end has said that all has come. A tenth of the work goes before.
-func goBulk(transport string, size, count int) yardFunc {
+// when the far end has said that all has come. A tenth of the work goes before. value
+// makes the figure of it.
+func goBulk(transport string, size, count int, value func(int, usage) float64) yardFunc {
 	registered := size >= yardMiB
 	return goMeasure(BenchService{Transport: transport, Name: "sink", Size: size, Registered: registered}, 0,
 		func(c net.Conn) (float64, error) {
@@ -278,16 +349,15 @@ func goBulk(transport string, size, count int) yardFunc {
 			if err := send(max(1, count/10)); err != nil {
 				return 0, err
 			}
-			start := time.Now()
-			err := send(count)
-			return float64(size*count) / time.Since(start).Seconds() / (1 << 20), err
+			u, err := measureUsage(func() error { return send(count) })
+			return value(size*count, u), err
 		})
 }
 
 // goQueued is goBulk of rdmanet with messages that are queued, some ahead of the one
 // that is being fetched, each from memory of its own. The far end has room for some
 // of them too.
-func goQueued(size, count int) yardFunc {
+func goQueued(size, count int, value func(int, usage) float64) yardFunc {
 	const ahead = 8
 	s := BenchService{Transport: "rdmanet", Name: "sink", Size: max(size, 4*yardMiB), Registered: true}
 	return goMeasure(s, 0, func(nc net.Conn) (float64, error) {
@@ -320,9 +390,8 @@ func goQueued(size, count int) yardFunc {
 		if err := send(max(ahead, count/10)); err != nil {
 			return 0, err
 		}
-		start := time.Now()
-		err := send(count)
-		return float64(size*count) / time.Since(start).Seconds() / (1 << 20), err
+		u, err := measureUsage(func() error { return send(count) })
+		return value(size*count, u), err
 	})
 }
 
@@ -390,6 +459,26 @@ func rstreamBulk(tb testing.TB, addr string) (float64, error) {
 // rstreamPing is a mean: rstream knows no median.
 func rstreamPing(tb testing.TB, addr string) (float64, error) {
 	return rstream(yardPingSize, 1, yardPingCount)(tb, addr)
+}
+
+// rstreamCost is the processor time of what a long transfer has more than a short
+// one: the beginning and the end of the programs are the same in both.
+func rstreamCost(size, count int) yardFunc {
+	busy := func(tb testing.TB, addr string, count int) (time.Duration, error) {
+		u, err := measureUsage(func() error {
+			_, err := rstream(size, count, 1)(tb, addr)
+			return err
+		})
+		return u.busy, err
+	}
+	return func(tb testing.TB, addr string) (float64, error) {
+		short, err := busy(tb, addr, 1)
+		if err != nil {
+			return 0, err
+		}
+		long, err := busy(tb, addr, 1+count)
+		return cost(2*size*count, usage{busy: long - short}), err // both ways
+	}
 }
 
 // rstream returns the microseconds of a transfer over rsockets, with calls that
