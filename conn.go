@@ -377,10 +377,11 @@ func (c *Conn) CloseRead() error {
 // that has closed already it says nothing, as with TCP.
 func (c *Conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
 
-// Close ends the connection. What was written reaches the peer first, and what it has
-// been told of of QueueMsg's, for which Close waits up to Config.LingerTimeout; calls
-// in progress, and what else is queued, return with net.ErrClosed at once. Where a message has not
-// got its last piece the peer reads an error in place of io.EOF.
+// Close ends the connection. What was written reaches the peer first, and so do large
+// transfers of QueueMsg's that it has been told of: Close waits for that up to
+// Config.LingerTimeout. Calls in progress, and what else is queued, return with
+// net.ErrClosed at once. Where a message has not got its last piece the peer reads an
+// error in place of io.EOF.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed {

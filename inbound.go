@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -773,8 +774,8 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		into.late.Stop()
 	}
 	c.mu.Unlock()
-	for i := range into.opened {
-		into.opened[i].close()
+	for _, o := range slices.Backward(into.opened) { // a Buffer freed meanwhile goes with the first
+		o.close()
 	}
 	c.mu.Lock()
 	for n < into.got {
@@ -815,6 +816,7 @@ func (c *Conn) fill(into *straight) {
 		into.asked += len(f.b)
 		into.pending++
 		c.fetch(f, reg.sink.lkey)
+		c.sendControl() // a grant is of use at once; what it lets go of mu for is looked at again
 	}
 }
 

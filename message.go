@@ -195,8 +195,9 @@ func (c *Conn) QueueMsg(p []byte, flags MsgFlags) *Send {
 	return s
 }
 
-// Done is closed when the message has been handed to the device, or will not be:
-// then p is the caller's again and Result returns without waiting.
+// Done is closed when the message has been handed to the device, by a large transfer
+// when the peer has fetched it, or when neither will be: then p is the caller's again
+// and Result returns without waiting.
 func (s *Send) Done() <-chan struct{} { return s.done }
 
 // Result waits until the Send is done and returns how many bytes were taken and,

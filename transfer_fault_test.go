@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -56,7 +57,7 @@ func (m *movement) failed(what string, err error) {
 	}
 }
 
-// send sends p in three parts, from ordinary memory, from a Buffer and by
+// send sends p in parts, from ordinary memory, from a Buffer, by QueueMsg and by
 // ReadFrom, and ends the stream.
 func (m *movement) send(c *Conn, p []byte) {
 	buf, err := Alloc(len(p))
@@ -66,8 +67,8 @@ func (m *movement) send(c *Conn, p []byte) {
 	}
 	defer buf.Free()
 	copy(buf.Bytes(), p)
-	third := len(p) / 3
-	for _, part := range [][]byte{p[:third], buf.Bytes()[third : 2*third]} {
+	fourth := len(p) / 4
+	for _, part := range [][]byte{p[:fourth], buf.Bytes()[fourth : 2*fourth]} {
 		n, err := c.Write(part)
 		m.failed("write", err)
 		if n > len(part) || err == nil && n < len(part) {
@@ -77,14 +78,37 @@ func (m *movement) send(c *Conn, p []byte) {
 			return
 		}
 	}
-	n, err := c.ReadFrom(bytes.NewReader(p[2*third:]))
+	if !m.queue(c, buf.Bytes()[2*fourth:3*fourth]) {
+		return
+	}
+	n, err := c.ReadFrom(bytes.NewReader(p[3*fourth:]))
 	m.failed("read from", err)
-	if err == nil && int(n) != len(p)-2*third {
-		m.note(&m.bad, fmt.Errorf("read %d bytes from %d without an error", n, len(p)-2*third))
+	if err == nil && int(n) != len(p)-3*fourth {
+		m.note(&m.bad, fmt.Errorf("read %d bytes from %d without an error", n, len(p)-3*fourth))
 	}
 	if err == nil {
 		m.failed("close write", c.CloseWrite())
 	}
+}
+
+// queue sends p by more queued sends than go at a time.
+func (m *movement) queue(c *Conn, p []byte) bool {
+	var sends []*Send
+	var parts [][]byte
+	for part := range slices.Chunk(p, max(minTransfer, len(p)/(2*aheadPieces))) {
+		parts = append(parts, part)
+		sends = append(sends, c.QueueMsg(part, 0))
+	}
+	ok := true
+	for i, q := range sends {
+		n, err := q.Result()
+		m.failed("queued send", err)
+		if n > len(parts[i]) || err == nil && n < len(parts[i]) {
+			m.note(&m.bad, fmt.Errorf("sent %d of %d bytes: %w", n, len(parts[i]), err))
+		}
+		ok = ok && err == nil
+	}
+	return ok
 }
 
 // receive expects p: some of it into ordinary memory, into a Buffer, in small
@@ -363,7 +387,11 @@ func TestTransferReadNotPosted(t *testing.T) {
 func TestTransferOfferNotPosted(t *testing.T) {
 	for _, m := range transferPeers {
 		for name, write := range map[string]func(c *Conn) (int64, error){
-			"Write":    func(c *Conn) (int64, error) { n, err := c.Write(make([]byte, 100000)); return int64(n), err },
+			"Write": func(c *Conn) (int64, error) { n, err := c.Write(make([]byte, 100000)); return int64(n), err },
+			"QueueMsg": func(c *Conn) (int64, error) {
+				n, err := c.QueueMsg(make([]byte, 100000), 0).Result()
+				return int64(n), err
+			},
 			"ReadFrom": func(c *Conn) (int64, error) { return c.ReadFrom(bytes.NewReader(make([]byte, 100000))) },
 		} {
 			t.Run(m.name+"/"+name, func(t *testing.T) {

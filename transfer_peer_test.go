@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -1578,4 +1579,132 @@ func TestQueuedTransfersLinger(t *testing.T) {
 			require.NoError(t, <-closed)
 		})
 	}
+}
+
+// regions tells of those that the peer may write to, which are counted from 1, before
+// they are made and before they are closed.
+type regions struct {
+	n             int
+	opens, closes func(n int)
+}
+
+type watchedMR struct {
+	ibv.MR
+	closes func()
+}
+
+func (m *watchedMR) Close() error {
+	m.closes()
+	return m.MR.Close()
+}
+
+func (r *regions) reg(register func([]byte, ibv.Access) (ibv.MR, error), b []byte, access ibv.Access) (ibv.MR, error) {
+	if access&ibv.AccessRemoteWrite == 0 {
+		return register(b, access)
+	}
+	r.n++
+	n := r.n
+	r.opens(n)
+	mr, err := register(b, access)
+	if err != nil {
+		return nil, err
+	}
+	return &watchedMR{mr, func() { r.closes(n) }}, nil
+}
+
+type watchedQP struct {
+	ibv.QP
+	regions
+}
+
+func (q *watchedQP) RegMR(b []byte, access ibv.Access) (ibv.MR, error) {
+	return q.reg(q.QP.RegMR, b, access)
+}
+
+type watchedPD struct {
+	ibv.PD
+	regions
+}
+
+func (p *watchedPD) RegMR(b []byte, access ibv.Access) (ibv.MR, error) {
+	return p.reg(p.PD.RegMR, b, access)
+}
+
+// watched is a connection with a peer that writes, of which nothing is fetched ahead.
+func (s *scene) watched(opens, closes func(n int)) (*Conn, *badPeer) {
+	s.cfg.KeepAlive = time.Hour // it would send what is due
+	c, p := s.transferConns(true, false)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := regions{opens: opens, closes: closes}
+	if c.dom.private {
+		c.dom.pd = &watchedPD{c.dom.pd, r}
+	} else {
+		c.qp = &watchedQP{c.qp, r}
+	}
+	c.in.reading++ // somebody is about to read
+	return c, p
+}
+
+// The peer writes to the first piece of a reader's memory while the next one is
+// registered.
+func TestTransferGrantedInPieces(t *testing.T) {
+	gate := make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) })
+	s := newScene(t)
+	t.Cleanup(open)
+	c, p := s.watched(func(n int) {
+		if n == 2 {
+			<-gate
+		}
+	}, func(int) {})
+	want := pattern(1, fetchSize+1000)
+	p.begin(false, 1, len(want), 0, 0)
+	require.True(t, eventually(func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.unread.Len() > 0 && c.sleeping // so nobody else sends what is due
+	}))
+	b := make([]byte, len(want))
+	read := reading(c, b)
+	g := p.told(transferGrant)
+	require.EqualValues(t, fetchSize, g.Length)
+	require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[:fetchSize], g.Addr, g.Key))
+	p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: fetchSize})
+	open()
+	g = p.told(transferGrant)
+	require.EqualValues(t, 1000, g.Length)
+	require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[fetchSize:], g.Addr, g.Key))
+	p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: 1000})
+	require.Equal(t, result{len(want), nil}, s.await(read))
+	require.True(t, bytes.Equal(want, b))
+}
+
+// A Buffer that is freed in the middle of a Read goes back to the system when nothing
+// of it is open any more, nor what was registered since.
+func TestTransferBufferFreed(t *testing.T) {
+	const pieces = maxTransfers + 1 // one more than may be granted at a time
+	buf := alloc(t, pieces*fetchSize)
+	var uses []int // as the pieces are closed
+	s := newScene(t)
+	c, p := s.watched(func(int) {}, func(int) {
+		buf.mu.Lock()
+		defer buf.mu.Unlock()
+		uses = append(uses, buf.uses)
+	})
+	p.grant(2 * pieces)
+	p.begin(false, 1, pieces*fetchSize, 0, 0)
+	read := reading(c, buf.Bytes())
+	for range maxTransfers {
+		p.told(transferGrant)
+	}
+	buf.Free()
+	p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: fetchSize})
+	p.told(transferGrant) // of the last piece
+	for range maxTransfers {
+		p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: fetchSize})
+	}
+	require.Equal(t, result{pieces * fetchSize, nil}, s.await(read))
+	require.Len(t, uses, pieces)
+	require.NotContains(t, uses, 0, "given back with a piece still open")
 }
