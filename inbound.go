@@ -3,7 +3,6 @@ package rdmanet
 import (
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -82,25 +81,6 @@ type landing struct {
 	sink    sink
 	buf     *buffer
 	mr      ibv.MR // by which the peer may write to it as long as it lives
-}
-
-// straight is a reader's memory, filled in order. What is to come next is registered
-// while the device is still at work on what was asked for before.
-type straight struct {
-	p       []byte
-	opened  []opened
-	asked   int
-	pending int // fetches
-	got     int
-	message bool        // no more than one
-	late    *time.Timer // for lose
-	lost    bool        // the device does not say when it is done
-}
-
-// opened is the registration of one piece of a reader's memory.
-type opened struct {
-	sink sink
-	mr   ibv.MR // in its place, where the peer writes
 }
 
 const (
@@ -575,12 +555,6 @@ func (c *Conn) releaseFetches() {
 	c.releaseOwn()
 }
 
-// straightFrom is the room that a Read must have for the device to put a transfer
-// straight there. Such a Read has but its own RDMA Reads under way, and nobody until
-// the next one comes; with less room it takes longer to wait for them than to have
-// scratch filled ahead and to copy.
-const straightFrom = 512 << 10
-
 // takeTransfer takes bytes of the transfer at the head of the unread queue. With
 // wait it waits until something has changed if there are none; message bounds it
 // to one message, and last says that this has ended. A return of 0 and no error
@@ -726,154 +700,4 @@ func (c *Conn) passed() (last bool) {
 		}
 	}
 	return last
-}
-
-// offeredBytes returns how many of n bytes can be asked for at the head of the
-// queue, up to the end of a message if message is set.
-func (c *Conn) offeredBytes(n int, message bool) int {
-	room := n
-	for i := 0; i < c.unread.Len() && room > 0; i++ {
-		s := c.unread.At(i)
-		if s.x == nil || s.x.pieces.Len() > 0 {
-			break
-		}
-		room -= min(room, s.x.length-s.x.asked)
-		if message && s.last {
-			break
-		}
-	}
-	return n - room
-}
-
-// fetchInto has the device put the transfers at the head of the queue into p, and
-// waits for that: the memory is in use until it returns. It returns 0 and no error
-// if p cannot be registered.
-func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
-	into := &straight{p: p[:c.offeredBytes(len(p), message)], message: message}
-	for {
-		stop := c.stopsReading()
-		if !stop {
-			c.fill(into)
-			stop = c.stopsReading()
-		}
-		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite {
-			break
-		}
-		switch {
-		case stop && into.late == nil:
-			into.late = time.AfterFunc(withdrawWithin, func() { c.lose(into) })
-		case !stop && into.late != nil: // the deadline was moved
-			into.late.Stop()
-			into.late = nil
-		}
-		if !c.control(true) {
-			c.await(&c.readable, &c.readers)
-		}
-	}
-	if into.late != nil {
-		into.late.Stop()
-	}
-	c.mu.Unlock()
-	for _, o := range slices.Backward(into.opened) { // a Buffer freed meanwhile goes with the first
-		o.close()
-	}
-	c.mu.Lock()
-	for n < into.got {
-		x := c.unread.At(0).x
-		k := min(into.got-n, x.landed-x.taken)
-		x.taken += k
-		n += k
-		last = c.passed()
-	}
-	if n == 0 && c.stopsReading() {
-		err = c.whyNotRead()
-	}
-	return n, last, err
-}
-
-// fill asks for what has room in a reader's memory, as far as may be now. To register
-// the memory it lets go of mu.
-func (c *Conn) fill(into *straight) {
-	for {
-		x := c.wanted(into)
-		room := into.p[into.asked:]
-		if x == nil || len(room) == 0 || !c.canAsk() || c.stopsReading() {
-			return
-		}
-		f := &fetch{x: x, into: into, b: room[:min(len(room), x.length-x.asked, fetchSize)]}
-		reg, err := c.openFor(f.b)
-		if err != nil {
-			into.p = into.p[:into.asked]
-			return
-		}
-		into.opened = append(into.opened, reg)
-		if x.length-x.asked < len(f.b) || !c.canAsk() || c.stopsReading() {
-			continue // it was withdrawn meanwhile, or there is an end
-		}
-		if reg.mr != nil {
-			f.addr, f.key = reg.mr.Addr(), reg.mr.RKey()
-		}
-		into.asked += len(f.b)
-		into.pending++
-		c.fetch(f, reg.sink.lkey)
-		c.sendControl() // a grant is of use at once; what it lets go of mu for is looked at again
-	}
-}
-
-// wanted returns the transfer of which a reader's memory is to be filled next, nil if
-// there is none: what comes behind a message is the next call's, also if the message
-// was withdrawn.
-func (c *Conn) wanted(into *straight) *inbound {
-	for i := 0; i < c.unread.Len(); i++ {
-		s := c.unread.At(i)
-		switch {
-		case s.x == nil || s.x.pieces.Len() > 0:
-			return nil
-		case s.x.asked < s.x.length:
-			return s.x
-		}
-		if into.message && s.last {
-			return nil
-		}
-	}
-	return nil
-}
-
-// openFor registers memory for the device, or the peer, to fill. It lets go of mu.
-func (c *Conn) openFor(b []byte) (o opened, err error) {
-	c.mu.Unlock()
-	if c.in.mode == transferRead {
-		o.sink, err = c.land(b)
-	} else {
-		o.mr, err = c.expose(b, peerWrites)
-	}
-	c.mu.Lock()
-	if err != nil {
-		c.stats.TransfersRefused++
-	}
-	return o, err
-}
-
-func (o *opened) close() {
-	if o.mr != nil {
-		o.mr.Close()
-	} else {
-		o.sink.close()
-	}
-}
-
-// lose ends a wait for memory that a call must give back. If the connection is
-// alive it breaks, as the device may be writing there.
-func (c *Conn) lose(into *straight) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	into.late = nil
-	if into.pending == 0 || !c.stopsReading() {
-		return
-	}
-	if c.dead == nil {
-		c.fail(errHoldsOn)
-	}
-	into.lost = true
-	c.wakeAll()
 }

@@ -18,7 +18,8 @@ import "time"
 // be taken out of a queue pair. But their holder can use them up: a side where
 // nothing moves for idleAfter, but for such questions and answers, asks for few
 // credits (CreditsRequested) and spends the rest on empty messages, and the peer
-// does not post those receives again. Only done to peers that are rdmanet; within the rules for any.
+// does not post those receives again. Only done to peers that are rdmanet; within the
+// rules for any.
 
 const idleAfter = 5 * time.Second
 
