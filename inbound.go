@@ -45,17 +45,18 @@ type incoming struct {
 
 // inbound is one transfer.
 type inbound struct {
-	id      uint32
-	addr    uint64
-	key     uint32
-	length  int // bytes; fewer when it is withdrawn
-	asked   int // for
-	landed  int
-	taken   int               // by the reader
-	first   bool              // its message begins with it
-	cut     bool              // and does not end
-	dropped bool              // nobody will read it
-	pieces  ring.Ring[*fetch] // in scratch, oldest first
+	id       uint32
+	addr     uint64
+	key      uint32
+	length   int // bytes; fewer when it is withdrawn
+	asked    int // for
+	landed   int
+	taken    int               // by the reader
+	first    bool              // its message begins with it
+	cut      bool              // and does not end
+	recalled bool              // the peer waits for the memory
+	dropped  bool              // nobody will read it
+	pieces   ring.Ring[*fetch] // in scratch, oldest first
 }
 
 // fetch is a part of a transfer that has been asked for.
@@ -193,6 +194,9 @@ func (c *Conn) fetched(wc *ibv.WC) {
 	if wc.Status == ibv.WCSuccess {
 		c.heard, c.probing = true, false
 		c.arrived(f, len(f.b))
+		if f.x.recalled && f.x.landed < f.x.length {
+			c.send.answer = true // for the peer's bearsWith
+		}
 		return
 	}
 	c.landed(f)
@@ -297,6 +301,7 @@ func (c *Conn) withdrawn(t *transferHeader) error {
 	if x == nil {
 		return err
 	}
+	x.recalled = true
 	c.shorten(x, t)
 	return nil
 }

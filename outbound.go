@@ -25,6 +25,7 @@ type outgoing struct {
 	live     ring.Ring[*outbound] // those that are not over, oldest first
 	grants   ring.Ring[grant]     // to be answered by RDMA Write, oldest first
 	writing  int                  // RDMA Writes under way
+	wrote    time.Time            // when the last one was done
 	withdraw *outbound            // the peer is to be told that it ends
 }
 
@@ -67,10 +68,13 @@ type grant struct {
 	n    int
 }
 
-// withdrawWithin is how long a call that has to give up a transfer waits for the
-// peer to let go of the memory. After that the connection is broken: the memory
-// is the caller's again, and the peer may be in the middle of reading it.
+// withdrawWithin is how long a call that has to give up a transfer waits, while nothing
+// is heard of the peer, for it to let go of the memory, and withdrawTimes how many times
+// as long in any case. After that the connection is broken: the memory is the caller's
+// again, and the peer may be in the middle of reading it.
 var withdrawWithin = 5 * time.Second
+
+const withdrawTimes = 12
 
 var errHoldsOn = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not let go of a transfer")}
 
@@ -363,10 +367,17 @@ func (c *Conn) giveUp(o *outbound) {
 	o.ended = true
 	c.out.withdraw = o
 	c.sendControl()
-	late := time.AfterFunc(withdrawWithin, func() {
+	since := time.Now()
+	var late *time.Timer
+	late = time.AfterFunc(withdrawWithin, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if !o.over {
+		if o.over || c.dead != nil {
+			return
+		}
+		if more := c.bearsWith(since); more > 0 {
+			late.Reset(more)
+		} else {
 			c.fail(errHoldsOn)
 		}
 	})
@@ -381,6 +392,19 @@ func (c *Conn) giveUp(o *outbound) {
 	unsent := uint64(len(o.p) - o.moved)
 	c.stats.BytesSent -= unsent
 	c.stats.TransferBytesSent -= unsent
+}
+
+// bearsWith returns how much longer a call that has a reason to end since then waits for
+// the peer to let go of its memory, unless something more is heard. Not more than 0 is
+// no longer.
+func (c *Conn) bearsWith(since time.Time) time.Duration {
+	whole := withdrawTimes*withdrawWithin - time.Since(since)
+	for _, t := range []time.Time{c.lastHeard, c.out.wrote} {
+		if t.After(since) {
+			since = t
+		}
+	}
+	return min(whole, withdrawWithin-time.Since(since))
 }
 
 // settled handles the peer's word that it has what it wants of a transfer.
@@ -488,6 +512,7 @@ func (c *Conn) nextOutbound() (t transferHeader, _ *grant) {
 func (c *Conn) wrote(o *outbound, n int) {
 	o.writing--
 	c.out.writing--
+	c.out.wrote = time.Now()
 	o.moved += min(n, len(o.p)-o.moved) // what the peer said may have been heard first
 	if !o.done && !o.ended && o.moved == len(o.p) {
 		c.finish(o, o.moved)

@@ -19,7 +19,8 @@ type straight struct {
 	pending int // fetches
 	got     int
 	message bool        // no more than one
-	late    *time.Timer // for lose
+	ends    time.Time   // since when there is a reason to
+	late    *time.Timer // for lose, then
 	lost    bool        // the device does not say when it is done
 }
 
@@ -68,6 +69,7 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		}
 		switch {
 		case stop && into.late == nil:
+			into.ends = time.Now()
 			into.late = time.AfterFunc(withdrawWithin, func() { c.lose(into) })
 		case !stop && into.late != nil: // the deadline was moved
 			into.late.Stop()
@@ -174,8 +176,17 @@ func (o *opened) close() {
 func (c *Conn) lose(into *straight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	into.late = nil
-	if into.pending == 0 || !c.stopsReading() {
+	switch {
+	case into.pending == 0 || into.lost:
+		return
+	case !c.stopsReading():
+		into.late = nil
+		return
+	}
+	if more := c.bearsWith(into.ends); more > 0 {
+		if into.late != nil {
+			into.late.Reset(more)
+		}
 		return
 	}
 	if c.dead == nil {

@@ -1,0 +1,196 @@
+package rdmanet
+
+import (
+	"bytes"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// How long a call waits for its memory that a peer is at work on.
+
+func TestBearsWith(t *testing.T) {
+	setWithdrawWithin(t, time.Hour)
+	ago := func(minutes int) time.Time { return time.Now().Add(-time.Duration(minutes) * time.Minute) }
+	for _, test := range []struct {
+		since, heard, wrote int // minutes ago
+		more                int
+	}{
+		{0, 500, 500, 60},
+		{59, 500, 500, 1},
+		{60, 500, 500, 0},
+		{100, 101, 500, -40},
+		{100, 20, 500, 40},
+		{100, 500, 30, 30},
+		{100, 10, 30, 50},
+		{700, 0, 0, 20},
+		{720, 0, 0, 0},
+	} {
+		c := &Conn{lastHeard: ago(test.heard)}
+		c.out.wrote = ago(test.wrote)
+		require.InDelta(t, float64(test.more), c.bearsWith(ago(test.since)).Minutes(), 0.1, "%+v", test)
+	}
+}
+
+// keepsTalking sends messages that say nothing for as long as while holds, and reports
+// whether the connection outlives that.
+func (p *badPeer) keepsTalking(every time.Duration, while func() bool) (alive bool) {
+	p.t.Helper()
+	for {
+		for p.credits < 1 {
+			if _, _, ok := p.segment(); !ok {
+				return false
+			}
+		}
+		if !while() {
+			return true
+		}
+		p.grant(1)
+		time.Sleep(every)
+	}
+}
+
+// whileFor is for keepsTalking.
+func whileFor(d time.Duration) func() bool {
+	start := time.Now()
+	return func() bool { return time.Since(start) < d }
+}
+
+// A peer that takes long over what was withdrawn, but is heard, keeps its connection.
+func TestTransferRecalledSlowly(t *testing.T) {
+	for _, side := range sides {
+		t.Run("write/"+side.name, func(t *testing.T) {
+			inTime(t, 100*time.Millisecond, func(d time.Duration) bool {
+				setWithdrawWithin(t, d)
+				s := newScene(t)
+				c, p := s.transferConns(side.active, true)
+				wrote := writing(c, alloc(t, breachWrite).Bytes())
+				p.offered(true)
+				c.SetWriteDeadline(past)
+				p.told(transferWithdraw)
+				if !p.keepsTalking(d/10, whileFor(3*d)) {
+					return false
+				}
+				p.transfer(transferHeader{Kind: transferDone, ID: 1})
+				r := s.await(wrote)
+				require.Zero(t, r.n)
+				require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+				c.SetWriteDeadline(time.Now().Add(patience))
+				_, err := c.Write([]byte("x"))
+				return err == nil // else it has been broken
+			})
+		})
+		t.Run("read/"+side.name, func(t *testing.T) {
+			inTime(t, 100*time.Millisecond, func(d time.Duration) bool {
+				setWithdrawWithin(t, d)
+				s := newScene(t)
+				c, p := s.transferConns(side.active, false)
+				const n = 1 << 20
+				read := reading(c, make([]byte, n))
+				c.awaitReader(t)
+				p.begin(false, 1, n, 0, 0)
+				g := p.told(transferGrant)
+				c.SetReadDeadline(past)
+				if !p.keepsTalking(d/10, whileFor(3*d)) {
+					return false
+				}
+				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length}) // it claims
+				return s.await(read) == result{n, nil}
+			})
+		})
+	}
+}
+
+// One that does nothing but talk loses it all the same.
+func TestTransferNeverLetGo(t *testing.T) {
+	for _, side := range sides {
+		t.Run("write/"+side.name, func(t *testing.T) {
+			setWithdrawWithin(t, 50*time.Millisecond)
+			s := newScene(t)
+			c, p := s.transferConns(side.active, true)
+			wrote := writing(c, alloc(t, breachWrite).Bytes())
+			p.offered(true)
+			c.SetWriteDeadline(past)
+			require.False(t, p.keepsTalking(5*time.Millisecond, whileFor(patience)))
+			r := s.await(wrote)
+			require.Zero(t, r.n)
+			require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+			require.ErrorIs(t, s.logged(), errHoldsOn)
+		})
+		t.Run("read/"+side.name, func(t *testing.T) {
+			setWithdrawWithin(t, 50*time.Millisecond)
+			s := newScene(t)
+			c, p := s.transferConns(side.active, false)
+			const n = 1 << 20
+			read := reading(c, make([]byte, n))
+			c.awaitReader(t)
+			p.begin(false, 1, n, 0, 0)
+			p.told(transferGrant)
+			c.SetReadDeadline(past)
+			require.False(t, p.keepsTalking(5*time.Millisecond, whileFor(patience)))
+			r := s.await(read)
+			require.Zero(t, r.n)
+			require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+			require.ErrorIs(t, s.logged(), errHoldsOn)
+		})
+	}
+}
+
+// Who is asked for a transfer back says with each RDMA Read that comes that it goes
+// on, until it says that it is done.
+func TestTransferRecalledGoesOn(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			c, p := s.transferConns(side.active, true)
+			if c.in.depth < 2 {
+				return // there is one Read at a time
+			}
+			const n = 2 * scratchBytes
+			want := pattern(3, n)
+			addr, key := p.open(want)
+			c.mu.Lock()
+			c.in.reading++ // somebody is about to read, so nothing is fetched ahead
+			c.mu.Unlock()
+			p.begin(true, 1, n, addr, key)
+			require.True(t, eventually(func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.poll()
+				return c.in.live.Len() > 0
+			}))
+			c.mu.Lock()
+			c.readAhead()
+			flying := c.in.flying.Len()
+			err := c.withdrawn(&transferHeader{Kind: transferWithdraw, ID: 1})
+			polled := eventually(c.pollRead)
+			answers := c.send.answer
+			c.sendControl()
+			c.mu.Unlock()
+			require.NoError(t, err)
+			require.Equal(t, 2, flying)
+			require.True(t, polled)
+			require.True(t, answers, "there is one to come")
+			require.Equal(t, transferHeader{Kind: transferDone, ID: 1, Length: n}, p.told(transferDone))
+			b := make([]byte, n)
+			k, err := c.Read(b)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want[:k], b[:k]))
+		})
+	}
+}
+
+// pollRead handles one completion, if there is one, and reports whether it was an
+// RDMA Read's. The caller holds mu.
+func (c *Conn) pollRead() bool {
+	var wc [1]ibv.WC
+	if n, _ := c.cq.Poll(wc[:]); n == 0 {
+		return false
+	}
+	c.complete(&wc[0])
+	return wc[0].Op == ibv.WCRead
+}
