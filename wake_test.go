@@ -192,13 +192,14 @@ func TestArmFailsBesideLeader(t *testing.T) {
 	s := newScene(t)
 	c, _ := s.conns(false, rdmanetPrivate)
 	requireAsleep(t, c, func() bool { return c.credits.have == int(goodResponse.CreditsGranted) })
-	before := s.device.Calls(verbstest.Arm)
-	for n := range 3 {
-		s.device.FailNth(n+1, nil, verbstest.Arm)
-	}
+	var before int64
 	within(t, "await", func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		before = s.device.Calls(verbstest.Arm) // the leader arms with mu held, too
+		for n := range 3 {
+			s.device.FailNth(n+1, nil, verbstest.Arm)
+		}
 		for range 3 {
 			c.wantSend = true
 			c.await(&c.writable, &c.writers)
