@@ -476,6 +476,29 @@ func TestKeepAliveLateAnswer(t *testing.T) {
 	require.NoError(t, a.Close())
 }
 
+// Where no keep-alive would find it, a send that fails must wake who sleeps, also on
+// devices that do not take it for solicited.
+func TestKeepAliveOffHearsSends(t *testing.T) {
+	for _, keepAlive := range []time.Duration{-1, time.Hour} {
+		checkLeaks(t)
+		m := newModest(t, 1<<20, 1<<14, false)
+		a, b := pipeOn(t, Config{KeepAlive: keepAlive, LingerTimeout: -1, Provider: m})
+		pass(t, a, b)
+		pass(t, b, a)
+		for _, c := range []*Conn{a, b} {
+			require.True(t, eventually(c.locked(func() bool { return c.sleeping })))
+			q := c.cq.(*modestCQ)
+			require.True(t, eventually(func() bool {
+				q.mu.Lock()
+				defer q.mu.Unlock()
+				return q.any == (keepAlive < 0)
+			}))
+		}
+		require.NoError(t, a.Close())
+		require.NoError(t, b.Close())
+	}
+}
+
 // emptyCQ is a completion queue in which nothing ever is.
 type emptyCQ struct{ ibv.CQ }
 

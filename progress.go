@@ -87,8 +87,9 @@ func (c *Conn) sleep() {
 		return
 	}
 	// A peer that is rdmanet marks its messages as solicited; the completions
-	// of our own sends then wake nobody, those of transfers must.
-	if err := c.cq.Arm(c.peer.rdmanet && !c.wantSend && !c.moving()); err != nil {
+	// of our own sends then wake nobody, those of transfers must. Soft-RoCE does not
+	// wake for a failed one either: then keep-alive finds it, if there is such.
+	if err := c.cq.Arm(c.peer.rdmanet && c.set.keepAlive > 0 && !c.wantSend && !c.moving()); err != nil {
 		c.cqLost = true
 		c.fail(err)
 		return
