@@ -36,28 +36,44 @@ func TestBearsWith(t *testing.T) {
 	}
 }
 
-// keepsTalking sends messages that say nothing for as long as while holds, and reports
-// whether the connection outlives that.
-func (p *badPeer) keepsTalking(every time.Duration, while func() bool) (alive bool) {
+// keepsTalking sends messages that say nothing for as long as d, and reports whether
+// the connection outlives that.
+func (p *badPeer) keepsTalking(every, d time.Duration) (alive bool) {
 	p.t.Helper()
-	for {
+	for start := time.Now(); ; time.Sleep(every) {
 		for p.credits < 1 {
 			if _, _, ok := p.segment(); !ok {
 				return false
 			}
 		}
-		if !while() {
+		if time.Since(start) >= d {
 			return true
 		}
 		p.grant(1)
-		time.Sleep(every)
 	}
 }
 
-// whileFor is for keepsTalking.
-func whileFor(d time.Duration) func() bool {
-	start := time.Now()
-	return func() bool { return time.Since(start) < d }
+const recalledRead = 1 << 20
+
+// recalled has a Write, or a Read, miss its deadline while the peer is at work on its
+// memory.
+func recalled(t *testing.T, active, write bool) (s *scene, c *Conn, p *badPeer, ended chan result) {
+	t.Helper()
+	s = newScene(t)
+	c, p = s.transferConns(active, write)
+	if write {
+		ended = writing(c, alloc(t, breachWrite).Bytes())
+		p.offered(true)
+		c.SetWriteDeadline(past)
+		p.told(transferWithdraw)
+		return s, c, p, ended
+	}
+	ended = reading(c, make([]byte, recalledRead))
+	c.awaitReader(t)
+	p.begin(false, 1, recalledRead, 0, 0)
+	require.EqualValues(t, recalledRead, p.told(transferGrant).Length)
+	c.SetReadDeadline(past)
+	return s, c, p, ended
 }
 
 // A peer that takes long over what was withdrawn, but is heard, keeps its connection.
@@ -66,13 +82,8 @@ func TestTransferRecalledSlowly(t *testing.T) {
 		t.Run("write/"+side.name, func(t *testing.T) {
 			inTime(t, 100*time.Millisecond, func(d time.Duration) bool {
 				setWithdrawWithin(t, d)
-				s := newScene(t)
-				c, p := s.transferConns(side.active, true)
-				wrote := writing(c, alloc(t, breachWrite).Bytes())
-				p.offered(true)
-				c.SetWriteDeadline(past)
-				p.told(transferWithdraw)
-				if !p.keepsTalking(d/10, whileFor(3*d)) {
+				s, c, p, wrote := recalled(t, side.active, true)
+				if !p.keepsTalking(d/10, 3*d) {
 					return false
 				}
 				p.transfer(transferHeader{Kind: transferDone, ID: 1})
@@ -87,19 +98,12 @@ func TestTransferRecalledSlowly(t *testing.T) {
 		t.Run("read/"+side.name, func(t *testing.T) {
 			inTime(t, 100*time.Millisecond, func(d time.Duration) bool {
 				setWithdrawWithin(t, d)
-				s := newScene(t)
-				c, p := s.transferConns(side.active, false)
-				const n = 1 << 20
-				read := reading(c, make([]byte, n))
-				c.awaitReader(t)
-				p.begin(false, 1, n, 0, 0)
-				g := p.told(transferGrant)
-				c.SetReadDeadline(past)
-				if !p.keepsTalking(d/10, whileFor(3*d)) {
+				s, _, p, read := recalled(t, side.active, false)
+				if !p.keepsTalking(d/10, 3*d) {
 					return false
 				}
-				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length}) // it claims
-				return s.await(read) == result{n, nil}
+				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: recalledRead}) // it claims
+				return s.await(read) == result{recalledRead, nil}
 			})
 		})
 	}
@@ -108,35 +112,17 @@ func TestTransferRecalledSlowly(t *testing.T) {
 // One that does nothing but talk loses it all the same.
 func TestTransferNeverLetGo(t *testing.T) {
 	for _, side := range sides {
-		t.Run("write/"+side.name, func(t *testing.T) {
-			setWithdrawWithin(t, 50*time.Millisecond)
-			s := newScene(t)
-			c, p := s.transferConns(side.active, true)
-			wrote := writing(c, alloc(t, breachWrite).Bytes())
-			p.offered(true)
-			c.SetWriteDeadline(past)
-			require.False(t, p.keepsTalking(5*time.Millisecond, whileFor(patience)))
-			r := s.await(wrote)
-			require.Zero(t, r.n)
-			require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
-			require.ErrorIs(t, s.logged(), errHoldsOn)
-		})
-		t.Run("read/"+side.name, func(t *testing.T) {
-			setWithdrawWithin(t, 50*time.Millisecond)
-			s := newScene(t)
-			c, p := s.transferConns(side.active, false)
-			const n = 1 << 20
-			read := reading(c, make([]byte, n))
-			c.awaitReader(t)
-			p.begin(false, 1, n, 0, 0)
-			p.told(transferGrant)
-			c.SetReadDeadline(past)
-			require.False(t, p.keepsTalking(5*time.Millisecond, whileFor(patience)))
-			r := s.await(read)
-			require.Zero(t, r.n)
-			require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
-			require.ErrorIs(t, s.logged(), errHoldsOn)
-		})
+		for call, write := range map[string]bool{"write": true, "read": false} {
+			t.Run(call+"/"+side.name, func(t *testing.T) {
+				setWithdrawWithin(t, 50*time.Millisecond)
+				s, _, p, ended := recalled(t, side.active, write)
+				require.False(t, p.keepsTalking(5*time.Millisecond, patience))
+				r := s.await(ended)
+				require.Zero(t, r.n)
+				require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+				require.ErrorIs(t, s.logged(), errHoldsOn)
+			})
+		}
 	}
 }
 
