@@ -16,7 +16,7 @@ MODULES := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testd
 # $(call each,command) runs command in the directory of every module.
 each = @for m in $(MODULES); do (echo "== $$m: $(1)"; cd $$m; $(1)) || exit 1; done
 
-.PHONY: all test unit word32 vm race bench fuzz lint format vet staticcheck vuln tidy-check cross
+.PHONY: all test unit word32 ccall vm race bench fuzz lint format vet staticcheck vuln tidy-check cross
 
 all: lint cross test
 
@@ -31,6 +31,13 @@ unit:
 word32:
 	GOARCH=386 CGO_ENABLED=0 $(GO) vet ./...
 	GOARCH=386 CGO_ENABLED=0 $(GO) test -timeout=30m ./...
+
+# Calls of C on arm64, which qemu-user plays, and by cgo. What ends the process needs a
+# machine that starts programs for arm64, so it is left out there.
+ccall:
+	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) test -skip FaultIsFatal \
+		-exec 'qemu-aarch64-static -L /usr/aarch64-linux-gnu' ./internal/ccall
+	$(GO) test -tags rdmanet_cgocall ./internal/ccall
 
 # The tests over rdma-core, on Soft-RoCE and siw in guests. RDMANET_SKIP_VM=1
 # leaves them out.

@@ -101,22 +101,18 @@ func (c *Conn) postTransferNews() bool {
 // emptyBuffers is sendBuffers for messages without payload, or with a transfer
 // header only. When it has none, the completion that brings one back will be heard
 // of.
-func (c *Conn) emptyBuffers(n int, head bool) (int, []*buffer) {
+func (c *Conn) emptyBuffers(n int, head bool) (segs int, bufs buffers) {
 	if head {
-		n, bufs := c.transferBuffers(0)
-		if n == 0 {
-			c.hearOfSends()
-		}
+		segs, bufs = c.transferBuffers(0)
+	} else if dataHeaderLen <= c.inline {
 		return n, bufs
+	} else {
+		segs, _, bufs = c.sendBuffers(n, 0)
 	}
-	if dataHeaderLen <= c.inline {
-		return n, nil
-	}
-	n, _, bufs := c.sendBuffers(n, 0)
-	if n == 0 {
+	if segs == 0 {
 		c.hearOfSends()
 	}
-	return n, bufs
+	return segs, bufs
 }
 
 // hearOfSends makes sure that the next completion of a send is noticed.

@@ -69,6 +69,21 @@ type buffer struct {
 	lkey uint32
 	pool *pool
 	slab *slab
+	next *buffer // in buffers
+}
+
+// buffers is a stack of them, for what a send or its completion takes several of.
+type buffers struct{ top *buffer }
+
+func (s *buffers) push(b *buffer) { b.next, s.top = s.top, b }
+
+// pop returns nil where none is left.
+func (s *buffers) pop() *buffer {
+	b := s.top
+	if b != nil {
+		s.top, b.next = b.next, nil
+	}
+	return b
 }
 
 func (b *buffer) sge(n int) ibv.SGE { return ibv.SGE{Buf: b.b[:n], LKey: b.lkey} }

@@ -284,7 +284,7 @@ func (c *Conn) reopen(open bool) {
 func (c *Conn) offer(o *outbound, initial []byte, left int, m manner) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var bufs []*buffer
+	var bufs buffers
 	for {
 		if err := c.writeErr(); err != nil {
 			return false, err

@@ -55,7 +55,7 @@ type sending struct {
 type mark struct {
 	seq   uint64
 	bytes int
-	bufs  []*buffer
+	bufs  buffers
 	o     *outbound // what it is an RDMA Write of,
 	n     int       // and of how many bytes
 }
@@ -91,7 +91,7 @@ type parcel struct {
 	all   uint16          // flags for each segment
 	flags uint16          // and for the last one
 	token uint32          // for the first, if not 0
-	bufs  []*buffer       // for the segments that do not go inline
+	bufs  buffers         // for the segments that do not go inline
 	head  *transferHeader // for the only segment
 	grant *grant          // answered by an RDMA Write ahead of it
 }
@@ -101,12 +101,14 @@ var batches = sync.Pool{New: func() any { return new(batch) }}
 // busy reports whether sends are not known to be completed.
 func (s *sending) busy() bool { return s.done < s.seq }
 
-// putSendBuffer takes back a buffer that no send names any more.
-func (c *Conn) putSendBuffer(b *buffer) {
-	if b == c.send.own {
-		c.send.spare = b
-	} else {
-		b.release()
+// putSendBuffers takes back buffers that no send names any more.
+func (c *Conn) putSendBuffers(bufs buffers) {
+	for b := bufs.pop(); b != nil; b = bufs.pop() {
+		if b == c.send.own {
+			c.send.spare = b
+		} else {
+			b.release()
+		}
 	}
 }
 
@@ -116,9 +118,7 @@ func (c *Conn) releaseSends() {
 	s := &c.send
 	for s.marks.Len() > 0 {
 		m := s.marks.Pop()
-		for _, b := range m.bufs {
-			c.putSendBuffer(b)
-		}
+		c.putSendBuffers(m.bufs)
 		if o := m.o; o != nil && o.done && !o.over && o.left {
 			o.over = true
 			o.closeMemory()
@@ -154,9 +154,7 @@ func (c *Conn) sent(wc *ibv.WC) {
 	for s.marks.Len() > 0 && s.marks.At(0).seq <= s.done {
 		m := s.marks.Pop()
 		s.inFlight -= m.bytes
-		for _, b := range m.bufs {
-			c.putSendBuffer(b)
-		}
+		c.putSendBuffers(m.bufs)
 		if m.o != nil && wc.Status == ibv.WCSuccess {
 			c.wrote(m.o, m.n)
 		}
@@ -278,15 +276,13 @@ func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
 		}
 		segs, size := c.sendable(len(p))
 		room := size
-		var bufs []*buffer
+		var bufs buffers
 		if segs > 0 {
 			segs, size, bufs = c.sendBuffers(segs, size)
 		}
 		switch {
 		case !wait && !pieces && (segs == 0 || size < len(p)): // all or nothing
-			for _, b := range bufs {
-				c.putSendBuffer(b)
-			}
+			c.putSendBuffers(bufs)
 			full := segmentData(len(p), int(c.agreed.maxSend))
 			return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: (len(p) + full - 1) / full, bytes: len(p), buffer: size < room})
 		case !wait && segs == 0:
@@ -377,22 +373,22 @@ func (c *Conn) sendEmpty(m manner) error {
 
 // transferBuffers is sendBuffers for one message with a transfer header in front
 // of n bytes: it returns 0 where there is no buffer for it.
-func (c *Conn) transferBuffers(n int) (int, []*buffer) {
+func (c *Conn) transferBuffers(n int) (segs int, bufs buffers) {
 	if transferOffset+n <= c.inline {
-		return 1, nil
+		return 1, bufs
 	}
-	buf := c.sendBuffer()
-	if buf == nil {
-		return 0, nil
+	if buf := c.sendBuffer(); buf != nil {
+		bufs.push(buf)
+		segs = 1
 	}
-	return 1, []*buffer{buf}
+	return segs, bufs
 }
 
 // post hands a parcel to the device as segments of one message. The caller holds
 // mu, has seen that all this may go, and finds mu held again.
 func (c *Conn) post(o parcel) error {
 	s := &c.send
-	p, segs, bufs := o.p, o.segs, o.bufs
+	p, segs := o.p, o.segs
 	wrs, sges, hdrs := s.one.wrs[:1], s.one.sges[:], s.one.hdrs[:]
 	if segs > 1 {
 		b := batches.Get().(*batch)
@@ -405,7 +401,7 @@ func (c *Conn) post(o parcel) error {
 		wrs = all[1:]
 		c.answerGrant(&all[0], o.grant)
 	}
-	staged := 0
+	var staged buffers
 	left := len(p)
 	for i := range segs {
 		n := segmentData(left, int(c.agreed.maxSend))
@@ -433,8 +429,9 @@ func (c *Conn) post(o parcel) error {
 			wr.Op, wr.InvKey = ibv.OpSendInv, o.token
 		}
 		if len(sgl[0].Buf)+n > c.inline {
-			c.stage(wr, bufs[staged])
-			staged++
+			buf := o.bufs.pop()
+			c.stage(wr, buf)
+			staged.push(buf)
 		}
 		left -= n
 		s.seq++
@@ -442,11 +439,10 @@ func (c *Conn) post(o parcel) error {
 		s.unmarked += n
 		s.inFlight += n
 		wr.ID = sendID | s.seq
-		if s.unmarked >= markBytes || s.since >= c.slots/4 || o.flags&flagFIN != 0 || staged > 0 && (c.markEach || i == segs-1) {
+		if s.unmarked >= markBytes || s.since >= c.slots/4 || o.flags&flagFIN != 0 || staged.top != nil && (c.markEach || i == segs-1) {
 			wr.Flags |= ibv.SendSignaled
-			s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, bufs: bufs[:staged:staged]})
-			s.unmarked, s.since = 0, 0
-			bufs, staged = bufs[staged:], 0
+			s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, bufs: staged})
+			s.unmarked, s.since, staged = 0, 0, buffers{}
 			c.stats.Signaled++
 		}
 		c.stats.countSent(n)
@@ -504,12 +500,11 @@ func (s *Stats) countSent(n int) {
 // one for each that is too long to go inline. Where there are not enough it
 // makes do with fewer segments: none when the connection's own buffer is in
 // use, which the completion of a send brings back.
-func (c *Conn) sendBuffers(segs, size int) (int, int, []*buffer) {
+func (c *Conn) sendBuffers(segs, size int) (_, _ int, bufs buffers) {
 	full := segmentData(size, int(c.agreed.maxSend))
 	if headerLen(full)+full <= c.inline {
-		return segs, size, nil
+		return segs, size, bufs
 	}
-	bufs := make([]*buffer, 0, segs)
 	for i := range segs {
 		n := min(full, size-i*full)
 		if headerLen(n)+n <= c.inline {
@@ -519,7 +514,7 @@ func (c *Conn) sendBuffers(segs, size int) (int, int, []*buffer) {
 		if buf == nil {
 			return i, i * full, bufs
 		}
-		bufs = append(bufs, buf)
+		bufs.push(buf)
 	}
 	return segs, size, bufs
 }

@@ -378,7 +378,7 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 			return nil, err
 		}
 		if s.send != nil { // free with the first send that completes
-			c.send.marks.Push(mark{bufs: []*buffer{s.send}})
+			c.send.marks.Push(mark{bufs: buffers{s.send}})
 			s.send = nil
 		}
 	}

@@ -50,6 +50,11 @@ type cq struct {
 	failed  error // and why none could be taken
 	unacked C.uint
 
+	// due is how many events may be in the channel: one each time that the queue was
+	// armed, of which one has yet to come when there are none. A number too
+	// small leaves an event to the next Wait.
+	due atomic.Int32
+
 	wait waitState
 }
 
@@ -159,7 +164,7 @@ func (c *cq) poll(wcs []ibv.WC) (total int, failed []*qp, err error) {
 	c.kept = slices.Delete(c.kept, 0, total)
 	for total < len(wcs) {
 		want := min(len(wcs)-total, len(c.wcs))
-		n := int(C.rn_poll_cq(c.c, C.int(want), &c.wcs[0]))
+		n := pollCQ(c.c, c.wcs[:want])
 		if n < 0 || c.overrun.Load() {
 			return total, failed, fmt.Errorf("%s: %w", c.dev.name, ibv.ErrCQOverrun)
 		}
@@ -286,11 +291,9 @@ func (c *cq) Arm(solicitedOnly bool) error {
 		return net.ErrClosed
 	}
 	c.armed = true
-	var s C.int
-	if solicitedOnly && c.dev.attr.Caps.Has(ibv.CapSolicited) { // siw takes it and never raises one
-		s = 1
-	}
-	if err := errno(C.rn_arm_cq(c.c, s)); err != nil {
+	c.due.Add(1)
+	// siw takes a wish for solicited events, and never raises one.
+	if err := armCQ(c.c, solicitedOnly && c.dev.attr.Caps.Has(ibv.CapSolicited)); err != nil {
 		return fmt.Errorf("%s: arm completion queue: %w", c.dev.name, err)
 	}
 	return nil
@@ -335,18 +338,22 @@ func (c *cq) Wait(deadline time.Time) error {
 	return fmt.Errorf("%s: wait for completions: %w", c.dev.name, err)
 }
 
-// takeEvents takes all events that are there: the poller tells of new ones only.
+// takeEvents takes all events that may be there: the poller tells of new ones only.
 func (c *cq) takeEvents(uintptr) bool {
 	for {
-		switch rc := C.rn_cq_event(c.c); rc {
+		switch rc := takeEvent(c.c); rc {
 		case 0:
 			c.taken++
 			if c.unacked++; c.unacked == 1<<16 {
 				C.rn_ack_cq(c.c, c.unacked)
 				c.unacked = 0
 			}
+			if c.due.Add(-1) <= 0 {
+				return true
+			}
 		case -C.int(syscall.EINTR):
 		case -C.int(syscall.EAGAIN):
+			c.due.Store(1)
 			return c.taken > 0
 		default:
 			c.failed = errno(rc)

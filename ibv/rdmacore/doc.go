@@ -11,6 +11,10 @@
 // a goroutine that waits holds no thread. C keeps no pointer to Go memory but the
 // addresses of registered regions, which stay reachable until the MR is closed.
 //
+// Posting, polling, arming and taking events go to the libraries without telling the scheduler, as if
+// they were Go functions: see internal/ccall. On siw a post sends, which takes as long as copying
+// what is posted. The build tag rdmanet_cgocall has all of it go by cgo, which takes longer.
+//
 // No call into C blocks, with one exception: siw connects inside the kernel, for
 // as long as TCP tries (tcp_syn_retries, two minutes). Connect returns when its
 // context ends all the same, but a queue pair that is closed then waits.

@@ -7,14 +7,6 @@ package rdmacore
 #include "shim.h"
 #include <stdlib.h>
 
-#cgo noescape rn_poll_cq
-#cgo nocallback rn_poll_cq
-#cgo nocallback rn_arm_cq
-#cgo nocallback rn_cq_event
-#cgo noescape rn_post_send
-#cgo nocallback rn_post_send
-#cgo noescape rn_post_recv
-#cgo nocallback rn_post_recv
 #cgo noescape rn_cm_event
 #cgo nocallback rn_cm_event
 */

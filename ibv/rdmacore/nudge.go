@@ -40,7 +40,5 @@ func (q *qp) expectFirst() {
 // there. Called with sq.mu held.
 func (q *qp) nudge() {
 	wr := C.struct_rn_wr{id: nudgeID, opcode: opcodes[ibv.OpRead], num_sge: 1} // as in addSend
-	var none C.struct_rn_sge
-	var posted C.int
-	C.rn_post_send(q.sq.c, &wr, 1, &none, &posted)
+	postSend(q.sq.c, []C.struct_rn_wr{wr}, &C.struct_rn_sge{})
 }

@@ -239,9 +239,8 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 		good++
 	}
 	if good > 0 && !q.flushesItself() {
-		var posted C.int
-		if e := errno(C.rn_post_send(s.c, &s.wrs[0], C.int(good), s.elements(), &posted)); e != nil {
-			good -= s.ledger.takeBack(good - int(posted))
+		if posted, e := postSend(s.c, s.wrs[:good], s.elements()); e != nil {
+			good -= s.ledger.takeBack(good - posted)
 			err = e
 		}
 	}
@@ -429,9 +428,8 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 		good++
 	}
 	if good > 0 && !q.flushesItself() {
-		var posted C.int
-		if e := errno(C.rn_post_recv(r.c, &r.wrs[0], C.int(good), r.elements(), &posted)); e != nil {
-			good -= r.ledger.takeBack(good - int(posted))
+		if posted, e := postRecv(r.c, r.wrs[:good], r.elements()); e != nil {
+			good -= r.ledger.takeBack(good - posted)
 			err = e
 		}
 	}

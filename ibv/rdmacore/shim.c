@@ -294,20 +294,23 @@ int rn_destroy_cq(struct rn_cq *cq, unsigned int events, int fd_closed)
 	return 0;
 }
 
-int rn_poll_cq(struct rn_cq *cq, int n, struct rn_wc *wc)
+int rn_poll_cq(void *poll)
 {
-	return cq->context->ops.poll_cq(cq, n, wc);
+	struct rn_poll *p = poll;
+	return p->cq->context->ops.poll_cq(p->cq, p->n, p->wcs);
 }
 
-int rn_arm_cq(struct rn_cq *cq, int solicited)
+int rn_arm_cq(void *arm)
 {
+	struct rn_arm *a = arm;
 	errno = 0;
-	return code(cq->context->ops.req_notify_cq(cq, solicited));
+	return code(a->cq->context->ops.req_notify_cq(a->cq, a->solicited));
 }
 
 /* rn_cq_event takes an event if there is one, else -EAGAIN. */
-int rn_cq_event(struct rn_cq *cq)
+int rn_cq_event(void *queue)
 {
+	struct rn_cq *cq = queue;
 	void *context;
 	errno = 0;
 	return result(ibv_get_cq_event(cq->channel, &cq, &context));
@@ -393,12 +396,16 @@ int rn_qp_path_mtu(struct rn_qp *qp)
 /* How many work requests go to the device in one list. */
 enum { LIST = 32 };
 
-int rn_post_send(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted)
+int rn_post_send(void *post)
 {
+	struct rn_post *p = post;
+	struct rn_qp *qp = p->qp;
+	const struct rn_wr *wr = p->wrs;
+	const struct rn_sge *sge = p->sges;
 	struct rn_send_wr list[LIST], *bad;
-	*posted = 0;
-	while (*posted < n) {
-		int k = n - *posted < LIST ? n - *posted : LIST;
+	p->posted = 0;
+	while (p->posted < p->n) {
+		int k = p->n - p->posted < LIST ? p->n - p->posted : LIST;
 		for (int i = 0; i < k; i++, wr++) {
 			struct rn_send_wr *w = &list[i];
 			w->wr_id = wr->id;
@@ -428,22 +435,26 @@ int rn_post_send(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct r
 		int rc = code(qp->context->ops.post_send(qp, list, &bad));
 		if (bad) {
 			/* siw forgets the error when it met a full queue */
-			*posted += bad - list;
+			p->posted += bad - list;
 			return rc ? rc : -ENOMEM;
 		}
 		/* Where siw cannot ring the doorbell all is in the queue, and the
 		   connection has ended. */
-		*posted += k;
+		p->posted += k;
 	}
 	return 0;
 }
 
-int rn_post_recv(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted)
+int rn_post_recv(void *post)
 {
+	struct rn_post *p = post;
+	struct rn_qp *qp = p->qp;
+	const struct rn_wr *wr = p->wrs;
+	const struct rn_sge *sge = p->sges;
 	struct rn_recv_wr list[LIST], *bad;
-	*posted = 0;
-	while (*posted < n) {
-		int k = n - *posted < LIST ? n - *posted : LIST;
+	p->posted = 0;
+	while (p->posted < p->n) {
+		int k = p->n - p->posted < LIST ? p->n - p->posted : LIST;
 		for (int i = 0; i < k; i++, wr++) {
 			struct rn_recv_wr *w = &list[i];
 			w->wr_id = wr->id;
@@ -456,10 +467,10 @@ int rn_post_recv(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct r
 		errno = 0;
 		int rc = code(qp->context->ops.post_recv(qp, list, &bad));
 		if (rc) {
-			*posted += bad ? bad - list : 0;
+			p->posted += bad ? bad - list : 0;
 			return rc;
 		}
-		*posted += k;
+		p->posted += k;
 	}
 	return 0;
 }

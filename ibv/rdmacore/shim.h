@@ -443,9 +443,6 @@ int rn_dereg_mr(struct rn_mr *mr);
 
 int rn_create_cq(struct rn_context *c, int depth, int vector, uintptr_t handle, struct rn_cq **cq);
 int rn_destroy_cq(struct rn_cq *cq, unsigned int events, int fd_closed);
-int rn_poll_cq(struct rn_cq *cq, int n, struct rn_wc *wc);
-int rn_arm_cq(struct rn_cq *cq, int solicited);
-int rn_cq_event(struct rn_cq *cq);
 void rn_ack_cq(struct rn_cq *cq, unsigned int events);
 
 int rn_create_qp(struct rn_cm_id *id, void *pd, uintptr_t handle, struct rn_cq *send_cq,
@@ -456,8 +453,35 @@ int rn_siw_reads(struct rn_qp *qp);
 int rn_qp_error(struct rn_qp *qp);
 int rn_qp_rnr_timer(struct rn_qp *qp, int timer);
 int rn_qp_path_mtu(struct rn_qp *qp);
-int rn_post_send(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted);
-int rn_post_recv(struct rn_qp *qp, const struct rn_wr *wr, int n, const struct rn_sge *sge, int *posted);
+
+/*
+ * What every message takes: none of it waits, and Go calls it by package ccall,
+ * with one of these structures, or the queue, as its argument.
+ */
+struct rn_poll {
+	struct rn_cq *cq;
+	struct rn_wc *wcs;
+	int n;
+};
+
+struct rn_arm {
+	struct rn_cq *cq;
+	int solicited;
+};
+
+struct rn_post {
+	struct rn_qp *qp;
+	const struct rn_wr *wrs;
+	const struct rn_sge *sges; /* of all of them, one after the other */
+	int n;
+	int posted; /* set */
+};
+
+int rn_poll_cq(void *poll);
+int rn_arm_cq(void *arm);
+int rn_cq_event(void *cq);
+int rn_post_send(void *post);
+int rn_post_recv(void *post);
 
 int rn_create_channel(struct rn_event_channel **ch);
 int rn_cm_event(struct rn_event_channel *ch, struct rn_event_info *info);

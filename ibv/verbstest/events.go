@@ -12,6 +12,7 @@ var eventTests = []subtest{
 	{"OncePerArm", testOncePerArm},
 	{"NotForOldCompletions", testNotForOldCompletions},
 	{"BeforeWait", testEventBeforeWait},
+	{"SeveralBeforeWait", testEventsBeforeWait},
 	{"Rearmed", testRearmed},
 	{"SendCompletion", testSendCompletionEvent},
 	{"Solicited", testSolicited},
@@ -78,6 +79,23 @@ func testEventBeforeWait(t *testing.T, env Env) {
 	succeeded(t, p.Passive, pollNext(t, cq), 0, ibv.WCRecv)
 	raised(t, "event of a completion that is polled", cq)
 	quiet(t, "after the one event", cq)
+}
+
+// testEventsBeforeWait has several come so: one Wait is enough for all of them.
+func testEventsBeforeWait(t *testing.T, env Env) {
+	const rounds = 3
+	p, cq := eventPair(t, env, rounds+1)
+	for i := range uint64(rounds) {
+		must(t, "Arm", cq.Arm(false))
+		arrive(t, p, 0)
+		succeeded(t, p.Passive, pollNext(t, cq), i, ibv.WCRecv)
+	}
+	raised(t, "events of completions that are polled", cq)
+	quiet(t, "after them", cq)
+	must(t, "Arm", cq.Arm(false))
+	arrive(t, p, 0)
+	raised(t, "a new event", cq)
+	quiet(t, "after the new event", cq)
 }
 
 // testRearmed arms twice before the event, and again while the first event was
