@@ -23,10 +23,12 @@ const yardPackets = 20000
 
 var (
 	yardRate64     = &yardstick{"rdmanet", "a second", packetRate("rdmanet", 64)}
+	yardBatch64    = &yardstick{"rdmanet", "a second", batchRate(64)}
 	yardSendRate64 = &yardstick{"`ib_send_bw -c UD -e`", "a second", perftestRate(64)}
 	yardUDPRate64  = &yardstick{"UDP", "a second", packetRate("udp", 64)}
 
 	yardRate1K     = &yardstick{"rdmanet", "a second", packetRate("rdmanet", 1<<10)}
+	yardBatch1K    = &yardstick{"rdmanet", "a second", batchRate(1 << 10)}
 	yardSendRate1K = &yardstick{"`ib_send_bw -c UD -e`", "a second", perftestRate(1 << 10)}
 	yardUDPRate1K  = &yardstick{"UDP", "a second", packetRate("udp", 1<<10)}
 
@@ -36,7 +38,7 @@ var (
 
 	yardPollTrip = &yardstick{"rdmanet with BusyPoll", "µs", packetTrip("rdmanet", yardBusyPoll)}
 
-	packetYardsticks = []*yardstick{yardRate64, yardSendRate64, yardUDPRate64, yardRate1K, yardSendRate1K, yardUDPRate1K, yardTrip, yardUDPTrip, yardUDLat, yardPollTrip}
+	packetYardsticks = []*yardstick{yardRate64, yardBatch64, yardSendRate64, yardUDPRate64, yardRate1K, yardBatch1K, yardSendRate1K, yardUDPRate1K, yardTrip, yardUDPTrip, yardUDLat, yardPollTrip}
 )
 
 var packetYardGroups = []yardGroup{
@@ -44,10 +46,12 @@ var packetYardGroups = []yardGroup{
 		{yardRate64, yardSendRate64, map[string]float64{"rxe": 0.8}},
 		{yardRate64, yardUDPRate64, nil},
 	}},
+	{"datagrams of 64 B a second, in batches of 32", true, []yardRow{{yardBatch64, yardSendRate64, map[string]float64{"rxe": 0.8}}}},
 	{"datagrams of 1 KiB a second", true, []yardRow{
 		{yardRate1K, yardSendRate1K, map[string]float64{"rxe": 0.8}},
 		{yardRate1K, yardUDPRate1K, nil},
 	}},
+	{"datagrams of 1 KiB a second, in batches of 32", true, []yardRow{{yardBatch1K, yardSendRate1K, map[string]float64{"rxe": 0.8}}}},
 	{"64 B datagram one way, µs", false, []yardRow{
 		{yardTrip, yardUDPTrip, map[string]float64{"rxe": 1}},
 		{yardTrip, yardUDLat, nil},
@@ -106,7 +110,7 @@ type packetSink struct {
 	count       int
 }
 
-func (s *packetSink) add() {
+func (s *packetSink) add(n int) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,19 +118,27 @@ func (s *packetSink) add() {
 		s.first = now
 	}
 	s.last = now
-	s.count++
+	s.count += n
 }
 
-// ListenPacket starts a service of datagrams: "echo", or "sink", of which PacketsReceived
-// tells.
+// ListenPacket starts a service of datagrams: "echo", or "sink" and "batch sink", of which
+// PacketsReceived tells.
 func (f *benchFarEnd) ListenPacket(s BenchService, addr *string) error {
 	p, err := s.listenPacket()
 	if err != nil {
 		return err
 	}
+	batch := newBatch(4096)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		r, buf := p.(packetReader), make([]byte, 4096)
+		for s.Name == "batch sink" {
+			n, err := p.(*rdmanet.PacketConn).ReadBatch(batch)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			f.sink.add(n)
+		}
 		for {
 			n, from, err := r.ReadFromUDPAddrPort(buf)
 			if errors.Is(err, net.ErrClosed) {
@@ -135,7 +147,7 @@ func (f *benchFarEnd) ListenPacket(s BenchService, addr *string) error {
 			if s.Name == "echo" {
 				r.WriteToUDPAddrPort(buf[:n], from)
 			} else {
-				f.sink.add()
+				f.sink.add(1)
 			}
 		}
 	})
@@ -184,23 +196,51 @@ func packetMeasure(s BenchService, busyPoll time.Duration, measure func(c net.Co
 	}
 }
 
+// newBatch is 32 datagrams of size bytes.
+func newBatch(size int) []rdmanet.Datagram {
+	batch := make([]rdmanet.Datagram, 32)
+	for i := range batch {
+		batch[i].Buf = make([]byte, size)
+	}
+	return batch
+}
+
 // packetRate writes as fast as it goes and returns how many a second have arrived.
 func packetRate(transport string, size int) yardFunc {
-	return packetMeasure(BenchService{Transport: transport, Name: "sink"}, 0, func(c net.Conn, peer *rpc.Client) (float64, error) {
+	return arrivalRate(BenchService{Transport: transport, Name: "sink"}, func(c net.Conn, count int) (err error) {
 		buf := make([]byte, size)
+		for i := 0; i < count && err == nil; i++ {
+			_, err = c.Write(buf)
+		}
+		return err
+	})
+}
+
+// batchRate is packetRate by WriteBatch and ReadBatch.
+func batchRate(size int) yardFunc {
+	return arrivalRate(BenchService{Transport: "rdmanet", Name: "batch sink"}, func(c net.Conn, count int) (err error) {
+		batch := newBatch(size)
+		for n := 0; n < count && err == nil; n += len(batch) {
+			_, err = c.(*rdmanet.PacketConn).WriteBatch(batch[:min(len(batch), count-n)])
+		}
+		return err
+	})
+}
+
+// arrivalRate has datagrams written and returns how many a second have arrived.
+func arrivalRate(s BenchService, write func(c net.Conn, count int) error) yardFunc {
+	return packetMeasure(s, 0, func(c net.Conn, peer *rpc.Client) (float64, error) {
 		var got PacketCount
 		for _, count := range []int{yardPackets / 10, yardPackets} { // the first to warm up
-			for range count {
-				if _, err := c.Write(buf); err != nil {
-					return 0, err
-				}
+			if err := write(c, count); err != nil {
+				return 0, err
 			}
 			time.Sleep(100 * time.Millisecond) // for the last to arrive
 			if err := peer.Call("FarEnd.PacketsReceived", struct{}{}, &got); err != nil {
 				return 0, err
 			}
 		}
-		fmt.Fprintf(os.Stderr, "%s: %d of %d datagrams arrived\n", transport, got.Count, yardPackets)
+		fmt.Fprintf(os.Stderr, "%s: %d of %d datagrams arrived\n", s.Transport, got.Count, yardPackets)
 		return float64(got.Count) / got.Took.Seconds(), nil
 	})
 }

@@ -87,7 +87,8 @@
 // Over RDMA devices they use UD queue pairs, which iWARP devices do not have; over the
 // software device they are UDP. Their addresses are *net.UDPAddr. [PacketConn] tells
 // what holds for them: above all that they are never fragmented, so that
-// [PacketConn.MaxDatagramSize] counts.
+// [PacketConn.MaxDatagramSize] counts. Who has many at a time takes
+// [PacketConn.WriteBatch] and [PacketConn.ReadBatch], which cost less a datagram.
 //
 // [ListenMulticast] and [PacketConn.JoinGroup] hear IP multicast groups: over the software
 // device UDP's, over RoCE those of IPv4, on iWARP devices none. A group is written to

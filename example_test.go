@@ -442,6 +442,52 @@ func ExampleListenPacket() {
 	// true
 }
 
+// Several datagrams a call.
+func ExamplePacketConn_WriteBatch() {
+	server, err := rdmanet.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	to := server.LocalAddr().(*net.UDPAddr).AddrPort()
+	client, err := rdmanet.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+
+	words := []rdmanet.Datagram{
+		{Buf: []byte("one"), Addr: to},
+		{Buf: []byte("two"), Addr: to},
+		{Buf: []byte("three"), Addr: to},
+	}
+	n, err := client.(*rdmanet.PacketConn).WriteBatch(words)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("wrote", n)
+
+	got := make([]rdmanet.Datagram, 16)
+	for i := range got {
+		got[i].Buf = make([]byte, 1500)
+	}
+	for read := 0; read < n; {
+		k, err := server.(*rdmanet.PacketConn).ReadBatch(got) // those that are there
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, d := range got[:k] {
+			fmt.Printf("%s\n", d.Buf[:d.N])
+		}
+		read += k
+	}
+	// Output:
+	// wrote 3
+	// one
+	// two
+	// three
+}
+
 // A group is joined by an interface, here the one that every machine has. To hear what it
 // sends itself it has to say so.
 func ExampleListenMulticast() {

@@ -361,23 +361,37 @@ func (p *PacketConn) release() (err error) {
 func (p *PacketConn) read(b []byte) (int, netip.AddrPort, error) {
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
+	if err := p.awaitDatagram(); err != nil {
+		return 0, netip.AddrPort{}, err
+	}
+	n, from := p.take(b)
+	return n, from, nil
+}
+
+// take takes a datagram that is there. The caller holds rmu.
+func (p *PacketConn) take(b []byte) (n int, from netip.AddrPort) {
+	n, from = p.in.pop(b)
+	p.stats.datagramsReceived.Add(1)
+	p.stats.bytesReceived.Add(uint64(n))
+	return n, from
+}
+
+// awaitDatagram waits until there is one. The caller holds rmu.
+func (p *PacketConn) awaitDatagram() error {
 	for {
 		switch {
 		case p.closed.Load():
-			return 0, netip.AddrPort{}, net.ErrClosed
+			return net.ErrClosed
 		case p.readDue.expired:
-			return 0, netip.AddrPort{}, os.ErrDeadlineExceeded
+			return os.ErrDeadlineExceeded
 		case p.in.len() > 0:
-			n, from := p.in.pop(b)
-			p.stats.datagramsReceived.Add(1)
-			p.stats.bytesReceived.Add(uint64(n))
-			return n, from, nil
+			return nil
 		case p.news != nil:
 			err := p.news
 			p.news = nil
-			return 0, netip.AddrPort{}, err
+			return err
 		case p.lost != nil:
-			return 0, netip.AddrPort{}, p.lost
+			return p.lost
 		}
 		p.awaitRead()
 	}
@@ -454,39 +468,48 @@ func (p *PacketConn) wakeReaders() {
 // errDatagramTooLong says where the limit is to be had.
 var errDatagramTooLong = fmt.Errorf("longer than PacketConn.MaxDatagramSize: %w", syscall.EMSGSIZE)
 
+// check says why a datagram cannot be sent.
+func (p *PacketConn) check(b []byte, to netip.AddrPort) error {
+	switch {
+	case p.remote.IsValid() && to != p.remote:
+		return net.ErrWriteToConnected
+	case len(b) > p.limit:
+		return errDatagramTooLong
+	case !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified():
+		return syscall.EDESTADDRREQ
+	case p.bound.IsValid() && p.bound.Is4() != to.Addr().Is4():
+		return syscall.EAFNOSUPPORT
+	case to.Addr() == broadcast4 && !p.byUDP(to):
+		return errNoBroadcast
+	}
+	return nil
+}
+
+// byUDP reports whether what is sent to an address goes by the software device only.
+func (p *PacketConn) byUDP(to netip.AddrPort) bool {
+	return p.ud == nil || p.soft != nil && isGroup(to.Addr())
+}
+
 // write sends a datagram.
 func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
-	if len(b) > p.limit {
-		return errDatagramTooLong
-	}
-	if !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified() {
-		return syscall.EDESTADDRREQ
-	}
-	if p.bound.IsValid() && p.bound.Is4() != to.Addr().Is4() {
-		return syscall.EAFNOSUPPORT
-	}
-	var err error
-	switch {
-	case p.ud == nil, p.soft != nil && isGroup(to.Addr()):
-		err = p.writeSoft(b, to)
-	case to.Addr() == broadcast4:
-		err = errNoBroadcast
-	default:
-		err = p.ud.write(b, to)
-	}
-	if err == nil {
-		p.stats.datagramsSent.Add(1)
-		p.stats.bytesSent.Add(uint64(len(b)))
-	}
+	_, err := p.writeAll([]Datagram{{Buf: b, Addr: to}})
 	return err
 }
 
-// writeSoft sends a datagram by the software device.
-func (p *PacketConn) writeSoft(b []byte, to netip.AddrPort) error {
-	if p.closed.Load() {
-		return net.ErrClosed
+// writeSoft sends the first datagram by the software device.
+func (p *PacketConn) writeSoft(ds []Datagram) (n int, err error) {
+	d := &ds[0]
+	to := p.target(d)
+	switch err := p.check(d.Buf, to); {
+	case err != nil:
+		return 0, err
+	case p.closed.Load():
+		return 0, net.ErrClosed
 	}
-	return p.soft.send(b, to)
+	if err := p.soft.send(d.Buf, to); err != nil {
+		return 0, err
+	}
+	return 1, nil
 }
 
 // wakeWriters makes all who wait for room look again. The caller holds wmu.
@@ -530,7 +553,7 @@ func plainZone(a netip.Addr) netip.Addr {
 	case zone == "":
 	case !a.IsLinkLocalUnicast() && !a.IsMulticast():
 		return a.WithZone("")
-	default:
+	case zone[0] >= '0' && zone[0] <= '9': // no name, or Atoi would make garbage
 		if n, err := strconv.Atoi(zone); err == nil {
 			if ifi, err := net.InterfaceByIndex(n); err == nil {
 				return a.WithZone(ifi.Name)

@@ -68,6 +68,8 @@ func TestPacketZones(t *testing.T) {
 	} {
 		require.Equal(t, want, plainZone(netip.MustParseAddr(in)).String())
 	}
+	named := netip.MustParseAddr("fe80::1%" + lo.Name)
+	require.Zero(t, testing.AllocsPerRun(100, func() { plainZone(named) }))
 }
 
 // One that is open for a family does not write to another, from an address that would lead

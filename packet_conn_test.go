@@ -204,6 +204,8 @@ func TestPacketConcurrentMethods(t *testing.T) {
 			for _, e := range []packetEnd{{client, netip.AddrPort{}}, {server, addrPort(client.LocalAddr())}} {
 				wg.Go(func() { e.Read(make([]byte, 100)) })
 				wg.Go(func() { e.Write(make([]byte, 100)) })
+				wg.Go(func() { e.ReadBatch(emptyDatagrams(5, 100)) })
+				wg.Go(func() { e.WriteBatch(datagrams(0, 50, e.to)) })
 				wg.Go(func() { e.SetDeadline(time.Now().Add(10 * time.Millisecond)) })
 				wg.Go(func() { e.SetReadDeadline(time.Now().Add(10 * time.Millisecond)) })
 				wg.Go(func() { e.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) })

@@ -662,6 +662,8 @@ func TestGroupBothDevices(t *testing.T) {
 		castTo(t, both, gn.a, port, "its own")
 		requireHears(t, both, "its own")
 		require.Zero(t, both.in.len(), "a datagram was doubled")
+		_, err = both.WriteToUDPAddrPort(nil, netip.AddrPortFrom(broadcast4, port)) // by UDP, too, if the network has it
+		require.NotErrorIs(t, err, errors.ErrUnsupported)
 		require.NoError(t, both.LeaveGroup(gn.ifi, udpAddr(netip.AddrPortFrom(gn.a, 0))))
 		require.Zero(t, pn.fabric.Members(gn.a))
 	})

@@ -479,6 +479,21 @@ func TestPacketBothDevices(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "pong", string(b[:n]))
 		}
+		batch := datagrams(1, 7, addrPort(byRDMA.LocalAddr())) // for both
+		readers := slices.Repeat([]net.Conn{byRDMA}, len(batch))
+		for _, i := range []int{2, 3, 6} {
+			batch[i].Addr, readers[i] = addrPort(plain.LocalAddr()), plain
+		}
+		n, err := server.WriteBatch(batch)
+		require.NoError(t, err)
+		require.Equal(t, len(batch), n)
+		for i, d := range batch {
+			b := make([]byte, 1000)
+			readers[i].SetReadDeadline(time.Now().Add(patience))
+			n, err := readers[i].Read(b)
+			require.NoError(t, err)
+			require.Equal(t, d.Buf, b[:n])
+		}
 		require.EqualValues(t, 1, server.Stats().Resolutions, "who comes by UDP is answered by UDP")
 
 		// And unasked: who cannot be resolved gets it by UDP.

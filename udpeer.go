@@ -89,10 +89,13 @@ func (pe *udPeer) from(qpn uint32, now time.Duration) {
 }
 
 // doubted reports whether the peer is to be asked for because it may have moved, which
-// it then is. The caller holds wmu.
+// it then is, or is being asked for. The caller holds wmu.
 func (pe *udPeer) doubted(now time.Duration) bool {
-	if !pe.suspect.Load() || pe.doubts && now-pe.suspected <= suspicionPause {
+	switch {
+	case !pe.suspect.Load():
 		return false
+	case pe.doubts && now-pe.suspected <= suspicionPause:
+		return pe.resolving
 	}
 	pe.doubts, pe.suspected = true, now
 	return true

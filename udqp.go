@@ -61,8 +61,9 @@ type udQP struct {
 	// Under wmu.
 	sendLeading, sendSleeping bool
 	posted, done              uint64 // sends
-	sendWR                    [1]ibv.SendWR
-	sendSGE                   [1]ibv.SGE
+	staged                    int    // sends to be posted next, all at once
+	sendWR                    [sendChain]ibv.SendWR
+	sendSGE                   [sendChain]ibv.SGE
 	sendWCs                   [32]ibv.WC
 	retired                   []retiredAH
 	creating                  int // address handles
@@ -80,6 +81,7 @@ const (
 	udReceives    = 256
 	minUDReceives = 16
 	udSends       = 128
+	sendChain     = 32 // sends that are posted at a time
 
 	// udSlot is room for any datagram, whatever the MTU will be: 4096 is the
 	// largest of InfiniBand and RoCE. It keeps slots on cache lines.
@@ -336,17 +338,26 @@ var errNoRoom = errors.New("the send queue is full")
 
 // post sends a datagram. The caller holds wmu.
 func (l *udQP) post(b []byte, w *way) error {
-	if l.failed != nil {
-		return l.failed
+	err := l.stage(b, w)
+	if err == nil {
+		_, err = l.flush()
 	}
-	if l.posted-l.done == l.room && l.reap() == 0 {
-		if l.failed != nil {
-			return l.failed
-		}
+	return err
+}
+
+// stage makes a send of a datagram, which must not change before flush. The caller
+// holds wmu until then.
+func (l *udQP) stage(b []byte, w *way) error {
+	next := l.posted + uint64(l.staged)
+	full := l.staged == len(l.sendWR) || next-l.done == l.room && l.reap() == 0
+	switch {
+	case l.failed != nil:
+		return l.failed
+	case full:
 		return errNoRoom
 	}
-	sge, wr := &l.sendSGE[0], &l.sendWR[0]
-	*wr = ibv.SendWR{ID: l.posted, Op: ibv.OpSendImm, Flags: ibv.SendSignaled, Imm: immediateOf(l.p.local.Port()),
+	sge, wr := l.sendSGE[l.staged:l.staged+1], &l.sendWR[l.staged]
+	*wr = ibv.SendWR{ID: next, Op: ibv.OpSendImm, Flags: ibv.SendSignaled, Imm: immediateOf(l.p.local.Port()),
 		AH: w.ah, RemoteQPN: w.to.QPN, RemoteQKey: w.to.QKey}
 	switch {
 	case w.plain:
@@ -357,25 +368,33 @@ func (l *udQP) post(b []byte, w *way) error {
 	switch {
 	case len(b) == 0:
 	case len(b) <= l.inline:
-		sge.Buf = b
+		sge[0].Buf = b
 		wr.Flags |= ibv.SendInline
-		wr.SGL = l.sendSGE[:]
+		wr.SGL = sge
 	default:
-		slot := l.sendMem.b[int(l.posted%l.room)*udSlot:]
-		*sge = ibv.SGE{Buf: slot[:copy(slot[:udSlot], b)], LKey: l.sendMem.lkey}
-		wr.SGL = l.sendSGE[:]
+		slot := l.sendMem.b[int(next%l.room)*udSlot:]
+		sge[0] = ibv.SGE{Buf: slot[:copy(slot[:udSlot], b)], LKey: l.sendMem.lkey}
+		wr.SGL = sge
 	}
-	_, err := l.qp.PostSend(l.sendWR[:])
-	*sge, *wr = ibv.SGE{}, ibv.SendWR{}
+	l.staged++
+	return nil
+}
+
+// flush posts what is staged and returns how many, the last ones, were not.
+func (l *udQP) flush() (unsent int, err error) {
+	k := l.staged
+	n, err := l.qp.PostSend(l.sendWR[:k])
+	clear(l.sendSGE[:k])
+	clear(l.sendWR[:k])
+	l.staged = 0
+	l.posted += uint64(n)
 	switch {
 	case errors.Is(err, ibv.ErrQueueFull):
-		return errNoRoom
+		err = errNoRoom
 	case errors.Is(err, ibv.ErrLimit): // the port's MTU is not what it was
-		return fmt.Errorf("%w: %w", syscall.EMSGSIZE, err)
-	case err == nil:
-		l.posted++
+		err = fmt.Errorf("%w: %w", syscall.EMSGSIZE, err)
 	}
-	return err
+	return k - n, err
 }
 
 // reap takes the completions of sends that are there and returns how many. The caller
@@ -470,11 +489,11 @@ func (l *udQP) retire(ah ibv.AH) {
 	if l.posted != l.done {
 		l.reap() // or they pile up where peers come and go and little is sent
 	}
-	if l.posted == l.done {
+	if l.posted == l.done && l.staged == 0 {
 		ah.Close()
 		return
 	}
-	l.retired = append(l.retired, retiredAH{ah, l.posted})
+	l.retired = append(l.retired, retiredAH{ah, l.posted + uint64(l.staged)})
 }
 
 // drain waits for what was posted to be sent, in a PacketConn that is shut.

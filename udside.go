@@ -320,55 +320,115 @@ func (u *udSide) adopt(l *udQP, addr netip.AddrPort, wc *ibv.WC) {
 	})
 }
 
-// write sends a datagram, or keeps it until it is known where to.
-func (u *udSide) write(b []byte, to netip.AddrPort) error {
+// What to do with a datagram.
+type verdict int
+
+const (
+	toPost verdict = iota // on the peer's way
+	toKeep                // until the peer is resolved
+	toDrop
+	toAsk // for the way to a group first
+	toUDP // the peer is reached by the software device
+)
+
+// judge says what to do with a datagram, and says so again if it is asked again. The
+// caller holds wmu.
+func (u *udSide) judge(d *Datagram) (pe *udPeer, v verdict, err error) {
+	to := u.p.target(d)
+	switch err := u.p.check(d.Buf, to); {
+	case err != nil:
+		return nil, 0, err
+	case u.p.closed.Load():
+		return nil, 0, net.ErrClosed
+	case u.p.writeDue.expired:
+		return nil, 0, os.ErrDeadlineExceeded
+	case u.p.byUDP(to):
+		return nil, toUDP, nil
+	}
+	now := u.p.now()
+	if pe = u.peer(to); pe == nil {
+		return nil, toDrop, nil
+	}
+	pe.used = now
+	switch {
+	case pe.way == nil && pe.err != nil && now < pe.next:
+		return pe, 0, pe.err
+	case pe.way == nil && to.Addr().IsMulticast():
+		return pe, toAsk, nil
+	case pe.soft && now >= pe.next && !u.peers.viaSoft(to, now):
+		u.ask(pe)
+	case pe.way == nil && !pe.soft, pe.doubted(now):
+		u.ask(pe)
+		return pe, toKeep, nil
+	case len(pe.waiting) > 0:
+		return pe, toKeep, nil
+	case !pe.soft && pe.stale(now):
+		u.ask(pe)
+	}
+	if pe.soft {
+		return pe, toUDP, nil
+	}
+	return pe, toPost, nil
+}
+
+// write sends the first datagrams: as many as one queue pair takes at a time, then one
+// that does not go by that, or is kept until it is known where to. It returns how many,
+// and why not the next one; none and no error if it had to wait. Between two calls
+// others have their turn.
+func (u *udSide) write(ds []Datagram) (n int, err error) {
 	p := u.p
 	p.wmu.Lock()
 	defer p.wmu.Unlock()
-	for {
-		switch {
-		case p.closed.Load():
-			return net.ErrClosed
-		case p.writeDue.expired:
-			return os.ErrDeadlineExceeded
+	var l *udQP // that has ds[:n] staged, which is to be posted before wmu is let go of
+	var pe *udPeer
+	var v verdict
+	for n < len(ds) {
+		if pe, v, err = u.judge(&ds[n]); err != nil || v != toPost || l != nil && l != pe.way.link {
+			break
 		}
-		now := p.now()
-		pe := u.peer(to)
-		if pe == nil {
-			p.stats.unsent.Add(1)
-			return nil
+		if err = pe.way.link.stage(ds[n].Buf, pe.way); err != nil {
+			break
 		}
-		pe.used = now
-		switch {
-		case pe.way == nil && pe.err != nil && now < pe.next:
-			return pe.err
-		case pe.way == nil && to.Addr().IsMulticast():
-			u.askNow(pe)
-			continue
-		case pe.soft && now >= pe.next && !u.peers.viaSoft(to, now):
-			u.ask(pe)
-		case pe.way == nil && !pe.soft, pe.doubted(now):
-			u.ask(pe)
-			u.wait(pe, b)
-			return nil
-		case len(pe.waiting) > 0:
-			u.wait(pe, b)
-			return nil
-		case !pe.soft && pe.stale(now):
-			u.ask(pe)
-		}
-		if pe.soft {
-			p.wmu.Unlock()
-			err := p.soft.send(b, to)
-			p.wmu.Lock()
-			return err
-		}
-		err := pe.way.link.post(b, pe.way)
-		if err != errNoRoom {
-			return err
-		}
-		pe.way.link.awaitRoom()
+		l = pe.way.link
+		n++
 	}
+	if l != nil {
+		unsent, failed := l.flush()
+		n -= unsent
+		switch {
+		case failed == errNoRoom:
+			l.awaitRoom()
+			return n, nil
+		case failed != nil:
+			return n, failed
+		case err == errNoRoom:
+			return n, nil
+		}
+	}
+	switch {
+	case err == errNoRoom:
+		pe.way.link.awaitRoom()
+		return n, nil
+	case err != nil, v == toPost:
+		return n, err
+	}
+	switch d := &ds[n]; v {
+	case toAsk:
+		u.askNow(pe)
+		return n, nil
+	case toKeep:
+		u.wait(pe, d.Buf)
+	case toDrop:
+		p.stats.unsent.Add(1)
+	case toUDP:
+		p.wmu.Unlock()
+		err = p.soft.send(d.Buf, p.target(d))
+		p.wmu.Lock()
+		if err != nil {
+			return n, err
+		}
+	}
+	return n + 1, nil
 }
 
 // peer returns what is known of an address, which is at first whether it can be
