@@ -32,9 +32,11 @@ word32:
 	GOARCH=386 CGO_ENABLED=0 $(GO) vet ./...
 	GOARCH=386 CGO_ENABLED=0 $(GO) test -timeout=30m ./...
 
-# Calls of C on arm64, which qemu-user plays, and by cgo. What ends the process needs a
-# machine that starts programs for arm64, so it is left out there.
+# Calls of C, which the race detector has by cgo: here, on arm64, which qemu-user plays,
+# and by cgo. What ends the process needs a machine that starts programs for arm64, so it
+# is left out there.
 ccall:
+	$(GO) test ./internal/ccall
 	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) test -skip FaultIsFatal \
 		-exec 'qemu-aarch64-static -L /usr/aarch64-linux-gnu' ./internal/ccall
 	$(GO) test -tags rdmanet_cgocall ./internal/ccall

@@ -17,5 +17,6 @@ package ccall
 //   - The C ABI leaves alone what the runtime keeps in registers and thread-local memory.
 //
 // A fault in C, which cgo would have turned into a fatal error, ends the process here too.
-// The sanitizers know nothing of such stacks, and other processors have no code for it
-// here: there it is a call by cgo. The build tag rdmanet_cgocall asks for that everywhere.
+// The sanitizers know nothing of such stacks, the race detector has to be told that C may order what
+// goroutines do, and other processors have no code for it here: there it is a call by cgo. The
+// build tag rdmanet_cgocall asks for that everywhere.

@@ -29,13 +29,20 @@ func TestCall(t *testing.T) {
 }
 
 func TestCallDeep(t *testing.T) {
-	n := uintptr(200 << 10)
+	n := uintptr(254 << 10) // as much as it says it has, but for what the call itself takes
 	require.EqualValues(t, 1, Call(ccalltest.Deep, unsafe.Pointer(&n)))
 }
 
 func TestCallErrno(t *testing.T) {
 	clock := int32(12345)
 	require.EqualValues(t, -int32(syscall.EINVAL), Call(ccalltest.Errno, unsafe.Pointer(&clock)))
+}
+
+func TestCallAllocatesNothing(t *testing.T) {
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		s := ccalltest.NewSum(1, 2)
+		Call(ccalltest.AddUp, unsafe.Pointer(&s))
+	}))
 }
 
 // What Go keeps in registers is there again.
@@ -47,6 +54,22 @@ func TestCallRegisters(t *testing.T) {
 		var again [64]byte
 		require.Equal(t, 4.0, a+b)
 		require.Equal(t, zero, again)
+	}
+}
+
+// What went before one call the race detector takes as done before what comes after
+// another: C may have told, and so may the device that it drives.
+func TestCallOrders(t *testing.T) {
+	for range 100 {
+		flag, said := new(int32), 0
+		go func() {
+			said = 42
+			Call(ccalltest.Tell, unsafe.Pointer(flag))
+		}()
+		for Call(ccalltest.Told, unsafe.Pointer(flag)) == 0 {
+			runtime.Gosched()
+		}
+		require.Equal(t, 42, said)
 	}
 }
 

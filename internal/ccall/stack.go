@@ -1,4 +1,4 @@
-//go:build linux && cgo && (amd64 || arm64) && !asan && !msan && !rdmanet_cgocall
+//go:build linux && cgo && (amd64 || arm64) && !race && !asan && !msan && !rdmanet_cgocall
 
 package ccall
 
@@ -13,17 +13,18 @@ import (
 // stackSize is far more than the verbs of any library take; only what is used becomes memory.
 const stackSize = 256 << 10
 
-// stack is one for C, which grows down. The last page cannot be written: who needs more dies there.
+// stack is one for C, which grows down. Below it is a page that cannot be written: who needs more dies there.
 type stack struct{ mem []byte }
 
 // As many are in use as goroutines run, which is what a sync.Pool is made for.
 var stacks = sync.Pool{New: func() any { return newStack() }}
 
 func newStack() *stack {
-	mem, err := syscall.Mmap(-1, 0, stackSize, syscall.PROT_READ|syscall.PROT_WRITE,
+	guard := syscall.Getpagesize()
+	mem, err := syscall.Mmap(-1, 0, guard+stackSize, syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS|syscall.MAP_NORESERVE|syscall.MAP_STACK)
 	if err == nil {
-		err = syscall.Mprotect(mem[:syscall.Getpagesize()], syscall.PROT_NONE)
+		err = syscall.Mprotect(mem[:guard], syscall.PROT_NONE)
 	}
 	if err != nil {
 		panic(fmt.Sprintf("ccall: no memory for a stack of %d bytes: %v", stackSize, err))
@@ -35,10 +36,10 @@ func newStack() *stack {
 
 // Call calls fn, a C function int fn(void *arg), and returns what it returns. The function must not
 // wait, nor call Go; it must not keep arg, which may be on the goroutine's stack and may point to
-// Go memory. It has 252 KiB of stack. Call may be used by several goroutines at once.
+// Go memory. It has 256 KiB of stack. Call may be used by several goroutines at once.
 func Call(fn, arg unsafe.Pointer) int32 {
 	s := stacks.Get().(*stack)
-	rc := call(fn, arg, unsafe.Add(unsafe.Pointer(&s.mem[0]), stackSize))
+	rc := call(fn, arg, uintptr(unsafe.Pointer(&s.mem[0]))+uintptr(len(s.mem)))
 	stacks.Put(s)
 	return rc
 }
@@ -46,4 +47,4 @@ func Call(fn, arg unsafe.Pointer) int32 {
 // call is written in assembler.
 //
 //go:noescape
-func call(fn, arg, top unsafe.Pointer) int32
+func call(fn, arg unsafe.Pointer, top uintptr) int32

@@ -1,8 +1,8 @@
-//go:build linux && cgo && !asan && !msan && !rdmanet_cgocall
+//go:build linux && cgo && !race && !asan && !msan && !rdmanet_cgocall
 
 #include "textflag.h"
 
-// func call(fn, arg, top unsafe.Pointer) int32
+// func call(fn, arg unsafe.Pointer, top uintptr) int32
 //
 // C keeps R19. The stack it is given is aligned to 16 bytes, as the ABI wants it.
 TEXT ·call(SB), NOSPLIT, $0-28

@@ -1,4 +1,4 @@
-//go:build linux && cgo && (amd64 || arm64) && !asan && !msan && !rdmanet_cgocall
+//go:build linux && cgo && (amd64 || arm64) && !race && !asan && !msan && !rdmanet_cgocall
 
 package ccall
 

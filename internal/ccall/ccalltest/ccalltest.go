@@ -66,6 +66,17 @@ int ct_errno(void *arg)
 	return -errno;
 }
 
+int ct_tell(void *arg)
+{
+	__atomic_store_n((int *)arg, 1, __ATOMIC_RELEASE);
+	return 0;
+}
+
+int ct_told(void *arg)
+{
+	return __atomic_load_n((int *)arg, __ATOMIC_ACQUIRE);
+}
+
 int ct_crash(void *arg)
 {
 	return *(volatile int *)*(void **)arg;
@@ -89,6 +100,9 @@ var (
 	Registers = unsafe.Pointer(C.ct_registers)
 	// Errno returns what clock_gettime says to the clock that it is given.
 	Errno = unsafe.Pointer(C.ct_errno)
+	// Tell sets the int that it is given, for Told, which returns it.
+	Tell = unsafe.Pointer(C.ct_tell)
+	Told = unsafe.Pointer(C.ct_told)
 	// Crash reads from the address that it is given.
 	Crash = unsafe.Pointer(C.ct_crash)
 )
