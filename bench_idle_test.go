@@ -74,6 +74,7 @@ func benchmarkIdle(b *testing.B, transport string, reading bool) float64 {
 	before := residentMemory(b, near) + residentMemory(b, far)
 
 	target := listenBench(scope, far, BenchService{Transport: transport, Name: "echo", Size: idleMessage})
+	scope.Cleanup(func() { near.Call("FarEnd.CloseIdle", struct{}{}, new(struct{})) }) // far waits for it
 	var dialed, echoed, woken time.Duration
 	callBench(b, near, "DialIdle", IdleDial{target.transport, target.addr, n, reading}, &dialed)
 	callBench(b, near, "EchoIdle", struct{}{}, &echoed)
@@ -158,10 +159,21 @@ func (f *benchFarEnd) EchoIdle(_ struct{}, took *time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// CloseIdle closes the connections.
+// CloseIdle closes the connections that are open.
 func (f *benchFarEnd) CloseIdle(struct{}, *struct{}) error {
-	conns := f.idleConns().conns
-	return inParallel(len(conns), idleWorkers, func(i int) error { return conns[i].Close() })
+	f.mu.Lock()
+	idle := f.idle
+	f.idle = nil
+	f.mu.Unlock()
+	if idle == nil {
+		return nil
+	}
+	return inParallel(len(idle.conns), idleWorkers, func(i int) error {
+		if idle.conns[i] == nil {
+			return nil
+		}
+		return idle.conns[i].Close()
+	})
 }
 
 func (f *benchFarEnd) idleConns() *idleConns {

@@ -5,6 +5,7 @@ package rdmacore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -696,4 +697,27 @@ func TestCloseOther(t *testing.T) {
 	}, verbstest.Patience, time.Millisecond)
 	assert.Equal(t, uint64(2), wcs[0].ID)
 	assert.Equal(t, ibv.WCFlushErr, wcs[0].Status)
+}
+
+// TestListenAnyPort has TCP hold one of the two ports that there are to choose from,
+// which siw, whose connections are TCP's, cannot have as well.
+func TestListenAnyPort(t *testing.T) {
+	a := addr(t)
+	p := open(t, rdmacore.Config{})
+	tcp, err := net.Listen("tcp", netip.AddrPortFrom(a, 0).String())
+	require.NoError(t, err)
+	defer tcp.Close()
+	taken := tcp.Addr().(*net.TCPAddr).Port
+	const ports = "/proc/sys/net/ipv4/ip_local_port_range"
+	before, err := os.ReadFile(ports)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, os.WriteFile(ports, before, 0)) }()
+	require.NoError(t, os.WriteFile(ports, fmt.Appendf(nil, "%d %d", taken&^1, taken|1), 0))
+	for _, at := range []netip.Addr{a, {}} {
+		for range 20 {
+			l, err := p.Listen(t.Context(), netip.AddrPortFrom(at, 0), 1)
+			require.NoError(t, err)
+			require.NoError(t, l.Close())
+		}
+	}
 }

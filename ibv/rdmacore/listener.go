@@ -67,26 +67,36 @@ func (l *listener) listen(local netip.AddrPort, backlog int) error {
 		// never come about.
 		return syscall.EADDRNOTAVAIL
 	}
-	if local.Addr().IsValid() {
-		return l.bind(local, backlog)
-	}
-	// Not with one socket for both: siw would reset what comes by IPv4.
-	for range 10 {
-		if err := l.bind(netip.AddrPortFrom(netip.IPv4Unspecified(), local.Port()), backlog); err != nil {
-			return err
-		}
-		err := l.bind(netip.AddrPortFrom(netip.IPv6Unspecified(), l.addr.Port()), backlog)
-		if err == nil || err == syscall.EAFNOSUPPORT || err == syscall.EADDRNOTAVAIL { // no IPv6 here
-			return nil
-		}
-		if err != syscall.EADDRINUSE || local.Port() != 0 {
+	// rdma_cm chooses a port that it has free itself. The other family may have given
+	// it away, or TCP, of whose ports siw needs the same.
+	for try := 1; ; try++ {
+		err := l.bindAll(local, backlog)
+		if err != syscall.EADDRINUSE || local.Port() != 0 || try == chooseAgain {
 			return err
 		}
 		if err := l.destroy(); err != nil {
 			return err
 		}
 	}
-	return syscall.EADDRINUSE
+}
+
+// chooseAgain is how often a port is chosen before none seems to be free.
+const chooseAgain = 10
+
+// bindAll binds one address, or all: those of IPv6 with the port of those of IPv4.
+func (l *listener) bindAll(local netip.AddrPort, backlog int) error {
+	if local.Addr().IsValid() {
+		return l.bind(local, backlog)
+	}
+	// Not with one socket for both: siw would reset what comes by IPv4.
+	if err := l.bind(netip.AddrPortFrom(netip.IPv4Unspecified(), local.Port()), backlog); err != nil {
+		return err
+	}
+	err := l.bind(netip.AddrPortFrom(netip.IPv6Unspecified(), l.addr.Port()), backlog)
+	if err == syscall.EAFNOSUPPORT || err == syscall.EADDRNOTAVAIL { // no IPv6 here
+		return nil
+	}
+	return err
 }
 
 // onLoopback reports whether a device has been put on the loopback interface.
