@@ -91,10 +91,14 @@ func (c *credits) room(unread int, sending bool) int {
 		return 1
 	}
 	if c.reserveIn > 0 && c.posted+unread <= c.maximum+1 {
-		n = max(n, c.spent()+c.pocket-c.posted) // whatever is unread, the peer can grant
+		n = max(n, c.vital()) // whatever is unread, the peer can grant
 	}
 	return max(n, 0)
 }
+
+// vital is how many receives are lacking of those without which the two sides could
+// not tell each other what the reader waits for.
+func (c *credits) vital() int { return c.spent() + c.pocket - c.posted }
 
 // post notes n newly posted receives.
 func (c *credits) post(n int) {

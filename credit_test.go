@@ -142,22 +142,28 @@ type creditSide struct {
 	memory  int // buffers that can be had
 	arrived int // of those of the peer's program
 	control int // messages without payload that were sent
+
+	awaited   int // answers of the peer's
+	asking    int // grants of memory, and the like, that the peer is to be told of,
+	answering int // and answers to its own
 }
 
 type creditMsg struct {
 	segmentHeader
 	program bool // sent for the program
 	data    bool // has payload
+	ask     bool // wants an answer,
+	answer  bool // or is one
 }
 
 func (s *creditSide) replenish(t *testing.T) {
-	for s.room(s.unread, s.toSend > 0) > 0 && s.posted+s.unread < s.memory {
+	for s.room(s.unread, s.toSend > 0) > 0 && (s.posted+s.unread < s.memory || s.vital() > 0 && s.posted+1 < s.memory) {
 		s.post(1)
 	}
 	must(t, s.posted+s.unread <= s.maximum+3, "more than the maximum: %+v", s)
 }
 
-func (s *creditSide) send(t *testing.T, program bool) {
+func (s *creditSide) send(t *testing.T, m creditMsg) {
 	granted := s.spend()
 	must(t, s.have >= s.reserveOut, "FIN's credit is gone: %+v", s)
 	must(t, s.have > s.reserveOut || granted > 0 || s.ended, "the last credit went without a grant: %+v", s)
@@ -165,7 +171,8 @@ func (s *creditSide) send(t *testing.T, program bool) {
 	if s.idle {
 		want = uint16(s.initial)
 	}
-	s.peer.inbox = append(s.peer.inbox, creditMsg{segmentHeader{CreditsRequested: want, CreditsGranted: granted}, program, program && !s.empty})
+	m.segmentHeader = segmentHeader{CreditsRequested: want, CreditsGranted: granted}
+	s.peer.inbox = append(s.peer.inbox, m)
 	must(t, len(s.peer.inbox) <= s.peer.posted, "a message without a receive: %+v", s)
 }
 
@@ -178,9 +185,21 @@ func must(t *testing.T, ok bool, format string, args ...any) {
 }
 
 func (s *creditSide) sendControl(t *testing.T, idle bool) {
-	if s.owed(s.unread, s.unread > 0, idle) && s.maySendControl() {
-		s.control++
-		s.send(t, false)
+	for s.maySendControl() {
+		switch {
+		case s.asking > 0:
+			s.asking--
+			s.awaited++
+			s.send(t, creditMsg{ask: true})
+		case s.answering > 0:
+			s.answering--
+			s.send(t, creditMsg{answer: true})
+		case s.owed(s.unread, s.unread > 0, idle):
+			s.control++
+			s.send(t, creditMsg{})
+		default:
+			return
+		}
 	}
 }
 
@@ -195,7 +214,7 @@ func (s *creditSide) write(t *testing.T) bool {
 	}
 	s.toSend--
 	s.idle = false
-	s.send(t, true)
+	s.send(t, creditMsg{program: true, data: !s.empty})
 	return true
 }
 
@@ -203,7 +222,7 @@ func (s *creditSide) write(t *testing.T) bool {
 func (s *creditSide) coolDown(t *testing.T) {
 	s.window, s.idle = s.initial, true
 	for s.have > s.initial && s.spendable() > 0 {
-		s.send(t, false)
+		s.send(t, creditMsg{})
 	}
 }
 
@@ -211,7 +230,7 @@ func (s *creditSide) coolDown(t *testing.T) {
 func (s *creditSide) end(t *testing.T) {
 	if s.reserveOut > 0 && s.toSend == 0 && s.have > 0 {
 		s.ended, s.reserveOut = true, 0
-		s.send(t, false)
+		s.send(t, creditMsg{})
 	}
 }
 
@@ -223,8 +242,15 @@ func (s *creditSide) poll(t *testing.T) bool {
 	m := s.inbox[0]
 	s.inbox = s.inbox[1:]
 	s.credits.receive(&m.segmentHeader)
-	if m.program {
+	switch {
+	case m.program:
 		s.arrived++
+	case m.ask:
+		s.answering++
+		s.news = true
+	case m.answer:
+		s.awaited--
+		s.news = true
 	}
 	if m.data {
 		s.unread++
@@ -265,18 +291,21 @@ func TestCreditsModel(t *testing.T) {
 			initial := minCredits + rnd.IntN(2)*rnd.IntN(6)
 			ends[i] = &creditSide{credits: credits{target: 255, window: initial, initial: initial,
 				maximum: initial + rnd.IntN(2)*rnd.IntN(20), drained: true, reserveOut: reserve, reserveIn: reserve}}
+			if reserve > 0 {
+				ends[i].pocket = rnd.IntN(2)
+			}
 			ends[i].memory = ends[i].maximum + 1
 			if rnd.IntN(3) == 0 { // no more than it started with
-				ends[i].memory = initial
+				ends[i].memory = initial + ends[i].pocket
 			}
 			ends[i].empty = rnd.IntN(3) == 0
 			ends[i].lenient = reserve > 0 && rnd.IntN(2) == 0
-			ends[i].post(initial)
+			ends[i].post(initial + ends[i].pocket)
 		}
 		ends[0].peer, ends[1].peer = ends[1], ends[0]
 		// The response grants what the passive side has; the active side's
 		// credits come with its first message.
-		ends[0].have, ends[1].ungranted = ends[1].posted, 0
+		ends[0].have, ends[1].ungranted = ends[1].window, ends[1].pocket
 		ends[0].sendControl(t, true)
 
 		step := func(e *creditSide, op int) bool {
@@ -289,7 +318,7 @@ func TestCreditsModel(t *testing.T) {
 				return e.read(t)
 			}
 		}
-		wanted := [2]int{}
+		wanted, asked := [2]int{}, 0
 		for range 300 {
 			i := rnd.IntN(2)
 			if rnd.IntN(4) == 0 && !ends[i].ended {
@@ -302,6 +331,11 @@ func TestCreditsModel(t *testing.T) {
 				ends[i].coolDown(t)
 			case reserve > 0 && rnd.IntN(100) == 0:
 				ends[i].end(t)
+			case ends[0].pocket > 0 && ends[1].pocket > 0 && rnd.IntN(4) == 0:
+				n := 1 + rnd.IntN(4)
+				asked += n
+				ends[i].asking += n
+				ends[i].sendControl(t, false)
 			default:
 				step(ends[i], rnd.IntN(3))
 			}
@@ -318,6 +352,9 @@ func TestCreditsModel(t *testing.T) {
 			}
 		}
 		settle(2) // nobody reads
+		for i, e := range ends {
+			require.Zero(t, e.asking+e.awaited, "seed %d: end %d: a transfer is stuck: %+v against %+v", seed, i, e, e.peer)
+		}
 		if reserve > 0 {
 			// What one writes reaches the other, though it does not read itself.
 			for progress := true; progress; {
@@ -336,7 +373,7 @@ func TestCreditsModel(t *testing.T) {
 			require.Zero(t, e.toSend, "seed %d: end %d is stuck: %+v against %+v", seed, i, e.credits, e.peer.credits)
 			require.Equal(t, wanted[i], e.peer.arrived)
 			require.GreaterOrEqual(t, e.have, e.reserveOut)
-			require.LessOrEqual(t, e.control, wanted[0]+wanted[1]+2, "seed %d: more control than payload", seed)
+			require.LessOrEqual(t, e.control, wanted[0]+wanted[1]+2*asked+2, "seed %d: more control than payload", seed)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"bytes"
 	"io"
 	"math"
 	"os"
@@ -236,7 +237,10 @@ func (c *Conn) postRecv(buf *buffer) {
 func (c *Conn) replenish() {
 	for c.dead == nil && !c.flushed && c.credits.room(c.kept, c.send.waiting) > 0 {
 		buf, err := c.pool.get()
-		if err != nil {
+		if err != nil && c.credits.vital() > 0 {
+			buf = c.evict()
+		}
+		if buf == nil {
 			if c.posted.Len()+c.kept == 0 {
 				c.fail(err)
 			}
@@ -244,6 +248,21 @@ func (c *Conn) replenish() {
 		}
 		c.postRecv(buf)
 	}
+}
+
+// evict moves the latest payload that waits for the reader into ordinary memory, and
+// returns the buffer that it came in: nil if there is none to be had. The first one
+// stays, which the reader may be at.
+func (c *Conn) evict() *buffer {
+	for i := c.unread.Len() - 1; i > 0; i-- {
+		if s := c.unread.At(i); s.buf != nil {
+			buf := s.buf
+			s.data, s.buf = bytes.Clone(s.data), nil
+			c.stats.BytesCopied += uint64(len(s.data))
+			return buf
+		}
+	}
+	return nil
 }
 
 // consumed takes the head of the unread queue off after its last byte was read.
@@ -264,7 +283,11 @@ func (c *Conn) done(s segment) {
 	}
 	c.kept--
 	c.credits.owe(s.flags&NoResponse != 0)
-	c.reuse(s.buf)
+	if s.buf == nil { // evicted
+		c.replenish()
+	} else {
+		c.reuse(s.buf)
+	}
 }
 
 // dropUnread throws away what nobody will read.

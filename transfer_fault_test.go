@@ -390,6 +390,60 @@ func TestTransferWaitsForMemory(t *testing.T) {
 	})
 }
 
+// Where no memory can be registered for what waits for the reader, that makes room for
+// what the peer may have to tell meanwhile.
+func TestReceivesWithoutMemory(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			s.cfg.MaxReceiveCredits = 16
+			c, p := s.transferConns(side.active, true)
+			held := c.pool.drain()
+			s.device.LimitMemory(1)
+			require.True(t, eventually(c.locked(func() bool { return c.credits.spendable() > 0 })))
+			for c.locked(func() bool { return c.credits.spendable() > 0 })() {
+				_, err := c.Write([]byte{1})
+				require.NoError(t, err)
+			}
+			size := int(c.agreed.maxReceive) - dataOffset
+			var want []byte
+			stats := c.Stats()
+			said, left := stats.received(), stats.SendCredits
+			heard := func() (left int) { // by c, which has this many credits left
+				said++
+				require.True(t, eventually(c.locked(func() bool {
+					left, p.credits = c.credits.have, c.credits.held()
+					return c.stats.received() == said && !c.send.answer && !c.send.posting
+				})))
+				return left
+			}
+			p.credits = stats.ReceiveCredits // at most
+			for n := range s.cfg.MaxReceiveCredits - minCredits {
+				// A message with payload leaves the peer a credit that it may use, besides
+				// that for FIN. The answers take c's last credit and all that it has to grant.
+				for asked := 0; p.credits < 3; asked++ {
+					require.Less(t, asked, 3, "the peer gets no second credit after %d messages", n)
+					p.ask(2 - min(left, 2))
+					left = heard()
+				}
+				b := wireSegment(dataOffset+size, segmentHeader{CreditsRequested: 16, DataOffset: dataOffset, DataLength: uint32(size)})
+				copy(b[dataOffset:], pattern(uint64(n), size))
+				want = append(want, b[dataOffset:]...)
+				p.say(b)
+				left = heard()
+			}
+			s.device.LimitMemory(0)
+			got := make([]byte, len(want))
+			require.Equal(t, result{len(want), nil}, s.await(reading(c, got)))
+			require.True(t, bytes.Equal(want, got))
+			for _, buf := range held {
+				buf.release()
+			}
+			require.NoError(t, c.Close())
+		})
+	}
+}
+
 // What was asked for and could not be posted is given back with what was posted
 // before it and never came.
 func TestTransferReadNotPosted(t *testing.T) {
