@@ -36,9 +36,11 @@ var (
 	yardUDPTrip = &yardstick{"UDP", "µs", packetTrip("udp", 0)}
 	yardUDLat   = &yardstick{"`ib_send_lat -c UD -e`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount, "-c", "UD", "-e", "-t", "2000", "-r", "2000")}
 
+	yardSleepTrip = &yardstick{"rdmanet that never polls", "µs", packetTrip("rdmanet", -1)}
+
 	yardPollTrip = &yardstick{"rdmanet with BusyPoll", "µs", packetTrip("rdmanet", yardBusyPoll)}
 
-	packetYardsticks = []*yardstick{yardRate64, yardBatch64, yardSendRate64, yardUDPRate64, yardRate1K, yardBatch1K, yardSendRate1K, yardUDPRate1K, yardTrip, yardUDPTrip, yardUDLat, yardPollTrip}
+	packetYardsticks = []*yardstick{yardRate64, yardBatch64, yardSendRate64, yardUDPRate64, yardRate1K, yardBatch1K, yardSendRate1K, yardUDPRate1K, yardTrip, yardUDPTrip, yardUDLat, yardSleepTrip, yardPollTrip}
 )
 
 var packetYardGroups = []yardGroup{
@@ -56,6 +58,7 @@ var packetYardGroups = []yardGroup{
 		{yardTrip, yardUDPTrip, map[string]float64{"rxe": 1}},
 		{yardTrip, yardUDLat, nil},
 	}},
+	{"64 B datagram one way, without polling, µs", false, []yardRow{{yardSleepTrip, yardUDPTrip, nil}}},
 	{"64 B datagram one way, BusyPoll, µs", false, []yardRow{{yardPollTrip, yardUDPTrip, nil}}},
 }
 

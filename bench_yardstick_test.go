@@ -68,13 +68,15 @@ var (
 	yardRPing    = &yardstick{"rsockets (mean)", "µs", rstreamPing}
 	yardTCPPing  = &yardstick{"TCP", "µs", goPing("tcp", 0)}
 
+	yardSleep = &yardstick{"rdmanet that never polls", "µs", goPing("rdmanet", -1)}
+
 	yardPoll    = &yardstick{"rdmanet with BusyPoll", "µs", goPing("rdmanet", yardBusyPoll)}
 	yardSendLat = &yardstick{"`ib_send_lat`", "µs", perftest("ib_send_lat", 4, yardPingSize, yardPingCount)}
 
 	yardsticks = []*yardstick{
 		yardBulk, yardSendBw, yardRBulk, yardTCP,
 		yardPing, yardSendLatE, yardRPing, yardTCPPing,
-		yardPoll, yardSendLat,
+		yardSleep, yardPoll, yardSendLat,
 	}
 )
 
@@ -209,6 +211,10 @@ var yardGroups = []yardGroup{
 		{yardPing, yardSendLatE, onBoth(1.25)},
 		{yardPing, yardRPing, nil},
 		{yardPing, yardTCPPing, onBoth(1)},
+	}},
+	{"64 B one way, without polling, µs", false, []yardRow{
+		{yardSleep, yardSendLatE, nil},
+		{yardSleep, yardTCPPing, nil},
 	}},
 	{"64 B one way, BusyPoll, µs", false, []yardRow{
 		{yardPoll, yardSendLat, onBoth(1.6)},

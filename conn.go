@@ -61,7 +61,10 @@ type Conn struct {
 
 	// Who waits for completions: see progress.go.
 	seat     vacancy.Seat
+	poller   poller
+	spoken   uint64 // Stats.MessagesSent when the peer last sent something
 	leading  bool
+	keeping  bool // that is a keeper
 	sleeping bool // the leader has let go of mu to wait, and nobody has roused it
 	cqLost   bool // the completion queue has failed once: its events are not waited for
 	readable sync.Cond
@@ -134,6 +137,7 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
 	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
 	c.markEach = attr.SendsBuffered
 	c.seat.Init(&keepers, c.startKeeper)
+	c.poller = newPoller(id.Device(), set.busyPoll)
 	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c
 }
@@ -462,6 +466,7 @@ func (c *Conn) teardown() error {
 		c.writable.Wait()
 		c.writers--
 	}
+	c.poller.rise(false)
 	c.readDue.stop()
 	c.writeDue.stop()
 	if c.timer != nil {

@@ -71,6 +71,7 @@ func checkLeaks(t testing.TB) {
 	t.Helper()
 	before, domainsBefore := goroutines(), countDomains()
 	chunksBefore, spansBefore := countScratch(), len(memory.list())
+	servedBefore := polling.served.Load()
 	t.Cleanup(func() {
 		var left []string
 		gone := eventually(func() bool {
@@ -81,12 +82,12 @@ func checkLeaks(t testing.TB) {
 				}
 			}
 			return len(left) == 0 && countDomains() <= domainsBefore && countScratch() <= chunksBefore &&
-				len(memory.list()) <= spansBefore
+				len(memory.list()) <= spansBefore && polling.served.Load() <= servedBefore && !polling.taken.Load()
 		})
 		if !gone {
-			t.Errorf("%d domains where there were %d, %d chunks of scratch memory (%d), %d stretches of Buffers (%d), %d goroutines more:\n\n%s",
+			t.Errorf("%d domains where there were %d, %d chunks of scratch memory (%d), %d stretches of Buffers (%d), %d connections being served (%d), %d goroutines more:\n\n%s",
 				countDomains(), domainsBefore, countScratch(), chunksBefore, len(memory.list()), spansBefore,
-				len(left), strings.Join(left, "\n\n"))
+				polling.served.Load(), servedBefore, len(left), strings.Join(left, "\n\n"))
 		}
 	})
 }

@@ -399,7 +399,8 @@ func (p *PacketConn) awaitDatagram() error {
 
 // awaitRead waits until something may have changed. The caller holds rmu.
 func (p *PacketConn) awaitRead() {
-	if l := p.firstQP(); l != nil && !l.leading && !l.dropped {
+	l := p.firstQP()
+	if l != nil && !l.leading && !l.dropped {
 		if l.poll() == 0 {
 			l.lead()
 		}
@@ -407,6 +408,9 @@ func (p *PacketConn) awaitRead() {
 			p.readable.Signal()
 		}
 		return
+	}
+	if l != nil && l.kept && l.sleeping && l.poller.able() && l.spoke.Load() {
+		l.recvCQ.Interrupt() // the keeper does not poll
 	}
 	p.readers++
 	p.readable.Wait()

@@ -27,6 +27,7 @@ var keepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 // await waits until something may have changed. The caller holds mu, and again
 // on return; cond and waiting are its own side's.
 func (c *Conn) await(cond *sync.Cond, waiting *int) {
+	answer := cond == &c.readable && c.answerDue()
 	if c.leading {
 		if (c.wantSend || c.moving()) && !c.cqLost {
 			// The leader may sleep for receives only.
@@ -39,14 +40,23 @@ func (c *Conn) await(cond *sync.Cond, waiting *int) {
 				return
 			}
 		}
+		if c.keeping && answer && c.poller.able() {
+			c.rouse() // the keeper, which does not poll
+		}
 		*waiting++
 		cond.Wait()
 		*waiting--
 		return
 	}
-	c.lead()
+	c.lead(answer)
 	c.pass()
 }
+
+// answerDue reports whether something was sent since the peer has last sent something.
+func (c *Conn) answerDue() bool { return c.stats.MessagesSent != c.spoken }
+
+// answered reports whether there is something to read, or never will be.
+func (c *Conn) answered() bool { return c.unread.Len() > 0 || c.eof }
 
 // pass gives the lead to somebody who waits. Not everybody among the writers takes
 // it, see waitPosted, so all of them hear.
@@ -59,13 +69,15 @@ func (c *Conn) pass() {
 	}
 }
 
-// lead waits for completions once and handles them. The caller holds mu.
-func (c *Conn) lead() {
+// lead waits for completions once and handles them. answer says that
+// somebody has sent something, and waits for what the peer says to it. The caller holds mu.
+func (c *Conn) lead(answer bool) {
 	c.leading = true
 	c.seat.Taken()
-	if !c.spin() {
+	if !c.polls(c.poller.begin(answer)) {
 		c.sleep()
 	}
+	c.poller.end(c.answered(), c.closed)
 	c.leading = false
 	if !c.closed {
 		c.seat.Vacant()
@@ -109,19 +121,30 @@ func (c *Conn) sleep() {
 	c.poll()
 }
 
-// spin polls for Config.BusyPoll and reports whether something came. Who waits
-// although there is a reason to stop waits for the device or the peer to let go of
-// something, which may take long: that is no time to keep others from mu.
-func (c *Conn) spin() bool {
-	if c.set.busyPoll <= 0 || c.stopping() {
-		return false
+// polls polls instead of sleeping, for as long as Config.BusyPoll says or else for d, and
+// reports whether there is no need to sleep. Who waits although there is a reason to stop
+// waits for the device or the peer to let go of something, which may take long: that is no
+// time to keep others from mu.
+func (c *Conn) polls(d time.Duration) (done bool) {
+	if c.set.busyPoll > 0 {
+		return !c.stopping() && c.spin(c.set.busyPoll, false)
 	}
-	for start := time.Now(); time.Since(start) < c.set.busyPoll; {
-		if c.poll() > 0 || c.stopping() {
+	if d > 0 {
+		done = !c.stopping() && c.spin(d, true)
+		c.poller.polled(c.answered(), !done)
+	}
+	return done
+}
+
+// spin polls for d. answer says that only an answer will do, and only while there is room.
+func (c *Conn) spin(d time.Duration, answer bool) (done bool) {
+	for start, on := time.Now(), true; on; {
+		if c.poll() > 0 && (!answer || c.answered()) || c.stopping() {
 			return true
 		}
 		c.sleeping = true
 		c.mu.Unlock() // let others in
+		on = (!answer || c.poller.room()) && time.Since(start) < d
 		c.mu.Lock()
 		if !c.sleeping {
 			return true // roused
@@ -252,7 +275,9 @@ func (c *Conn) keep() {
 			break
 		}
 		if !c.control(true) {
-			c.lead()
+			c.keeping = true
+			c.lead(false)
+			c.keeping = false
 		}
 	}
 	c.pass()

@@ -82,12 +82,11 @@ func (c *Conn) received(wc *ibv.WC) {
 	if c.reasm.ended && !c.eof {
 		c.eof = true
 		c.readable.Broadcast()
-	} else if (len(m.payload) > 0 || m.opens || m.empty) && c.readers > 0 {
+	} else if len(m.payload) > 0 || m.opens || m.empty {
+		c.spoken = c.stats.MessagesSent
 		c.readable.Signal()
 	}
-	if c.writers > 0 {
-		c.writable.Signal()
-	}
+	c.writable.Broadcast()
 }
 
 // drop gives a buffer back that was posted and will not be again.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -52,9 +53,12 @@ type udQP struct {
 	hears    map[netip.Addr]bool // groups that are joined, false if only to send
 	own      map[netip.Addr]bool // addresses that we send to them from
 	seat     vacancy.Seat
+	poller   poller
 	wcs      [32]ibv.WC
 	reposts  [32]ibv.RecvWR
 	slots    []ibv.SGE // of the receives
+
+	spoke atomic.Bool // has sent something since somebody last waited
 
 	groups map[netip.Addr]*udGroup // under joining
 
@@ -99,6 +103,7 @@ func (p *PacketConn) newUDQP(id ibv.ID) (*udQP, error) {
 		return nil, err
 	}
 	l.seat.Init(&udKeepers, func() { go l.keep() })
+	l.poller = newPoller(id.Device(), p.cfg.BusyPoll)
 	return l, nil
 }
 
@@ -185,31 +190,45 @@ func (l *udQP) event(e ibv.Event) {
 func (l *udQP) lead() {
 	l.leading = true
 	l.seat.Taken()
-	if !l.spin() {
+	answer := l.spoke.Swap(false) && !l.kept && !l.alone
+	if !l.polls(l.poller.begin(answer)) {
 		l.sleep()
 	}
+	gone := l.p.closed.Load() || l.dropped
+	l.poller.end(!l.p.quiet(), gone)
 	l.leading = false
 	switch {
-	case l.p.closed.Load() || l.dropped:
+	case gone:
 		l.p.readable.Broadcast() // somebody waits to release it
 	case !l.alone:
 		l.seat.Vacant()
 	}
 }
 
-// spin polls for Config.BusyPoll and reports whether something came.
-func (l *udQP) spin() bool {
-	if l.p.cfg.BusyPoll <= 0 || l.kept || l.alone {
-		return false
+// polls polls for a reader instead of sleeping, for as long as Config.BusyPoll says or
+// else for d, and reports whether there is no need to sleep.
+func (l *udQP) polls(d time.Duration) (done bool) {
+	if l.p.cfg.BusyPoll > 0 {
+		return !l.kept && !l.alone && l.spin(l.p.cfg.BusyPoll, false)
 	}
-	for start := time.Now(); l.p.quiet() && !l.dropped; {
-		if time.Since(start) >= l.p.cfg.BusyPoll {
+	if d > 0 {
+		done = l.spin(d, true)
+		l.poller.polled(!l.p.quiet(), !done)
+	}
+	return done
+}
+
+// spin polls for d. yields says that it does so only while there is room.
+func (l *udQP) spin(d time.Duration, yields bool) (done bool) {
+	for start, on := time.Now(), true; l.p.quiet() && !l.dropped; {
+		if !on {
 			return false
 		}
 		if l.poll() > 0 {
 			return true
 		}
 		l.p.rmu.Unlock() // let others in
+		on = (!yields || l.poller.room()) && time.Since(start) < d
 		l.p.rmu.Lock()
 	}
 	return true // who comes meanwhile does not interrupt
@@ -388,6 +407,7 @@ func (l *udQP) flush() (unsent int, err error) {
 	clear(l.sendWR[:k])
 	l.staged = 0
 	l.posted += uint64(n)
+	l.spoke.Store(true)
 	switch {
 	case errors.Is(err, ibv.ErrQueueFull):
 		err = errNoRoom
@@ -521,6 +541,7 @@ func (l *udQP) drain(until time.Time) {
 // close releases everything, in the order that verbs want. Once it has groups the caller
 // holds joining.
 func (l *udQP) close() (err error) {
+	l.poller.rise(false)
 	for group := range l.groups {
 		err = errors.Join(err, l.leave(group))
 	}

@@ -1,0 +1,287 @@
+package rdmanet
+
+import (
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// setMaxPoll bounds how long c polls for answers, to which it then takes that long.
+func setMaxPoll(t testing.TB, c *Conn, d time.Duration) {
+	old := maxPoll
+	maxPoll = d
+	t.Cleanup(func() { maxPoll = old })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.poller.usual = d
+}
+
+// pollScene is a connection over a device that is worth polling, as RDMA devices are.
+func pollScene(t *testing.T) (*scene, *Conn, *badPeer) {
+	if runtime.GOMAXPROCS(0) == 1 {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	}
+	s := newSceneOn(t, newModest(t, 1<<20, 1<<14, true))
+	s.cfg.LingerTimeout = -1
+	c, p := s.conns(true, nil)
+	requireAsleep(t, c, func() bool { return true }) // a keeper
+	return s, c, p
+}
+
+func requirePolling(t *testing.T, c *Conn) {
+	t.Helper()
+	require.True(t, eventually(func() bool {
+		return polling.taken.Load() && c.locked(func() bool { return c.leading && c.in.reading > 0 })()
+	}))
+}
+
+// Who waits for an answer polls for it, and lets others in meanwhile.
+func TestPollsForAnswer(t *testing.T) {
+	s, c, p := pollScene(t)
+	setMaxPoll(t, c, time.Hour)
+	ask := func() chan result {
+		_, err := c.Write([]byte{1})
+		require.NoError(t, err)
+		read := reading(c, make([]byte, 10))
+		requirePolling(t, c)
+		return read
+	}
+	read := ask()
+	_, err := c.Write([]byte{2})
+	require.NoError(t, err)
+	before := c.Stats().EmptyReceived
+	p.grant(1) // is no answer
+	require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > before }))
+	requirePolling(t, c)
+	p.data(10)
+	require.Equal(t, result{10, nil}, s.await(read))
+	require.False(t, polling.taken.Load())
+
+	// Nothing is to be answered any more.
+	read = reading(c, make([]byte, 10))
+	requireAsleep(t, c, func() bool { return c.in.reading > 0 })
+	require.False(t, polling.taken.Load())
+	p.data(10)
+	require.Equal(t, result{10, nil}, s.await(read))
+
+	read = ask()
+	require.NoError(t, c.SetReadDeadline(past))
+	requireTimeout(t, s.await(read).err)
+	require.NoError(t, c.SetReadDeadline(time.Time{}))
+	p.data(10)
+	_, err = c.Read(make([]byte, 10))
+	require.NoError(t, err)
+
+	read = ask()
+	require.NoError(t, c.Close())
+	require.ErrorIs(t, s.await(read).err, net.ErrClosed)
+	require.False(t, polling.taken.Load())
+	require.Zero(t, polling.served.Load())
+}
+
+// A poll ends when the processors are needed, and none begins beside another.
+func TestPollsWhereThereIsRoom(t *testing.T) {
+	s, c, p := pollScene(t)
+	setMaxPoll(t, c, time.Hour)
+	for _, take := range []func() (free func()){
+		func() func() {
+			n := c.poller.processors
+			polling.served.Add(n)
+			return func() { polling.served.Add(-n) }
+		},
+		func() func() {
+			polling.taken.Store(true)
+			return func() { polling.taken.Store(false) }
+		},
+	} {
+		_, err := c.Write([]byte{1})
+		require.NoError(t, err)
+		free := take()
+		read := reading(c, make([]byte, 10))
+		requireAsleep(t, c, func() bool { return c.in.reading > 0 })
+		free()
+		p.data(10)
+		require.Equal(t, result{10, nil}, s.await(read))
+	}
+	_, err := c.Write([]byte{1})
+	require.NoError(t, err)
+	read := reading(c, make([]byte, 10))
+	requirePolling(t, c)
+	polling.served.Add(c.poller.processors)
+	require.True(t, eventually(func() bool { return !polling.taken.Load() }))
+	polling.served.Add(-c.poller.processors)
+	p.data(10)
+	require.Equal(t, result{10, nil}, s.await(read))
+}
+
+// Nobody polls who is not to, or has no use for it.
+func TestDoesNotPoll(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		busyPoll   time.Duration
+		soft       bool
+		processors int
+		able       bool
+	}{
+		{name: "negative BusyPoll", busyPoll: -1, processors: 2},
+		{name: "BusyPoll that says how long", busyPoll: time.Nanosecond, processors: 2},
+		{name: "software device", soft: true, processors: 2},
+		{name: "one processor", processors: 1},
+		{name: "else", processors: 2, able: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(tt.processors))
+			s := newSceneOn(t, newModest(t, 1<<20, 1<<14, !tt.soft))
+			s.cfg.BusyPoll = tt.busyPoll
+			c, _ := s.conns(true, nil)
+			require.Equal(t, tt.able, c.poller.able())
+		})
+	}
+}
+
+// The same for datagrams.
+func TestPacketPollsForAnswer(t *testing.T) {
+	onFabric(t, func(t *testing.T, pn packetNet) {
+		server := pn.listen(t)
+		client := pn.dial(t, server.LocalAddr())
+		_, err := client.Write([]byte("x"))
+		require.NoError(t, err)
+		readFrom(t, server)
+		l := client.ud.first
+		client.rmu.Lock()
+		l.poller.processors = 2 // as if it were one of RDMA's
+		client.rmu.Unlock()
+		read := func() chan error {
+			done := make(chan error, 1)
+			go func() {
+				_, err := client.Read(make([]byte, 10))
+				done <- err
+			}()
+			return done
+		}
+		asleep := func() bool {
+			client.rmu.Lock()
+			defer client.rmu.Unlock()
+			return l.sleeping && (client.readers > 0 || !l.kept)
+		}
+		answer := func() {
+			_, err := server.WriteTo([]byte("y"), client.LocalAddr())
+			require.NoError(t, err)
+		}
+		client.rmu.Lock()
+		l.spoke.Store(false)
+		client.rmu.Unlock()
+		done := read()
+		require.True(t, eventually(asleep), "nothing was asked")
+		answer()
+		require.NoError(t, <-done)
+
+		old := maxPoll
+		defer func() { maxPoll = old }()
+		client.rmu.Lock()
+		maxPoll, l.poller.usual, l.poller.rests = time.Hour, time.Hour, [2]rest{}
+		client.rmu.Unlock()
+		for _, end := range []func(){answer, func() { client.SetReadDeadline(past) }} {
+			_, err := client.Write([]byte("x"))
+			require.NoError(t, err)
+			done := read()
+			require.True(t, eventually(polling.taken.Load))
+			end()
+			<-done
+			require.False(t, polling.taken.Load())
+		}
+		require.NoError(t, client.Close())
+		require.NoError(t, server.Close())
+		require.Zero(t, polling.served.Load())
+	})
+}
+
+// waitFor is a wait of d for an answer, polled for as long as p says: it reports
+// whether it was.
+func (p *poller) waitFor(d time.Duration) (polled bool) {
+	window := p.begin(true)
+	p.began = p.began.Add(-min(d, window))
+	if window > 0 {
+		p.polled(d < window, d >= window)
+	}
+	p.began = p.began.Add(min(d, window) - d)
+	p.end(true, false)
+	return window > 0
+}
+
+// What was polled for in vain is not polled for the next time, and ever more rarely.
+func TestPollsInVain(t *testing.T) {
+	p := poller{processors: 2, usual: usualPoll}
+	defer p.end(false, true)
+	require.True(t, p.waitFor(time.Second), "the first one")
+	for _, rests := range []int{0, 0, 1, 3, 7, 15, 31, 63, 63} {
+		for range rests {
+			require.False(t, p.waitFor(time.Second))
+		}
+		require.True(t, p.waitFor(time.Second))
+	}
+	require.Equal(t, time.Duration(usualPoll), p.usual)
+}
+
+// The answer to a call is polled for, and not the pause before the next, be they mixed
+// as they are.
+func TestPollsByTurns(t *testing.T) {
+	p := poller{processors: 2, usual: usualPoll}
+	defer p.end(false, true)
+	answers, pauses := 0, 0
+	const calls = 1000
+	for range calls {
+		if p.waitFor(10 * time.Microsecond) {
+			answers++
+		}
+		if p.waitFor(time.Second) {
+			pauses++
+		}
+	}
+	require.Equal(t, calls, answers)
+	require.Less(t, pauses, calls/32)
+}
+
+// How long a poll may take follows what comes in time.
+func TestPollWindow(t *testing.T) {
+	p := poller{processors: 2, usual: usualPoll}
+	defer p.end(false, true)
+	require.Equal(t, 200*time.Microsecond, p.window())
+	for range 100 {
+		require.True(t, p.waitFor(time.Microsecond))
+	}
+	require.Equal(t, minPoll, p.window())
+	for range 100 {
+		require.True(t, p.waitFor(30*time.Microsecond))
+	}
+	require.InDelta(t, 240*time.Microsecond, p.window(), float64(80*time.Microsecond))
+	for d := time.Duration(30); d < 300; d += 10 {
+		for range 20 {
+			p.waitFor(d * time.Microsecond)
+		}
+	}
+	require.Equal(t, maxPoll, p.window())
+}
+
+// What comes meanwhile for others, or a wait that goes on, is not taken for an answer.
+func TestPollGoesOn(t *testing.T) {
+	p := poller{processors: 2, usual: usualPoll}
+	defer p.end(false, true)
+	require.Positive(t, p.begin(true))
+	p.polled(false, false)
+	began := p.began
+	p.end(false, false)
+	require.Zero(t, p.begin(true), "it has slept")
+	p.end(false, false)
+	require.Zero(t, p.begin(false), "somebody else waits")
+	p.end(false, false)
+	require.Equal(t, began, p.began)
+	require.Zero(t, p.begin(true))
+	p.end(true, false)
+	require.Positive(t, p.begin(true))
+	p.polled(true, false)
+	p.end(true, false)
+}
