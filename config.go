@@ -97,8 +97,8 @@ type Config struct {
 	// BusyPoll is how long Read and Write poll for a completion before they
 	// sleep. It trades processor time for latency. 0 means that on RDMA devices
 	// a Read that waits for the answer to what was sent polls, for a millisecond
-	// at most, where that has paid before and as long as the connections that are
-	// being served leave it a processor; one of a process does at a time. With a
+	// at most, where that has paid before and while fewer connections are being
+	// served than half of GOMAXPROCS; one of a process does at a time. With a
 	// negative BusyPoll none ever does.
 	BusyPoll time.Duration
 

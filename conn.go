@@ -466,7 +466,7 @@ func (c *Conn) teardown() error {
 		c.writable.Wait()
 		c.writers--
 	}
-	c.poller.rise(false)
+	c.poller.fall(false)
 	c.readDue.stop()
 	c.writeDue.stop()
 	if c.timer != nil {

@@ -409,7 +409,7 @@ func (p *PacketConn) awaitRead() {
 		}
 		return
 	}
-	if l != nil && l.kept && l.sleeping && l.poller.able() && l.spoke.Load() {
+	if l != nil && l.kept && l.sleeping && l.spoke.Load() && l.poller.wants() {
 		l.recvCQ.Interrupt() // the keeper does not poll
 	}
 	p.readers++

@@ -18,7 +18,7 @@ import (
 //     sleep at once. Those that follow a short wait and those that follow a long one
 //     are told apart, as calls come in turns: a request, its answer, a pause.
 //  3. One goroutine of the process at a time, and only while the connections that are
-//     being served leave it a processor.
+//     being served are fewer than half as many as the processors.
 //
 // The software device sleeps in the socket's read, and is not polled.
 
@@ -53,7 +53,7 @@ var maxPoll = time.Millisecond
 // polling is of the whole process.
 var polling struct {
 	taken  atomic.Bool  // somebody polls
-	served atomic.Int32 // connections that got something, and nobody waits for more
+	served atomic.Int32 // connections that got something, and nobody waits for more: about
 }
 
 func newPoller(dev ibv.Device, busyPoll time.Duration) poller {
@@ -67,6 +67,19 @@ func newPoller(dev ibv.Device, busyPoll time.Duration) poller {
 // able reports whether there is ever to be polled.
 func (p *poller) able() bool { return p.processors > 0 }
 
+// wants reports whether a wait for an answer would be polled. If not, that was one.
+func (p *poller) wants() bool {
+	r := &p.rests[p.kind]
+	switch {
+	case !p.able() || !p.began.IsZero() || !p.roomFor(polling.served.Load()-1): // who waits is not served
+		return false
+	case r.left > 0:
+		r.left--
+		return false
+	}
+	return !polling.taken.Load()
+}
+
 // begin begins a wait, or goes on with it, and returns how long to poll, 0 for not at
 // all. answer says that an answer to what was sent is waited for. If it is polled, polled
 // is to be called, and end in any case.
@@ -74,19 +87,12 @@ func (p *poller) begin(answer bool) time.Duration {
 	if !p.able() {
 		return 0
 	}
-	p.rise(false)
-	if !answer || !p.began.IsZero() {
-		return 0
+	polls := answer && p.wants() && polling.taken.CompareAndSwap(false, true)
+	if answer && p.began.IsZero() {
+		p.began = time.Now()
 	}
-	p.began = time.Now()
-	r := &p.rests[p.kind]
-	switch {
-	case !p.room():
-		return 0
-	case r.left > 0:
-		r.left--
-		return 0
-	case !polling.taken.CompareAndSwap(false, true):
+	p.fall(answer)
+	if !polls {
 		return 0
 	}
 	return p.window()
@@ -95,18 +101,22 @@ func (p *poller) begin(answer bool) time.Duration {
 // window is how long a poll takes at most.
 func (p *poller) window() time.Duration { return min(max(pollTimes*p.usual, minPoll), maxPoll) }
 
-// room reports whether there is a processor to poll with.
-func (p *poller) room() bool { return polling.served.Load() < p.processors }
+// room reports whether there are processors to spare: somebody else, the device's driver
+// among them, may want what the process leaves.
+func (p *poller) room() bool { return p.roomFor(polling.served.Load()) }
 
-// polled ends a poll: the answer has come, or the time is over. Neither says nothing.
-func (p *poller) polled(came, over bool) {
+func (p *poller) roomFor(served int32) bool { return 2*served < p.processors }
+
+// polled ends a poll: the answer has come, or will not be waited for any more because of a
+// deadline, or neither, as when the poll gives way to others.
+func (p *poller) polled(came, expired bool) {
 	polling.taken.Store(false)
-	r := &p.rests[p.kind]
+	r, d := &p.rests[p.kind], time.Since(p.began)
 	switch {
 	case came:
-		p.usual += (time.Since(p.began) - p.usual) / 8
+		p.usual += (d - p.usual) / 8
 		r.next = 0
-	case over:
+	case expired, d >= p.window():
 		r.left, r.next = r.next, min(2*r.next+1, maxRest)
 	}
 }
@@ -123,17 +133,27 @@ func (p *poller) end(came, gone bool) {
 		}
 		p.began = time.Time{}
 	}
-	p.rise(!gone)
+	switch {
+	case gone:
+		p.fall(false)
+	case came && !p.served:
+		p.served = true
+		polling.served.Add(1)
+	}
 }
 
-// rise says whether what waited is being served now.
-func (p *poller) rise(served bool) {
-	if p.served != served {
-		p.served = served
-		if served {
-			polling.served.Add(1)
-		} else {
-			polling.served.Add(-1)
+// fall says that what was being served, if it was, is so no more. answer says that
+// somebody waits here for an answer. Who asks here after something has come elsewhere has
+// gone on from there: a goroutine may ask several peers in turn.
+func (p *poller) fall(answer bool) {
+	if !p.served && !answer {
+		return
+	}
+	p.served = false
+	for {
+		n := polling.served.Load()
+		if n == 0 || polling.served.CompareAndSwap(n, n-1) {
+			return
 		}
 	}
 }

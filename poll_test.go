@@ -1,12 +1,15 @@
 package rdmanet
 
 import (
+	"io"
 	"net"
 	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
 // setMaxPoll bounds how long c polls for answers, to which it then takes that long.
@@ -76,6 +79,18 @@ func TestPollsForAnswer(t *testing.T) {
 	require.NoError(t, err)
 
 	read = ask()
+	c.mu.Lock()
+	c.deaf = true // as by CloseRead, while a poll was at something and heard nothing of it
+	c.mu.Unlock()
+	require.Equal(t, result{0, io.EOF}, s.await(read))
+	c.mu.Lock()
+	c.deaf = false
+	c.mu.Unlock()
+	p.data(10)
+	_, err = c.Read(make([]byte, 10))
+	require.NoError(t, err)
+
+	read = ask()
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, s.await(read).err, net.ErrClosed)
 	require.False(t, polling.taken.Load())
@@ -86,35 +101,99 @@ func TestPollsForAnswer(t *testing.T) {
 func TestPollsWhereThereIsRoom(t *testing.T) {
 	s, c, p := pollScene(t)
 	setMaxPoll(t, c, time.Hour)
-	for _, take := range []func() (free func()){
-		func() func() {
-			n := c.poller.processors
-			polling.served.Add(n)
-			return func() { polling.served.Add(-n) }
-		},
-		func() func() {
-			polling.taken.Store(true)
-			return func() { polling.taken.Store(false) }
-		},
-	} {
+	ask := func() chan result {
 		_, err := c.Write([]byte{1})
 		require.NoError(t, err)
-		free := take()
-		read := reading(c, make([]byte, 10))
-		requireAsleep(t, c, func() bool { return c.in.reading > 0 })
-		free()
+		return reading(c, make([]byte, 10))
+	}
+	answer := func(read chan result) {
 		p.data(10)
 		require.Equal(t, result{10, nil}, s.await(read))
 	}
-	_, err := c.Write([]byte{1})
-	require.NoError(t, err)
-	read := reading(c, make([]byte, 10))
+	sleeps := func() { // somebody for the Read, who does not poll
+		t.Helper()
+		requireAsleep(t, c, func() bool { return c.in.reading > 0 })
+		before := s.device.Calls(verbstest.Poll)
+		time.Sleep(20 * time.Millisecond)
+		require.Less(t, s.device.Calls(verbstest.Poll), before+10)
+	}
+
+	polling.served.Add(c.poller.processors)
+	read := ask()
+	sleeps()
+	require.False(t, polling.taken.Load())
+	answer(read)
+	polling.served.Store(0)
+
+	polling.taken.Store(true)
+	read = ask()
+	sleeps()
+	answer(read)
+	polling.taken.Store(false)
+
+	read = ask()
 	requirePolling(t, c)
 	polling.served.Add(c.poller.processors)
 	require.True(t, eventually(func() bool { return !polling.taken.Load() }))
-	polling.served.Add(-c.poller.processors)
+	polling.served.Store(0)
+	answer(read)
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.Zero(t, c.poller.rests, "none of it was in vain")
+}
+
+// A Read that has something to take does not wait for an answer, whatever it waits for.
+func TestPollsForNoPieces(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	setWithdrawWithin(t, 10*time.Millisecond)
+	s := newSceneOn(t, newModest(t, 1<<20, 1<<14, true))
+	c, p := s.transferConns(true, false)
+	setMaxPoll(t, c, time.Hour)
+	p.start(false, 1<<20)
+	require.True(t, eventually(c.locked(func() bool { return c.unread.Len() > 0 })))
+	_, err := c.Write([]byte{1})
+	require.NoError(t, err)
+	reading(c, make([]byte, 1<<20))
+	p.told(transferGrant)
+	requireAsleep(t, c, func() bool { return c.in.reading > 0 })
+	require.False(t, polling.taken.Load())
+}
+
+// What is being served does not count any more when its connection is dead, and nobody
+// has closed it yet.
+func TestDeadIsNotServed(t *testing.T) {
+	_, c, p := pollScene(t)
 	p.data(10)
-	require.Equal(t, result{10, nil}, s.await(read))
+	require.True(t, eventually(c.locked(func() bool { return c.unread.Len() > 0 })))
+	p.close()
+	require.True(t, eventually(func() bool {
+		return polling.served.Load() == 0 && c.locked(func() bool { return c.dead != nil && !c.leading })()
+	}))
+}
+
+// One goroutine that asks several peers in turn polls for all of them.
+func TestPollsInTurns(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	s := newSceneOn(t, newModest(t, 1<<20, 1<<14, true))
+	s.cfg.LingerTimeout = -1
+	var conns [3]*Conn
+	var peers [3]*badPeer
+	for i := range conns {
+		conns[i], peers[i] = s.conns(true, nil)
+		setMaxPoll(t, conns[i], time.Hour)
+	}
+	for range 3 {
+		for i, c := range conns {
+			_, err := c.Write([]byte{1})
+			require.NoError(t, err)
+			read := reading(c, make([]byte, 10))
+			requirePolling(t, c)
+			peers[i].await()
+			peers[i].data(10)
+			require.Equal(t, result{10, nil}, s.await(read))
+		}
+	}
 }
 
 // Nobody polls who is not to, or has no use for it.
@@ -171,9 +250,7 @@ func TestPacketPollsForAnswer(t *testing.T) {
 			_, err := server.WriteTo([]byte("y"), client.LocalAddr())
 			require.NoError(t, err)
 		}
-		client.rmu.Lock()
 		l.spoke.Store(false)
-		client.rmu.Unlock()
 		done := read()
 		require.True(t, eventually(asleep), "nothing was asked")
 		answer()
@@ -185,14 +262,22 @@ func TestPacketPollsForAnswer(t *testing.T) {
 		maxPoll, l.poller.usual, l.poller.rests = time.Hour, time.Hour, [2]rest{}
 		client.rmu.Unlock()
 		for _, end := range []func(){answer, func() { client.SetReadDeadline(past) }} {
+			require.True(t, eventually(func() bool { // a keeper leads
+				client.rmu.Lock()
+				defer client.rmu.Unlock()
+				return l.kept && l.sleeping
+			}))
 			_, err := client.Write([]byte("x"))
 			require.NoError(t, err)
+			l.recvCQ.Interrupt() // and has had to look, as for a stray
 			done := read()
 			require.True(t, eventually(polling.taken.Load))
+			require.Equal(t, rest{}, l.poller.rests[short])
 			end()
 			<-done
 			require.False(t, polling.taken.Load())
 		}
+		require.NotZero(t, l.poller.rests[l.poller.kind].next, "a deadline is no answer")
 		require.NoError(t, client.Close())
 		require.NoError(t, server.Close())
 		require.Zero(t, polling.served.Load())
@@ -205,7 +290,7 @@ func (p *poller) waitFor(d time.Duration) (polled bool) {
 	window := p.begin(true)
 	p.began = p.began.Add(-min(d, window))
 	if window > 0 {
-		p.polled(d < window, d >= window)
+		p.polled(d < window, false)
 	}
 	p.began = p.began.Add(min(d, window) - d)
 	p.end(true, false)
@@ -271,7 +356,7 @@ func TestPollGoesOn(t *testing.T) {
 	p := poller{processors: 2, usual: usualPoll}
 	defer p.end(false, true)
 	require.Positive(t, p.begin(true))
-	p.polled(false, false)
+	p.polled(false, false) // it gave way
 	began := p.began
 	p.end(false, false)
 	require.Zero(t, p.begin(true), "it has slept")

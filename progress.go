@@ -40,7 +40,7 @@ func (c *Conn) await(cond *sync.Cond, waiting *int) {
 				return
 			}
 		}
-		if c.keeping && answer && c.poller.able() {
+		if c.keeping && answer && c.poller.wants() {
 			c.rouse() // the keeper, which does not poll
 		}
 		*waiting++
@@ -52,8 +52,11 @@ func (c *Conn) await(cond *sync.Cond, waiting *int) {
 	c.pass()
 }
 
-// answerDue reports whether something was sent since the peer has last sent something.
-func (c *Conn) answerDue() bool { return c.stats.MessagesSent != c.spoken }
+// answerDue reports whether a Read that waits does so for an answer: something was sent
+// since the peer has last sent something, and there is nothing to read.
+func (c *Conn) answerDue() bool {
+	return c.stats.MessagesSent != c.spoken && !c.answered() && !c.stopsReading()
+}
 
 // answered reports whether there is something to read, or never will be.
 func (c *Conn) answered() bool { return c.unread.Len() > 0 || c.eof }
@@ -77,7 +80,7 @@ func (c *Conn) lead(answer bool) {
 	if !c.polls(c.poller.begin(answer)) {
 		c.sleep()
 	}
-	c.poller.end(c.answered(), c.closed)
+	c.poller.end(c.answered(), c.closed || c.dead != nil)
 	c.leading = false
 	if !c.closed {
 		c.seat.Vacant()
@@ -130,8 +133,8 @@ func (c *Conn) polls(d time.Duration) (done bool) {
 		return !c.stopping() && c.spin(c.set.busyPoll, false)
 	}
 	if d > 0 {
-		done = !c.stopping() && c.spin(d, true)
-		c.poller.polled(c.answered(), !done)
+		done = c.spin(d, true)
+		c.poller.polled(c.answered(), c.readDue.expired)
 	}
 	return done
 }
@@ -139,7 +142,8 @@ func (c *Conn) polls(d time.Duration) (done bool) {
 // spin polls for d. answer says that only an answer will do, and only while there is room.
 func (c *Conn) spin(d time.Duration, answer bool) (done bool) {
 	for start, on := time.Now(), true; on; {
-		if c.poll() > 0 && (!answer || c.answered()) || c.stopping() {
+		done = c.poll() > 0 || done // who waits sees to what that makes due
+		if !answer && (done || c.stopping()) || answer && (c.answered() || c.stopsReading()) {
 			return true
 		}
 		c.sleeping = true
@@ -151,7 +155,7 @@ func (c *Conn) spin(d time.Duration, answer bool) (done bool) {
 		}
 		c.sleeping = false
 	}
-	return false
+	return done
 }
 
 // stopping reports whether some who wait have a reason not to.
@@ -279,6 +283,9 @@ func (c *Conn) keep() {
 			c.lead(false)
 			c.keeping = false
 		}
+	}
+	if c.dead != nil && !c.leading {
+		c.poller.fall(false) // nobody may ever look at it again
 	}
 	c.pass()
 }

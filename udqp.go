@@ -58,7 +58,7 @@ type udQP struct {
 	reposts  [32]ibv.RecvWR
 	slots    []ibv.SGE // of the receives
 
-	spoke atomic.Bool // has sent something since somebody last waited
+	spoke atomic.Bool // has sent something since something last came
 
 	groups map[netip.Addr]*udGroup // under joining
 
@@ -190,12 +190,12 @@ func (l *udQP) event(e ibv.Event) {
 func (l *udQP) lead() {
 	l.leading = true
 	l.seat.Taken()
-	answer := l.spoke.Swap(false) && !l.kept && !l.alone
+	answer := l.spoke.Load() && !l.kept && !l.alone && l.p.quiet()
 	if !l.polls(l.poller.begin(answer)) {
 		l.sleep()
 	}
 	gone := l.p.closed.Load() || l.dropped
-	l.poller.end(!l.p.quiet(), gone)
+	l.poller.end(l.p.in.len() > 0, gone)
 	l.leading = false
 	switch {
 	case gone:
@@ -213,7 +213,7 @@ func (l *udQP) polls(d time.Duration) (done bool) {
 	}
 	if d > 0 {
 		done = l.spin(d, true)
-		l.poller.polled(!l.p.quiet(), !done)
+		l.poller.polled(l.p.in.len() > 0, l.p.readDue.expired)
 	}
 	return done
 }
@@ -306,6 +306,9 @@ func (l *udQP) poll() (total int) {
 		if n < len(l.wcs) || l.p.in.len() > 0 && !l.kept {
 			break
 		}
+	}
+	if l.p.in.len() > 0 {
+		l.spoke.Store(false)
 	}
 	l.p.rouse()
 	return total
@@ -402,12 +405,12 @@ func (l *udQP) stage(b []byte, w *way) error {
 // flush posts what is staged and returns how many, the last ones, were not.
 func (l *udQP) flush() (unsent int, err error) {
 	k := l.staged
+	l.spoke.Store(true)
 	n, err := l.qp.PostSend(l.sendWR[:k])
 	clear(l.sendSGE[:k])
 	clear(l.sendWR[:k])
 	l.staged = 0
 	l.posted += uint64(n)
-	l.spoke.Store(true)
 	switch {
 	case errors.Is(err, ibv.ErrQueueFull):
 		err = errNoRoom
@@ -541,7 +544,7 @@ func (l *udQP) drain(until time.Time) {
 // close releases everything, in the order that verbs want. Once it has groups the caller
 // holds joining.
 func (l *udQP) close() (err error) {
-	l.poller.rise(false)
+	l.poller.fall(false)
 	for group := range l.groups {
 		err = errors.Join(err, l.leave(group))
 	}
