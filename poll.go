@@ -87,11 +87,12 @@ func (p *poller) begin(answer bool) time.Duration {
 	if !p.able() {
 		return 0
 	}
-	polls := answer && p.wants() && polling.taken.CompareAndSwap(false, true)
-	if answer && p.began.IsZero() {
+	fresh := answer && p.began.IsZero()
+	polls := fresh && p.wants() && polling.taken.CompareAndSwap(false, true)
+	if fresh {
 		p.began = time.Now()
 	}
-	p.fall(answer)
+	p.fall(fresh)
 	if !polls {
 		return 0
 	}
@@ -142,11 +143,11 @@ func (p *poller) end(came, gone bool) {
 	}
 }
 
-// fall says that what was being served, if it was, is so no more. answer says that
-// somebody waits here for an answer. Who asks here after something has come elsewhere has
-// gone on from there: a goroutine may ask several peers in turn.
-func (p *poller) fall(answer bool) {
-	if !p.served && !answer {
+// fall says that what was being served, if it was, is so no more. asked says that
+// somebody begins to wait here for an answer. Who does so after something has come
+// elsewhere has gone on from there: a goroutine may ask several peers in turn.
+func (p *poller) fall(asked bool) {
+	if !p.served && !asked {
 		return
 	}
 	p.served = false
