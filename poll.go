@@ -14,9 +14,10 @@ import (
 // an RDMA device polls first, where that is likely to pay:
 //
 //  1. For a few times as long as what came in time took to come.
-//  2. Not after waits like the one before were polled for in vain: ever more of them
-//     sleep at once. Those that follow a short wait and those that follow a long one
-//     are told apart, as calls come in turns: a request, its answer, a pause.
+//  2. Not after waits like the one before were polled for in vain, or hardly shorter than
+//     those that slept: ever more of them sleep at once. Those that follow a short wait
+//     and those that follow a long one are told apart, as calls come in turns: a request,
+//     its answer, a pause.
 //  3. One goroutine of the process at a time, and only while the connections that are
 //     being served are fewer than half as many as the processors.
 //
@@ -28,13 +29,18 @@ type poller struct {
 	processors int32 // 0: it never polls
 	served     bool  // counted in polling.served
 	began      time.Time
-	usual      time.Duration // that polls take which find something
+	usual      time.Duration // that polls take which pay
+	tried      bool          // this wait was polled for
 	kind       int           // of the wait: what the one before was, short or long
 	rests      [2]rest       // by kind
 }
 
 // rest is how often to sleep without polling.
-type rest struct{ left, next int }
+type rest struct {
+	left, next int
+	polls      int
+	slept      time.Duration // what waits take that sleep, 0 if that is not known
+}
 
 const (
 	short = iota
@@ -46,6 +52,11 @@ const (
 	pollTimes = 8                     // the usual
 	minPoll   = 50 * time.Microsecond
 	maxRest   = 63
+
+	// Polls that take less pay in any case. Of the others one in compareEvery sleeps, to
+	// be compared with.
+	paysWithin   = 50 * time.Microsecond
+	compareEvery = 32
 )
 
 var maxPoll = time.Millisecond
@@ -76,6 +87,10 @@ func (p *poller) wants() bool {
 	case r.left > 0:
 		r.left--
 		return false
+	case p.usual > paysWithin:
+		if r.polls++; r.polls%compareEvery == 0 {
+			return false
+		}
 	}
 	return !polling.taken.Load()
 }
@@ -96,6 +111,7 @@ func (p *poller) begin(answer bool) time.Duration {
 	if !polls {
 		return 0
 	}
+	p.tried = true
 	return p.window()
 }
 
@@ -114,10 +130,10 @@ func (p *poller) polled(came, expired bool) {
 	polling.taken.Store(false)
 	r, d := &p.rests[p.kind], time.Since(p.began)
 	switch {
-	case came:
+	case came && (d <= paysWithin || r.slept == 0 || 10*d <= 9*r.slept):
 		p.usual += (d - p.usual) / 8
 		r.next = 0
-	case expired, d >= p.window():
+	case came, expired, d >= p.window():
 		r.left, r.next = r.next, min(2*r.next+1, maxRest)
 	}
 }
@@ -128,11 +144,19 @@ func (p *poller) end(came, gone bool) {
 		return
 	}
 	if came && !p.began.IsZero() {
+		d, r := time.Since(p.began), &p.rests[p.kind]
+		switch {
+		case p.tried:
+		case r.slept == 0:
+			r.slept = d
+		default:
+			r.slept += (d - r.slept) / 4
+		}
 		p.kind = short
-		if time.Since(p.began) > p.window() {
+		if d > p.window() {
 			p.kind = long
 		}
-		p.began = time.Time{}
+		p.began, p.tried = time.Time{}, false
 	}
 	switch {
 	case gone:

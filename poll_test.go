@@ -140,7 +140,7 @@ func TestPollsWhereThereIsRoom(t *testing.T) {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	require.Zero(t, c.poller.rests, "none of it was in vain")
+	require.Zero(t, c.poller.rests[short].next+c.poller.rests[long].next, "none of it was in vain")
 }
 
 // A Read that has something to take does not wait for an answer, whatever it waits for.
@@ -259,7 +259,8 @@ func TestPacketPollsForAnswer(t *testing.T) {
 		old := maxPoll
 		defer func() { maxPoll = old }()
 		client.rmu.Lock()
-		maxPoll, l.poller.usual, l.poller.rests = time.Hour, time.Hour, [2]rest{}
+		maxPoll = time.Hour
+		l.poller.usual, l.poller.rests = time.Hour, [2]rest{}
 		client.rmu.Unlock()
 		for _, end := range []func(){answer, func() { client.SetReadDeadline(past) }} {
 			require.True(t, eventually(func() bool { // a keeper leads
@@ -272,7 +273,7 @@ func TestPacketPollsForAnswer(t *testing.T) {
 			l.recvCQ.Interrupt() // and has had to look, as for a stray
 			done := read()
 			require.True(t, eventually(polling.taken.Load))
-			require.Equal(t, rest{}, l.poller.rests[short])
+			require.Zero(t, l.poller.rests[short].next)
 			end()
 			<-done
 			require.False(t, polling.taken.Load())
@@ -311,6 +312,33 @@ func TestPollsInVain(t *testing.T) {
 	require.Equal(t, time.Duration(usualPoll), p.usual)
 }
 
+// Where answers take so long that sleeping makes them hardly later, they are not polled
+// for; where it makes them much later they are.
+func TestPollsWherePays(t *testing.T) {
+	for _, tt := range []struct {
+		sleeping time.Duration // what a wait takes then, which takes 150 us polling
+		pays     bool
+	}{{155 * time.Microsecond, false}, {200 * time.Microsecond, true}} {
+		p := poller{processors: 2, usual: usualPoll}
+		polled := 0
+		for range 1000 {
+			d := 150 * time.Microsecond
+			if p.rests[p.kind].left > 0 || p.usual > paysWithin && (p.rests[p.kind].polls+1)%compareEvery == 0 {
+				d = tt.sleeping
+			}
+			if p.waitFor(d) {
+				polled++
+			}
+		}
+		p.end(false, true)
+		if tt.pays {
+			require.Greater(t, polled, 900)
+		} else {
+			require.Less(t, polled, 150)
+		}
+	}
+}
+
 // The answer to a call is polled for, and not the pause before the next, be they mixed
 // as they are.
 func TestPollsByTurns(t *testing.T) {
@@ -343,11 +371,7 @@ func TestPollWindow(t *testing.T) {
 		require.True(t, p.waitFor(30*time.Microsecond))
 	}
 	require.InDelta(t, 240*time.Microsecond, p.window(), float64(80*time.Microsecond))
-	for d := time.Duration(30); d < 300; d += 10 {
-		for range 20 {
-			p.waitFor(d * time.Microsecond)
-		}
-	}
+	p.usual = time.Second
 	require.Equal(t, maxPoll, p.window())
 }
 
