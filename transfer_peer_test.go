@@ -1398,10 +1398,13 @@ func TestTransferOverForLeader(t *testing.T) {
 	c, p := s.transferConns(false, false)
 	wrote := writing(c, pattern(1, 100000))
 	p.offered(false)
-	requireAsleep(t, c, func() bool { return true })
-	c.mu.Lock()
-	c.send.posting = true // as if somebody did
-	c.mu.Unlock()
+	requireAsleep(t, c, func() bool {
+		if c.send.posting { // by the Write itself, which the peer has heard already
+			return false
+		}
+		c.send.posting = true // as if somebody did
+		return true
+	})
 	c.SetWriteDeadline(time.Now())
 	requireAsleep(t, c, func() bool { return c.out.withdraw != nil })
 	c.mu.Lock()
