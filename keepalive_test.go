@@ -192,6 +192,9 @@ func TestKeepAliveDuringPost(t *testing.T) {
 	pass(t, b, a)
 	wrote := outOfCredits(t, a, b)
 	a.mu.Lock()
+	for a.send.posting {
+		a.waitPosted()
+	}
 	a.send.posting = true // as if somebody did
 	a.mu.Unlock()
 	asked := make(chan struct{})

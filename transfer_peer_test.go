@@ -851,6 +851,9 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 			}
 
 			c.mu.Lock() // the reader hears of all of it at once
+			for c.send.posting {
+				c.waitPosted()
+			}
 			c.send.posting = true
 			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: first.Length})
 			p.withdraw(false, 1, 0)
@@ -1128,6 +1131,9 @@ func TestTransferWithdrawnUnderReadMsg(t *testing.T) {
 			p.told(transferGrant)
 
 			c.mu.Lock() // the reader hears of all of it at once
+			for c.send.posting {
+				c.waitPosted()
+			}
 			c.send.posting = true
 			p.withdraw(false, 1, transferCut)
 			p.begin(false, 2, len(b)+1, 0, 0)
