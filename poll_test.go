@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
 // setMaxPoll bounds how long c polls for answers, to which it then takes that long.
@@ -34,6 +32,14 @@ func pollScene(t *testing.T) (*scene, *Conn, *badPeer) {
 	return s, c, p
 }
 
+// asking sends something and reads the answer.
+func asking(t *testing.T, c *Conn) chan result {
+	t.Helper()
+	_, err := c.Write([]byte{1})
+	require.NoError(t, err)
+	return reading(c, make([]byte, 10))
+}
+
 func requirePolling(t *testing.T, c *Conn) {
 	t.Helper()
 	require.True(t, eventually(func() bool {
@@ -46,9 +52,7 @@ func TestPollsForAnswer(t *testing.T) {
 	s, c, p := pollScene(t)
 	setMaxPoll(t, c, time.Hour)
 	ask := func() chan result {
-		_, err := c.Write([]byte{1})
-		require.NoError(t, err)
-		read := reading(c, make([]byte, 10))
+		read := asking(t, c)
 		requirePolling(t, c)
 		return read
 	}
@@ -101,37 +105,30 @@ func TestPollsForAnswer(t *testing.T) {
 func TestPollsWhereThereIsRoom(t *testing.T) {
 	s, c, p := pollScene(t)
 	setMaxPoll(t, c, time.Hour)
-	ask := func() chan result {
-		_, err := c.Write([]byte{1})
-		require.NoError(t, err)
-		return reading(c, make([]byte, 10))
-	}
 	answer := func(read chan result) {
 		p.data(10)
 		require.Equal(t, result{10, nil}, s.await(read))
 	}
-	sleeps := func() { // somebody for the Read, who does not poll
-		t.Helper()
-		requireAsleep(t, c, func() bool { return c.in.reading > 0 })
-		before := s.device.Calls(verbstest.Poll)
-		time.Sleep(20 * time.Millisecond)
-		require.Less(t, s.device.Calls(verbstest.Poll), before+10)
-	}
+	waits := func() bool { return c.in.reading > 0 && (c.readers > 0 || !c.keeping) }
 
 	polling.served.Add(c.poller.processors)
-	read := ask()
-	sleeps()
+	read := asking(t, c)
+	requireAsleep(t, c, waits)
 	require.False(t, polling.taken.Load())
 	answer(read)
 	polling.served.Store(0)
 
 	polling.taken.Store(true)
-	read = ask()
-	sleeps()
+	read = asking(t, c)
+	requireAsleep(t, c, waits)
 	answer(read)
 	polling.taken.Store(false)
 
-	read = ask()
+	c.mu.Lock()
+	require.Equal(t, time.Hour, c.poller.usual, "a poll has found an answer")
+	c.mu.Unlock()
+
+	read = asking(t, c)
 	requirePolling(t, c)
 	polling.served.Add(c.poller.processors)
 	require.True(t, eventually(func() bool { return !polling.taken.Load() }))
@@ -185,9 +182,7 @@ func TestPollsInTurns(t *testing.T) {
 	}
 	for range 3 {
 		for i, c := range conns {
-			_, err := c.Write([]byte{1})
-			require.NoError(t, err)
-			read := reading(c, make([]byte, 10))
+			read := asking(t, c)
 			requirePolling(t, c)
 			peers[i].await()
 			peers[i].data(10)
