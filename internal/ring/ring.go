@@ -24,11 +24,7 @@ func (r *Ring[T]) Push(v T) { *r.Next() = v }
 // it holds can be used again.
 func (r *Ring[T]) Next() *T {
 	if r.n == len(r.buf) {
-		buf := make([]T, max(4, 2*len(r.buf)))
-		for i := range r.n {
-			buf[i] = *r.At(i)
-		}
-		r.buf, r.head = buf, 0
+		r.resize(max(4, 2*len(r.buf)))
 	}
 	r.n++
 	return r.At(r.n - 1)
@@ -51,4 +47,27 @@ func (r *Ring[T]) Pop() T {
 func (r *Ring[T]) Drop() {
 	r.head = (r.head + 1) & (len(r.buf) - 1)
 	r.n--
+}
+
+// Trim gives back the memory that the elements there are do not need, also what Drop
+// has left to a later Next.
+func (r *Ring[T]) Trim() {
+	size := 4
+	for size < r.n {
+		size *= 2
+	}
+	switch {
+	case r.n == 0:
+		r.buf, r.head = nil, 0
+	case size < len(r.buf):
+		r.resize(size)
+	}
+}
+
+func (r *Ring[T]) resize(size int) {
+	buf := make([]T, size)
+	for i := range r.n {
+		buf[i] = *r.At(i)
+	}
+	r.buf, r.head = buf, 0
 }

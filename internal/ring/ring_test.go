@@ -16,6 +16,12 @@ func TestRingAgainstSlice(t *testing.T) {
 			}
 			model = model[1:]
 		}
+		if i%13 == 0 {
+			r.Trim()
+			if max(4, 2*len(model)) < len(r.buf) {
+				t.Fatalf("%d elements keep memory for %d", len(model), len(r.buf))
+			}
+		}
 		if r.Len() != len(model) {
 			t.Fatalf("length %d, want %d", r.Len(), len(model))
 		}
