@@ -7,16 +7,20 @@
 // call of a Go function does that has no loop.
 package ccall
 
-// The runtime's own way for this (asmcgocall) cannot be reached from outside. So C gets a stack of ours,
-// as a goroutine's is too small. What makes that sound:
+// The second half of a call by cgo is runtime.asmcgocall, which runs C on the thread's own stack. Package
+// runtime uses it alone for the C functions that it needs itself, and so does Call. What follows from it:
 //
-//   - Nothing preempts the goroutine in C: the runtime takes a place for safe only in Go
-//     code. Garbage collections wait until it is back, so its stack is not scanned meanwhile, nor moved.
-//   - Signal handlers run on a stack of their own; the profiler's finds no Go function at the PC
-//     and accounts the time to code outside Go.
-//   - The C ABI leaves alone what the runtime keeps in registers and thread-local memory.
+//   - Nothing preempts the goroutine in C. Garbage collections wait until it is back, so its stack is
+//     not scanned meanwhile, nor moved.
+//   - C has as much stack as with cgo, and takes no memory for it.
+//   - A fault in C, the overflow of its stack included, ends the process as with cgo: with the signal,
+//     its address, and the stacks of all goroutines, the caller's first.
+//   - The profiler finds no Go function at the PC and accounts the time to code outside Go.
 //
-// A fault in C, which cgo would have turned into a fatal error, ends the process here too.
-// The sanitizers know nothing of such stacks, the race detector has to be told that C may order what
-// goroutines do, and other processors have no code for it here: there it is a call by cgo. The
+// The name is reached by linkname. The linker permits that because the runtime's Go code calls the same
+// function, but Go does not promise it. So only the versions of Go that the tests have passed with are built
+// this way; a newer one calls by cgo until its number is raised in direct.go and cgo.go.
+//
+// The sanitizers know nothing of such calls, the race detector has to be told that C may order what
+// goroutines do, and other processors were not tried: there it is a call by cgo as well. The
 // build tag rdmanet_cgocall asks for that everywhere.

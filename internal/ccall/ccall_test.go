@@ -4,11 +4,13 @@ package ccall
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
 	"runtime/pprof"
 	"runtime/trace"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -29,7 +31,7 @@ func TestCall(t *testing.T) {
 }
 
 func TestCallDeep(t *testing.T) {
-	n := uintptr(254 << 10) // as much as it says it has, but for what the call itself takes
+	n := uintptr(254 << 10) // more than a goroutine's stack begins with
 	require.EqualValues(t, 1, Call(ccalltest.Deep, unsafe.Pointer(&n)))
 }
 
@@ -131,33 +133,76 @@ func grow(depth int, a, b int64) int64 {
 	return sum
 }
 
-// A fault in C, and a stack that is used up, end the process: no recover goes on
-// with memory that C has left half changed.
+// childEnv names what a test is to do as the child process that it has started.
+const childEnv = "CCALL_CHILD"
+
+// child runs the test once more, in a process that calls do and ends. It returns what that process has printed.
+func child(t *testing.T, do func()) (string, error) {
+	if os.Getenv(childEnv) == t.Name() {
+		do()
+		os.Exit(0)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^"+strings.ReplaceAll(t.Name(), "/", "$/^")+"$")
+	cmd.Env = append(os.Environ(), childEnv+"="+t.Name(), "GOTRACEBACK=single")
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// A fault in C, and a stack that is used up, end the process: no recover goes on with memory that
+// C has left half changed. What the process prints names the signal and shows who has called C, and
+// where the other goroutines are. Of a stack that is used up it names the signal at least: Go's
+// runtime prints the stack's memory first, as it does for cgo, and on threads other than the first
+// one it may meet the guard page there.
 func TestCallFaultIsFatal(t *testing.T) {
+	null, nowhere := uintptr(8), uintptr(0x10_0000_1238)
 	for name, fault := range map[string]func(){
-		"address": func() {
-			var nowhere uintptr = 8
-			Call(ccalltest.Crash, unsafe.Pointer(&nowhere))
-		},
-		"stack": func() {
-			n := uintptr(16 << 20)
-			Call(ccalltest.Deep, unsafe.Pointer(&n))
-		},
+		"null":     func() { Call(ccalltest.Crash, unsafe.Pointer(&null)) },
+		"address":  func() { Call(ccalltest.Crash, unsafe.Pointer(&nowhere)) },
+		"below":    func() { Call(ccalltest.CrashBelow, unsafe.Pointer(&null)) },
+		"function": func() { Call(nil, nil) },
+		"stack":    func() { Call(ccalltest.Overflow, unsafe.Pointer(&null)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if os.Getenv("CCALL_FAULT") == name {
+			out, err := child(t, func() {
+				idle := make(chan int)
+				go func() { idle <- 0; bystander(idle) }()
+				<-idle
 				defer func() {
 					recover()
 					os.Exit(0)
 				}()
 				fault()
-				os.Exit(0)
-			}
-			cmd := exec.Command(os.Args[0], "-test.run", t.Name())
-			cmd.Env = append(os.Environ(), "CCALL_FAULT="+name)
-			out, err := cmd.CombinedOutput()
+			})
 			var exit *exec.ExitError
 			require.ErrorAs(t, err, &exit, "%s", out)
+			require.Contains(t, out, "SIGSEGV: segmentation violation")
+			if name == "stack" {
+				return
+			}
+			require.Contains(t, out, "internal/ccall.TestCallFaultIsFatal", "the caller's stack")
+			require.Contains(t, out, "internal/ccall.bystander", "another goroutine's stack")
+			if name == "address" {
+				require.Contains(t, out, "addr=0x1000001238")
+			}
 		})
 	}
+}
+
+func bystander(idle chan int) { idle <- 1 }
+
+// Where no memory can be mapped any more C is called all the same.
+func TestCallWithoutMemory(t *testing.T) {
+	out, err := child(t, func() {
+		s := ccalltest.NewSum(40, 2)
+		// The process has more than that already, so every mapping is refused from here on.
+		if err := syscall.Setrlimit(syscall.RLIMIT_AS, &syscall.Rlimit{Cur: 1, Max: 1}); err != nil {
+			fmt.Println("setrlimit:", err)
+			os.Exit(1)
+		}
+		Call(ccalltest.AddUp, unsafe.Pointer(&s))
+		sum, _ := ccalltest.Result(&s)
+		os.Stdout.WriteString([]string{"wrong", "right"}[sum/42])
+	})
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, "right", out)
 }

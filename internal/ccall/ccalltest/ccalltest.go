@@ -81,6 +81,21 @@ int ct_crash(void *arg)
 {
 	return *(volatile int *)*(void **)arg;
 }
+
+// ct_crash_below crashes in a function that another one has called.
+int __attribute__((noinline)) ct_crash_below(void *arg)
+{
+	volatile int n = ct_crash(arg);
+	return n + 1;
+}
+
+// ct_overflow calls itself until its stack is used up. It has more to do after each call than to return.
+int __attribute__((noinline)) ct_overflow(void *arg)
+{
+	volatile char bytes[256];
+	bytes[0] = arg != NULL;
+	return ct_overflow(arg) + bytes[0];
+}
 */
 import "C"
 
@@ -105,6 +120,10 @@ var (
 	Told = unsafe.Pointer(C.ct_told)
 	// Crash reads from the address that it is given.
 	Crash = unsafe.Pointer(C.ct_crash)
+	// CrashBelow does so in a function that another one has called.
+	CrashBelow = unsafe.Pointer(C.ct_crash_below)
+	// Overflow calls itself until the stack is used up.
+	Overflow = unsafe.Pointer(C.ct_overflow)
 )
 
 // Result returns what AddUp has set.
