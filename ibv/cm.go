@@ -113,6 +113,15 @@ type ID interface {
 	Close() error
 }
 
+// Unsender is implemented by the IDs of devices whose sends complete while their bytes
+// are still on this host, in the buffers of the kernel for instance.
+type Unsender interface {
+	// Unsent returns how many bytes of what was posted have not left the host yet, as
+	// far as the device can tell: those would be lost if the process ended now. It may
+	// be called at any time, also of a connection that is over.
+	Unsent() int
+}
+
 // ConnParam is what the two ends tell each other at set-up, after struct
 // rdma_conn_param.
 type ConnParam struct {

@@ -46,6 +46,8 @@
 //   - Objects are released children first: QP, then CQ, MR and AH, then PD. The
 //     other order is refused with an error that matches [ErrBusy].
 //
+// A queue pair may have more than [QP] asks for: see [IdleQP].
+//
 // What a device lacks (see [DeviceAttr]) is refused with an error that matches
 // [errors.ErrUnsupported].
 package ibv

@@ -59,6 +59,19 @@ type QP interface {
 	Close() error
 }
 
+// An IdleQP is a queue pair that can give memory back while nothing is to be expected:
+// an optional interface of [QP], which the software device has. An adapter reads the
+// addresses of its receives when it likes, and its queues have the length that they were
+// made with.
+type IdleQP interface {
+	// Idle gives back what the queues and completion queues have grown by, and calls
+	// unused with the memory of each receive that is posted and has not been begun on.
+	// None is begun on before unused has returned, so that it may give the pages
+	// back to the system, if the memory is such as comes back by itself when it is
+	// touched again. unused must not call methods of the queue pair.
+	Idle(unused func(buf []byte))
+}
+
 // QPCap holds the capacities of a queue pair, after struct ibv_qp_cap.
 type QPCap struct {
 	MaxSendWR  int // work requests in the send queue

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -49,7 +50,7 @@ func (p *Provider) Resolve(ctx context.Context, local, remote netip.AddrPort) (i
 		return nil, err
 	}
 	if !remote.Addr().IsValid() || remote.Port() == 0 {
-		return nil, fmt.Errorf("%s: resolve %v: %w", Name, remote, syscall.EADDRNOTAVAIL)
+		return nil, fmt.Errorf("%s: resolve %v: %w", Name, remote, errno.EADDRNOTAVAIL)
 	}
 	return &id{dev: p.dev, local: local, remote: remote}, nil
 }
@@ -198,7 +199,7 @@ func (i *id) initiate(conn *net.TCPConn, param *ibv.ConnParam) (s setup, reply i
 		return s, reply, fmt.Errorf("MPA reply: %w", err)
 	}
 	if reply.Reject {
-		return s, reply, &ibv.RejectError{Private: reply.Private, Text: "refused by its program", Err: syscall.ECONNREFUSED}
+		return s, reply, &ibv.RejectError{Private: reply.Private, Text: "refused by its program", Err: errno.ECONNREFUSED}
 	}
 	if reply.Markers {
 		return s, reply, errMarkers
@@ -250,7 +251,7 @@ func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
 		k, err := conn.Read(buf[n:])
 		n += k
 		if err == io.EOF {
-			err = fmt.Errorf("closed during MPA start-up, as by a peer that does not speak iWARP or has given up: %w", syscall.ECONNRESET)
+			err = fmt.Errorf("closed during MPA start-up, as by a peer that does not speak iWARP or has given up: %w", errno.ECONNRESET)
 		}
 		if err != nil {
 			return iwarpwire.Start{}, err
@@ -386,6 +387,21 @@ func (i *id) Disconnect() error {
 	}
 	q.link.Load().disconnect()
 	return nil
+}
+
+// Unsent implements ibv.Unsender: sends complete when the kernel has them.
+func (i *id) Unsent() int {
+	i.mu.Lock()
+	q := i.qp
+	i.mu.Unlock()
+	if q == nil {
+		return 0
+	}
+	l := q.link.Load()
+	if l == nil {
+		return 0
+	}
+	return l.unsent()
 }
 
 func (i *id) Close() error {

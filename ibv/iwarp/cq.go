@@ -147,6 +147,13 @@ func (c *cq) Poll(wcs []ibv.WC) (int, error) {
 	return n, nil
 }
 
+// trim gives back what the ring has grown by.
+func (c *cq) trim() {
+	c.mu.Lock()
+	c.ring.Trim()
+	c.mu.Unlock()
+}
+
 func (c *cq) Arm(solicitedOnly bool) error {
 	want := armedAny
 	if solicitedOnly {

@@ -368,6 +368,30 @@ func (q *qp) pushRecv(wr *ibv.RecvWR) error {
 	return nil
 }
 
+// Idle implements ibv.IdleQP. What is in the receive queue has no byte yet: a receive
+// leaves it before the first one is put into its memory.
+func (q *qp) Idle(unused func(buf []byte)) {
+	if q.closed.Load() {
+		return
+	}
+	q.rq.mu.Lock()
+	for i := range q.rq.reqs.Len() {
+		for _, s := range q.rq.reqs.At(i).sgl() {
+			unused(s.buf)
+		}
+	}
+	q.rq.reqs.Trim()
+	q.rq.mu.Unlock()
+	q.sq.mu.Lock()
+	q.sq.reqs.Trim()
+	if l := q.link.Load(); l != nil {
+		l.tx.trim()
+	}
+	q.sq.mu.Unlock()
+	q.sendCQ.trim()
+	q.recvCQ.trim()
+}
+
 // popRecv takes the oldest posted receive.
 func (q *qp) popRecv() (r recvReq, ok bool) {
 	s := &q.rq

@@ -225,6 +225,7 @@ func (rx *receiver) rest() {
 	if rx.r == rx.w && rx.staging != nil {
 		stagingPool.Put(rx.staging)
 		rx.staging, rx.r, rx.w = nil, 0, 0
+		clear(rx.iov[:])
 	}
 }
 

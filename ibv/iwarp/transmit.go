@@ -3,9 +3,12 @@ package iwarp
 import (
 	"encoding/binary"
 	"errors"
+	"net"
+	"os"
 	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -183,6 +186,7 @@ func (l *tcp) flush() {
 		l.qp.sq.mu.Lock()
 		l.tx.flushing = false
 		if !l.tx.stopped {
+			l.tx.err = err
 			l.txFailed()
 		}
 		l.qp.sq.mu.Unlock()
@@ -290,9 +294,20 @@ func (l *tcp) account(n int) {
 	l.qp.reap(nil)
 }
 
+// trim gives back the lists of a batch while there is none.
+func (t *transmitter) trim() {
+	if len(t.out) == 0 && len(t.ends) == 0 && !t.flushing {
+		t.out, t.ends = nil, nil
+	}
+	if len(t.resp) == 0 {
+		t.resp = nil
+	}
+}
+
 func (l *tcp) releaseBatch() {
 	t := &l.tx
 	t.used = 0
+	clear(t.iov[:]) // keep the poster's memory alive no longer
 	putBlock(t.owned)
 	t.owned = nil
 }
@@ -301,10 +316,18 @@ func (l *tcp) releaseBatch() {
 // the same end and reads first what the peer still said.
 func (l *tcp) txFailed() {
 	l.tx.stopped = true
-	l.ensureReceiver()
-	if l.tx.err == errRegionGone {
-		go l.abort(errRegionGone, true)
+	if err := l.tx.err; endOfPeer(err) {
+		l.ensureReceiver()
+	} else {
+		go l.abort(err, true) // the receiver would never hear of it, nor would the peer
 	}
+}
+
+// endOfPeer reports whether a write failed because the connection has ended, which those
+// who read meet as well.
+func endOfPeer(err error) bool {
+	return errors.Is(err, errno.EPIPE) || errors.Is(err, errno.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT) ||
+		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed)
 }
 
 // sendError is how TCP failed under a send. A reset is told once, to whoever
@@ -313,7 +336,7 @@ func (l *tcp) txFailed() {
 func (l *tcp) sendError() error {
 	l.qp.sq.mu.Lock()
 	defer l.qp.sq.mu.Unlock()
-	if !l.tx.stopped || errors.Is(l.tx.err, syscall.EPIPE) {
+	if !l.tx.stopped || errors.Is(l.tx.err, errno.EPIPE) {
 		return nil
 	}
 	return l.tx.err
@@ -340,6 +363,37 @@ func (l *tcp) maybeFinish() {
 	}
 	t.finished = true
 	l.conn.CloseWrite()
+}
+
+// unsent is how many bytes this host has still to send, or 1 where it has only the end
+// of the stream: in the send queue, in the batch, and in the socket's buffer. It is 0
+// when the link has failed, as nothing is sent any more.
+func (l *tcp) unsent() (n int) {
+	s := &l.qp.sq
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := &l.tx
+	if t.stopped {
+		return 0
+	}
+	for i := range t.out {
+		n += len(t.out[i].b)
+	}
+	if t.msg.active {
+		n += t.msg.left
+	}
+	next := s.sent
+	if t.msg.active && !t.msg.resp {
+		next++ // counted as the message being framed
+	}
+	for i := next; i < s.reqs.Len(); i++ {
+		n += max(s.at(i).size, 1)
+	}
+	if n == 0 && t.draining && !t.finished {
+		n = 1
+	}
+	l.raw.Control(func(fd uintptr) { n += notSent(fd) })
+	return n
 }
 
 // ownOut copies what the batch still borrows from the poster, and the rest of a

@@ -293,7 +293,15 @@ func (c *cq) Arm(solicitedOnly bool) error {
 	c.armed = true
 	c.due.Add(1)
 	// siw takes a wish for solicited events, and never raises one.
-	if err := armCQ(c.c, solicitedOnly && c.dev.attr.Caps.Has(ibv.CapSolicited)); err != nil {
+	solicitedOnly = solicitedOnly && c.dev.solicited()
+	err := armCQ(c.c, solicitedOnly)
+	if err != nil && solicitedOnly {
+		// mana and efa refuse it. All events are more than what is asked for, so nothing is missed.
+		if err = armCQ(c.c, false); err == nil {
+			c.dev.unsolicited.Store(true)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("%s: arm completion queue: %w", c.dev.name, err)
 	}
 	return nil

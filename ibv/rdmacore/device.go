@@ -33,6 +33,14 @@ type device struct {
 	rxe bool
 
 	vectors atomic.Uint32 // that were handed out
+
+	// unsolicited is set when the device has refused to be armed for solicited events only.
+	unsolicited atomic.Bool
+}
+
+// solicited reports whether the device can be armed for solicited events only, as far as is known.
+func (d *device) solicited() bool {
+	return d.attr.Caps.Has(ibv.CapSolicited) && !d.unsolicited.Load()
 }
 
 // vector returns the completion vector of the next completion queue. The queues take
@@ -68,7 +76,8 @@ const (
 // about 50 connections on none can be made; this queue takes that place.
 const siwKeys = 1 << 15
 
-// Devices lists the devices that have a driver in user space.
+// Devices lists the devices that have a driver in user space and answer. Those that do not answer are left out, see
+// [Provider.Unusable]; each call asks them again.
 func (p *Provider) Devices() ([]ibv.Device, error) {
 	found, err := p.lib.list()
 	if err != nil {
@@ -81,9 +90,32 @@ func (p *Provider) Devices() ([]ibv.Device, error) {
 		}
 	}
 	if len(devs) == 0 && p.cfg.Device != "" {
+		if err := p.Unusable(); err != nil {
+			return nil, fmt.Errorf("%s: device %q cannot be used: %w", Name, p.cfg.Device, err)
+		}
 		return nil, fmt.Errorf("%s: no device %q: %w", Name, p.cfg.Device, syscall.ENODEV)
 	}
 	return devs, nil
+}
+
+// Unusable returns why devices were left out when they were last listed, nil if none was. A device that has failed, or
+// is being removed, does not answer; the others can be used all the same. With Config.Device set only that device counts.
+func (p *Provider) Unusable() error {
+	p.lib.mu.Lock()
+	defer p.lib.mu.Unlock()
+	var all []error
+	for _, u := range p.lib.unusable {
+		if p.cfg.Device == "" || p.cfg.Device == u.device {
+			all = append(all, u.err)
+		}
+	}
+	return errors.Join(all...)
+}
+
+// unusable is a device that cannot be used, and why.
+type unusable struct {
+	device string
+	err    error
 }
 
 func (lib *library) list() ([]*device, error) {
@@ -105,12 +137,22 @@ func (lib *library) list() ([]*device, error) {
 		return nil, noDevice(err)
 	}
 	var devs []*device
+	var left []unusable
+	var why []error
 	for _, c := range unsafe.Slice(list, n) {
 		d, err := lib.device(c)
 		if err != nil {
-			return nil, err
+			left = append(left, unusable{C.GoString(&c.device.name[0]), err})
+			why = append(why, err)
+			continue
 		}
 		devs = append(devs, d)
+	}
+	lib.mu.Lock()
+	lib.unusable = left
+	lib.mu.Unlock()
+	if len(devs) == 0 {
+		return nil, fmt.Errorf("%s: no RDMA device can be used: %w", Name, errors.Join(why...))
 	}
 	return devs, nil
 }
@@ -149,10 +191,16 @@ func (lib *library) device(c *C.struct_rn_context) (*device, error) {
 	if d := lib.devices[c]; d != nil {
 		return d, nil
 	}
-	if err := hold(c); err != nil {
-		return nil, err
-	}
 	d := &device{lib: lib, c: c, name: C.GoString(&c.device.name[0])}
+	release, err := hold(c)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.name, err)
+	}
+	defer func() {
+		if lib.devices[c] == nil {
+			release()
+		}
+	}()
 	if err := d.query(); err != nil {
 		return nil, fmt.Errorf("%s: query device: %w", d.name, err)
 	}
@@ -172,23 +220,28 @@ func (lib *library) device(c *C.struct_rn_context) (*device, error) {
 }
 
 // hold keeps the device open after it is removed, when librdmacm closes those
-// that nobody uses: a list that is never freed counts as a user of all in it.
-func hold(c *C.struct_rn_context) error {
+// that nobody uses: a list that is never freed counts as a user of all in it. The list
+// of a device that turns out to be of no use is freed by release.
+func hold(c *C.struct_rn_context) (release func(), err error) {
 	var list **C.struct_rn_context
 	var n C.int
 	if err := errno(C.rn_devices(&list, &n)); err != nil {
-		return err
+		return nil, err
 	}
 	if slices.Contains(unsafe.Slice(list, n), c) {
-		return nil
+		return func() { C.rn_free_devices(list) }, nil
 	}
 	C.rn_free_devices(list)
-	return syscall.ENODEV
+	return nil, syscall.ENODEV
 }
 
 func (d *device) query() error {
 	var a C.struct_rn_device_attr
 	if err := errno(C.rn_query_device(d.c, &a)); err != nil {
+		return err
+	}
+	var port C.struct_rn_port_attr
+	if err := errno(C.rn_query_port(d.c, 1, &port)); err != nil {
 		return err
 	}
 	guid := *(*[8]byte)(unsafe.Pointer(&a.node_guid))
@@ -228,12 +281,8 @@ func (d *device) query() error {
 	case vendorRXE: // which raises one for solicited completions, but not for failures
 		d.rxe = true
 		d.attr.VagueErrors = true
-	default:
+	default: // no attribute tells which devices lack it: see Arm
 		d.attr.Caps |= ibv.CapSolicited
-	}
-	var port C.struct_rn_port_attr
-	if err := errno(C.rn_query_port(d.c, 1, &port)); err != nil {
-		return err
 	}
 	d.attr.MaxMessageSize = uint64(port.max_msg_sz)
 	switch {
@@ -265,8 +314,15 @@ func (d *device) query() error {
 	return nil
 }
 
-func (d *device) Name() string         { return d.name }
-func (d *device) Attr() ibv.DeviceAttr { return d.attr }
+func (d *device) Name() string { return d.name }
+
+func (d *device) Attr() ibv.DeviceAttr {
+	a := d.attr
+	if d.unsolicited.Load() {
+		a.Caps &^= ibv.CapSolicited
+	}
+	return a
+}
 
 // mtus are the sizes that enum ibv_mtu numbers.
 var mtus = [...]int{0, 256, 512, 1024, 2048, 4096}

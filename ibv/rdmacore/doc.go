@@ -14,7 +14,7 @@
 // Posting, polling, arming and taking events go to the libraries without telling the scheduler, as if
 // they were Go functions: see internal/ccall. On siw a post sends, which takes as long as copying
 // what is posted. The build tag rdmanet_cgocall has all of it go by cgo, which takes longer; so does a
-// build with the race detector.
+// build with the race detector, or with a version of Go that this was not tested with.
 //
 // No call into C blocks, with one exception: siw connects inside the kernel, for
 // as long as TCP tries (tcp_syn_retries, two minutes). Connect returns when its

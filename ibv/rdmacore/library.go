@@ -34,8 +34,9 @@ type library struct {
 	// change the state of the ID's queue pair, and to take that away from the ID.
 	events sync.Mutex
 
-	mu      sync.Mutex
-	devices map[*C.struct_rn_context]*device
+	mu       sync.Mutex
+	devices  map[*C.struct_rn_context]*device
+	unusable []unusable // when devices were last listed
 }
 
 var loaded struct {

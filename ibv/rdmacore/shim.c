@@ -396,12 +396,23 @@ int rn_qp_path_mtu(struct rn_qp *qp)
 /* How many work requests go to the device in one list. */
 enum { LIST = 32 };
 
+/*
+ * elements is the list of a work request. Libraries look at the first element of a request that has none: irdma's
+ * puts it into RDMA Reads, Writes and receives, erdma's reads it for RDMA Reads, cxgb4's compares its length. So a
+ * request without elements gets an empty one to look at, neither NULL nor what another request has.
+ */
+static struct rn_sge *elements(const struct rn_sge *sge, uint32_t n, struct rn_sge *none)
+{
+	return n ? (struct rn_sge *)sge : none;
+}
+
 int rn_post_send(void *post)
 {
 	struct rn_post *p = post;
 	struct rn_qp *qp = p->qp;
 	const struct rn_wr *wr = p->wrs;
 	const struct rn_sge *sge = p->sges;
+	struct rn_sge none = { 0 };
 	struct rn_send_wr list[LIST], *bad;
 	p->posted = 0;
 	while (p->posted < p->n) {
@@ -410,7 +421,7 @@ int rn_post_send(void *post)
 			struct rn_send_wr *w = &list[i];
 			w->wr_id = wr->id;
 			w->next = i + 1 < k ? w + 1 : NULL;
-			w->sg_list = (struct rn_sge *)sge;
+			w->sg_list = elements(sge, wr->num_sge, &none);
 			w->num_sge = wr->num_sge;
 			w->opcode = wr->opcode;
 			w->send_flags = wr->flags;
@@ -451,6 +462,7 @@ int rn_post_recv(void *post)
 	struct rn_qp *qp = p->qp;
 	const struct rn_wr *wr = p->wrs;
 	const struct rn_sge *sge = p->sges;
+	struct rn_sge none = { 0 };
 	struct rn_recv_wr list[LIST], *bad;
 	p->posted = 0;
 	while (p->posted < p->n) {
@@ -459,7 +471,7 @@ int rn_post_recv(void *post)
 			struct rn_recv_wr *w = &list[i];
 			w->wr_id = wr->id;
 			w->next = i + 1 < k ? w + 1 : NULL;
-			w->sg_list = (struct rn_sge *)sge;
+			w->sg_list = elements(sge, wr->num_sge, &none);
 			w->num_sge = wr->num_sge;
 			sge += wr->num_sge;
 		}

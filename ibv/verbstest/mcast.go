@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // Multicast groups, between ends of one machine.
@@ -64,7 +65,7 @@ func (e *End) join(t testing.TB, group netip.Addr, how ibv.JoinFlags) ibv.UDPara
 		t.Fatalf("joined %v: %+v", group, to)
 	}
 	t.Cleanup(func() { // before the end's own
-		if err := e.ID.LeaveMulticast(group); err != nil && !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		if err := e.ID.LeaveMulticast(group); err != nil && !errors.Is(err, errno.EADDRNOTAVAIL) {
 			t.Errorf("LeaveMulticast: %v", err)
 		}
 	})
@@ -113,7 +114,7 @@ func testMcastLacking(t *testing.T, env Env) {
 			t.Errorf("multicast with the attributes %+v", attr)
 		}
 		mustBe(t, "JoinMulticast of a connection", join, ibv.ErrState)
-		mustBe(t, "LeaveMulticast of a connection", leave, syscall.EADDRNOTAVAIL)
+		mustBe(t, "LeaveMulticast of a connection", leave, errno.EADDRNOTAVAIL)
 		mustBe(t, "AttachMcast of a connection", attach, syscall.EINVAL)
 		mustBe(t, "DetachMcast of a connection", detach, syscall.EINVAL)
 	} else {
@@ -180,7 +181,7 @@ func testMcastLeave(t *testing.T, env Env) {
 	b.cast(t, toFirst, pattern(10, 1))
 	a.heard(t, 1, in, b, first, pattern(10, 1))
 	must(t, "LeaveMulticast", a.ID.LeaveMulticast(first))
-	mustBe(t, "a second LeaveMulticast", a.ID.LeaveMulticast(first), syscall.EADDRNOTAVAIL)
+	mustBe(t, "a second LeaveMulticast", a.ID.LeaveMulticast(first), errno.EADDRNOTAVAIL)
 	in = a.receive(t, 2)
 	b.cast(t, toFirst, pattern(10, 2))
 	b.cast(t, toSecond, pattern(10, 3))
@@ -219,9 +220,9 @@ func testMcastRefused(t *testing.T, env Env) {
 	a.join(t, group, ibv.JoinFullMember)
 	for _, how := range []ibv.JoinFlags{ibv.JoinFullMember, ibv.JoinSendOnly} {
 		_, err := a.ID.JoinMulticast(t.Context(), group, how)
-		mustBe(t, "a second JoinMulticast", err, syscall.EADDRINUSE)
+		mustBe(t, "a second JoinMulticast", err, errno.EADDRINUSE)
 	}
-	mustBe(t, "LeaveMulticast of another group", a.ID.LeaveMulticast(other), syscall.EADDRNOTAVAIL)
+	mustBe(t, "LeaveMulticast of another group", a.ID.LeaveMulticast(other), errno.EADDRNOTAVAIL)
 }
 
 // testMcastCancelled gives a join up, after which there is none.
@@ -235,7 +236,7 @@ func testMcastCancelled(t *testing.T, env Env) {
 	cancel()
 	_, err := a.ID.JoinMulticast(ctx, group, ibv.JoinFullMember)
 	mustBe(t, "JoinMulticast with a cancelled context", err, context.Canceled)
-	mustBe(t, "LeaveMulticast after that", a.ID.LeaveMulticast(group), syscall.EADDRNOTAVAIL)
+	mustBe(t, "LeaveMulticast after that", a.ID.LeaveMulticast(group), errno.EADDRNOTAVAIL)
 	for range 20 { // at any moment
 		ctx, cancel := context.WithCancel(t.Context())
 		go cancel()
@@ -243,7 +244,7 @@ func testMcastCancelled(t *testing.T, env Env) {
 			must(t, "LeaveMulticast", a.ID.LeaveMulticast(group))
 		} else {
 			mustBe(t, "JoinMulticast that is cancelled", err, context.Canceled)
-			mustBe(t, "LeaveMulticast after that", a.ID.LeaveMulticast(group), syscall.EADDRNOTAVAIL)
+			mustBe(t, "LeaveMulticast after that", a.ID.LeaveMulticast(group), errno.EADDRNOTAVAIL)
 		}
 	}
 	to := a.join(t, group, ibv.JoinFullMember)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 var refusalTests = []subtest{
@@ -38,7 +39,7 @@ func testRejected(t *testing.T, env Env) {
 		if reject.Text == "" {
 			t.Error("the refusal has no text")
 		}
-		mustBe(t, "Connect", err, syscall.ECONNREFUSED)
+		mustBe(t, "Connect", err, errno.ECONNREFUSED)
 		must(t, "ID.Close", a.request.Close())
 		must(t, "close", a.active.close())
 	}
@@ -61,7 +62,7 @@ func testNobodyListens(t *testing.T, env Env) {
 	e, err := env.active(ctx, env.nobody(t), PairConfig{})
 	must(t, "active end", err)
 	e.atEnd(t)
-	mustBe(t, "Connect", e.ID.Connect(ctx, e.param), syscall.ECONNREFUSED)
+	mustBe(t, "Connect", e.ID.Connect(ctx, e.param), errno.ECONNREFUSED)
 }
 
 // testNotAcceptedInTime leaves a request in the listener's queue.
@@ -89,7 +90,7 @@ func testListenerClosed(t *testing.T, env Env) {
 		result := make(chan error)
 		go func() { result <- e.ID.Connect(ctx, e.param) }()
 		must(t, "Listener.Close", l.Close())
-		allowed := []error{syscall.ECONNREFUSED, syscall.ECONNRESET}
+		allowed := []error{errno.ECONNREFUSED, errno.ECONNRESET}
 		if e.Dev.Attr().VagueErrors {
 			allowed = append(allowed, syscall.ETIMEDOUT)
 		}

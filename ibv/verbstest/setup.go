@@ -5,11 +5,11 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 var setupTests = []subtest{
@@ -131,7 +131,7 @@ func testAddressInUse(t *testing.T, env Env) {
 	first, err := env.Passive.Listen(t.Context(), netip.AddrPortFrom(env.Addr, 0), 0)
 	must(t, "Listen", err)
 	_, err = env.Passive.Listen(t.Context(), first.Addr(), 0)
-	mustBe(t, "a second Listen", err, syscall.EADDRINUSE)
+	mustBe(t, "a second Listen", err, errno.EADDRINUSE)
 	must(t, "Listener.Close", first.Close())
 	again, err := env.Passive.Listen(t.Context(), first.Addr(), 0)
 	must(t, "Listen after Close", err)

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"syscall"
 	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // How peers of datagrams find each other.
@@ -81,7 +81,7 @@ func testUDWide(t *testing.T, env Env, all netip.Addr) {
 	must(t, "ListenUD", err)
 	t.Cleanup(func() { must(t, "Listener.Close", wide.Close()) })
 	_, err = env.Passive.ListenUD(t.Context(), netip.AddrPortFrom(all, wide.Addr().Port()), 0)
-	mustBe(t, "a second ListenUD", err, syscall.EADDRINUSE)
+	mustBe(t, "a second ListenUD", err, errno.EADDRINUSE)
 	l := relocated{wide, netip.AddrPortFrom(env.Addr, wide.Addr().Port())}
 	env.udPairWith(t, env.boundUD(t, PairConfig{}), l, PairConfig{}).exchange(t, pattern(10, 1))
 }
@@ -94,9 +94,9 @@ func testUDPorts(t *testing.T, env Env) {
 	l, err := env.Passive.ListenUD(t.Context(), netip.AddrPortFrom(env.Addr, 0), 0)
 	must(t, "ListenUD", err)
 	_, err = env.Passive.ListenUD(t.Context(), l.Addr(), 0)
-	mustBe(t, "a second ListenUD", err, syscall.EADDRINUSE)
+	mustBe(t, "a second ListenUD", err, errno.EADDRINUSE)
 	_, err = env.Passive.BindUD(t.Context(), l.Addr())
-	mustBe(t, "BindUD of a listener's port", err, syscall.EADDRINUSE)
+	mustBe(t, "BindUD of a listener's port", err, errno.EADDRINUSE)
 	rc, err := env.Passive.Listen(t.Context(), l.Addr(), 0)
 	must(t, "Listen for connections on the same port", err)
 	must(t, "Listener.Close", rc.Close())
@@ -160,7 +160,7 @@ func testUDRejected(t *testing.T, env Env) {
 		if reject.Text == "" {
 			t.Error("the refusal has no text")
 		}
-		mustBe(t, "Connect", err, syscall.ECONNREFUSED)
+		mustBe(t, "Connect", err, errno.ECONNREFUSED)
 		must(t, "ID.Close", a.request.Close())
 	}
 	env.udPairWith(t, env.boundUD(t, PairConfig{}), l, PairConfig{}).exchange(t, pattern(10, 1))
@@ -177,7 +177,7 @@ func testUDNobodyListens(t *testing.T, env Env) {
 	defer cancel()
 	id, err := env.Active.ResolveUD(ctx, netip.AddrPort{}, l.Addr())
 	must(t, "ResolveUD", err)
-	mustBe(t, "Connect", id.Connect(ctx, ibv.ConnParam{}), syscall.ECONNREFUSED)
+	mustBe(t, "Connect", id.Connect(ctx, ibv.ConnParam{}), errno.ECONNREFUSED)
 	must(t, "ID.Close", id.Close())
 }
 
@@ -234,7 +234,7 @@ func testUDListenerClose(t *testing.T, env Env) {
 				result <- errors.Join(err, id.Close())
 			}()
 			must(t, "Listener.Close", l.Close())
-			mustBe(t, "Connect", <-result, syscall.ECONNREFUSED)
+			mustBe(t, "Connect", <-result, errno.ECONNREFUSED)
 		} else {
 			go func() {
 				_, err := l.Accept(t.Context())

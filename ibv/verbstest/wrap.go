@@ -6,10 +6,10 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // The types of objects that a Switch counts.
@@ -106,7 +106,7 @@ func (s *Switch) register(inner func([]byte, ibv.Access) (ibv.MR, error), buf []
 	now := s.registered.Add(n) // first, so that two at once do not both fit
 	if limit := s.limit.Load(); limit > 0 && now > limit {
 		s.registered.Add(-n)
-		return nil, fmt.Errorf("register %d bytes beyond a limit of %d: %w", n, limit, syscall.ENOMEM)
+		return nil, fmt.Errorf("register %d bytes beyond a limit of %d: %w", n, limit, errno.ENOMEM)
 	}
 	mr, err := inner(buf, access)
 	if err != nil {
@@ -190,6 +190,14 @@ func (s *Switch) id(id ibv.ID) *switchID {
 
 func (i *switchID) Device() ibv.Device { return i.dev }
 
+// Unsent implements ibv.Unsender where the device does.
+func (i *switchID) Unsent() int {
+	if f, ok := i.ID.(ibv.Unsender); ok {
+		return f.Unsent()
+	}
+	return 0
+}
+
 func (i *switchID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 	if f := i.s.enter(CreateQP); f != nil {
 		return nil, f.err
@@ -267,6 +275,13 @@ func (q *switchQP) PostRecv(wrs []ibv.RecvWR) (int, error) {
 		return cutShort(f, wrs, q.QP.PostRecv)
 	}
 	return q.QP.PostRecv(wrs)
+}
+
+// Idle passes the call on to a queue pair that has it.
+func (q *switchQP) Idle(unused func(buf []byte)) {
+	if idle, ok := q.QP.(ibv.IdleQP); ok {
+		idle.Idle(unused)
+	}
 }
 
 // cutShort posts what the fault lets through and fails the next one.

@@ -7,9 +7,9 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // Fabric is a provider with one device, by which everybody who uses it reaches
@@ -127,7 +127,7 @@ func (f *Fabric) Remove() {
 	}
 	for _, q := range f.qps {
 		if q.id.notify != nil {
-			go q.id.notify(ibv.Event{Kind: ibv.EventDeviceRemoval, Err: syscall.ENODEV})
+			go q.id.notify(ibv.Event{Kind: ibv.EventDeviceRemoval, Err: errno.ENODEV})
 		}
 	}
 }
@@ -216,7 +216,7 @@ func (f *Fabric) has(a netip.Addr) bool {
 // bind takes a port of an address, any for 0. Called with mu held.
 func (f *Fabric) bind(local netip.AddrPort, l *listener) (netip.AddrPort, error) {
 	if !f.active {
-		return local, syscall.ENODEV
+		return local, errno.ENODEV
 	}
 	for local.Port() == 0 {
 		f.lastPort++
@@ -225,7 +225,7 @@ func (f *Fabric) bind(local netip.AddrPort, l *listener) (netip.AddrPort, error)
 		}
 	}
 	if f.taken(local) {
-		return local, syscall.EADDRINUSE
+		return local, errno.EADDRINUSE
 	}
 	f.bound[local] = l
 	return local, nil
@@ -250,7 +250,7 @@ func (f *Fabric) BindUD(ctx context.Context, local netip.AddrPort) (ibv.ID, erro
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.has(local.Addr()) {
-		return nil, fmt.Errorf("fabric: bind %v: %w", local, syscall.EADDRNOTAVAIL)
+		return nil, fmt.Errorf("fabric: bind %v: %w", local, errno.EADDRNOTAVAIL)
 	}
 	local, err := f.bind(local, nil)
 	if err != nil {
@@ -267,7 +267,7 @@ func (f *Fabric) ResolveUD(ctx context.Context, local, remote netip.AddrPort) (i
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.has(remote.Addr()) {
-		return nil, fmt.Errorf("fabric: resolve %v: %w", remote, syscall.EHOSTUNREACH)
+		return nil, fmt.Errorf("fabric: resolve %v: %w", remote, errno.EHOSTUNREACH)
 	}
 	if wide(local.Addr()) {
 		for _, a := range f.addrs {
@@ -289,7 +289,7 @@ func (f *Fabric) ListenUD(_ context.Context, local netip.AddrPort, _ int) (ibv.L
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !wide(local.Addr()) && !f.has(local.Addr()) {
-		return nil, fmt.Errorf("fabric: listen on %v: %w", local, syscall.EADDRNOTAVAIL)
+		return nil, fmt.Errorf("fabric: listen on %v: %w", local, errno.EADDRNOTAVAIL)
 	}
 	l := &listener{f: f, ready: make(chan *id, 1024), done: make(chan struct{}), gone: make(chan struct{})}
 	local, err := f.bind(local, l)
@@ -334,7 +334,7 @@ func (l *listener) Accept(ctx context.Context) (ibv.ID, error) {
 	case <-l.done:
 		return nil, net.ErrClosed
 	case <-l.gone:
-		return nil, syscall.ENODEV
+		return nil, errno.ENODEV
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

@@ -6,9 +6,9 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // id is one end of a question, or an address.
@@ -98,7 +98,7 @@ func (i *id) Connect(ctx context.Context, param ibv.ConnParam) error {
 	}
 	i.f.mu.Unlock()
 	if l == nil {
-		return fmt.Errorf("%w: nobody listens there", syscall.ECONNREFUSED)
+		return fmt.Errorf("%w: nobody listens there", errno.ECONNREFUSED)
 	}
 	select {
 	case a := <-result:
@@ -133,7 +133,7 @@ func (i *id) Accept(_ context.Context, param ibv.ConnParam) error {
 }
 
 func (i *id) Reject(private []byte) error {
-	return i.answer(answer{err: &ibv.RejectError{Private: private, Text: "refused by its program", Err: syscall.ECONNREFUSED}})
+	return i.answer(answer{err: &ibv.RejectError{Private: private, Text: "refused by its program", Err: errno.ECONNREFUSED}})
 }
 
 func (i *id) Notify(f func(ibv.Event)) {
@@ -157,7 +157,7 @@ func (i *id) Close() error {
 	}
 	if i.result != nil && !i.up {
 		i.up = true
-		i.result <- answer{err: &ibv.RejectError{Text: "nobody answered", Err: syscall.ECONNREFUSED}}
+		i.result <- answer{err: &ibv.RejectError{Text: "nobody answered", Err: errno.ECONNREFUSED}}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // JoinMulticast joins a group, of either family. Members receive their own, too.
@@ -24,11 +25,11 @@ func (i *id) JoinMulticast(ctx context.Context, group netip.Addr, how ibv.JoinFl
 	case !i.bound:
 		err = ibv.ErrState
 	case !i.f.active:
-		err = syscall.ENODEV
+		err = errno.ENODEV
 	case !group.IsMulticast() || how > ibv.JoinSendOnly:
 		err = syscall.EINVAL
 	case joined:
-		err = syscall.EADDRINUSE
+		err = errno.EADDRINUSE
 	case len(i.groups) >= maxGroups:
 		err = ibv.ErrLimit
 	}
@@ -48,7 +49,7 @@ func (i *id) LeaveMulticast(group netip.Addr) error {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
 	if _, joined := i.groups[group]; !joined {
-		return fmt.Errorf("fabric0: leave %v: %w", group, syscall.EADDRNOTAVAIL)
+		return fmt.Errorf("fabric0: leave %v: %w", group, errno.EADDRNOTAVAIL)
 	}
 	delete(i.groups, group)
 	return nil

@@ -175,7 +175,10 @@ FIELD(rn_port_attr, ibv_port_attr, gid_tbl_len);
 FIELD(rn_port_attr, ibv_port_attr, max_msg_sz);
 FIELD(rn_port_attr, ibv_port_attr, link_layer);
 FIELD(rn_port_attr, ibv_port_attr, flags);
-SIZE(rn_port_attr, ibv_port_attr);
+/* The structure of the headers grew behind this field (rdma-core 50), for those who call by a macro that passes
+   its size. The exported function fills in what comes before the field. */
+FIELD2(rn_port_attr, room, ibv_port_attr, port_cap_flags2);
+SAME(sizeof(struct rn_port_attr) <= sizeof(struct ibv_port_attr), 1);
 SIZE(rn_async_event, ibv_async_event);
 FIELD(rn_async_event, ibv_async_event, element.cq);
 FIELD(rn_async_event, ibv_async_event, element.port_num);

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package iwarp
+
+// notSent is how many bytes the socket holds that were not sent yet, which these systems
+// do not tell.
+func notSent(uintptr) int { return 0 }

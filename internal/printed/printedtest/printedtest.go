@@ -1,0 +1,161 @@
+// Package printedtest checks that the values of a package print shortly, and without the
+// payload in them.
+package printedtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"log/slog"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Secret is what the values hold as payload, often enough to fill their memory.
+const Secret = "a secret that a peer has sent; "
+
+// Payload returns n bytes of Secret.
+func Payload(n int) []byte { return bytes.Repeat([]byte(Secret), n/len(Secret)+1)[:n] }
+
+// verbs are those of package fmt, each with the flags that change what is printed. For %T
+// and %p, which prints an address, fmt asks no method.
+func verbs() []string {
+	var list []string
+	for _, verb := range "vsqdxXoObtcUeEfFgG" {
+		for _, flag := range []string{"", "+", "#", "+#", " ", "-", "0"} {
+			list = append(list, "%"+flag+string(verb))
+		}
+	}
+	return list
+}
+
+// limit is how long a line with one value may be. The longest are structs of a hundred
+// counters, by a verb that is not for numbers.
+const limit = 8 << 10
+
+// Check prints each value, by every verb and by both handlers of log/slog, alone and
+// within others. values must have every exported type of the package in the current
+// directory but interfaces, by its name.
+func Check(t *testing.T, values map[string]any) {
+	for _, name := range exported(t) {
+		assert.Contains(t, values, name, "an exported type that is not tested for what it prints")
+	}
+	for name, v := range values {
+		t.Run(name, func(t *testing.T) {
+			for _, format := range verbs() {
+				check(t, format, fmt.Sprintf(format, v))
+				check(t, format+" in a slice", fmt.Sprintf(format, []any{v}))
+				check(t, format+" in a struct", fmt.Sprintf(format, struct{ V any }{v}))
+			}
+			for handler, log := range handlers() {
+				var b strings.Builder
+				slog.New(log(&b)).Info("message", "value", v)
+				check(t, handler, b.String())
+				assert.NotContains(t, b.String(), "panicked")
+			}
+			rv := reflect.ValueOf(v)
+			switch {
+			case rv.Kind() != reflect.Pointer:
+				p := reflect.New(rv.Type())
+				p.Elem().Set(rv)
+				for _, format := range verbs() {
+					check(t, format+" of a pointer", fmt.Sprintf(format, p.Interface()))
+				}
+			case ast.IsExported(rv.Type().Elem().Name()): // others have no zero values outside
+				zeros(t, rv.Type())
+			}
+		})
+	}
+}
+
+// zeros prints a nil pointer and a zero value, which must not panic.
+func zeros(t *testing.T, typ reflect.Type) {
+	for _, v := range []any{reflect.Zero(typ).Interface(), reflect.New(typ.Elem()).Interface()} {
+		for _, format := range verbs() {
+			assert.NotContains(t, fmt.Sprintf(format, v), "PANIC", format)
+		}
+		for handler, log := range handlers() {
+			var b strings.Builder
+			slog.New(log(&b)).Info("message", "value", v)
+			assert.NotContains(t, b.String(), "panic", handler)
+		}
+	}
+}
+
+func handlers() map[string]func(*strings.Builder) slog.Handler {
+	return map[string]func(*strings.Builder) slog.Handler{
+		"text handler": func(b *strings.Builder) slog.Handler { return slog.NewTextHandler(b, nil) },
+		"JSON handler": func(b *strings.Builder) slog.Handler { return jsonHandler{slog.NewJSONHandler(b, nil), b} },
+	}
+}
+
+// jsonHandler adds a line when the handler has written what is not JSON.
+type jsonHandler struct {
+	slog.Handler
+	b *strings.Builder
+}
+
+func (h jsonHandler) Handle(ctx context.Context, r slog.Record) error {
+	err := h.Handler.Handle(ctx, r)
+	if !json.Valid([]byte(h.b.String())) {
+		h.b.WriteString("panicked: no JSON")
+	}
+	return err
+}
+
+func check(t *testing.T, what, s string) {
+	t.Helper()
+	if len(s) > limit {
+		t.Errorf("%s: %d bytes: %.200s...", what, len(s), s)
+		return
+	}
+	word := []byte("secret")
+	decimal := strings.Trim(fmt.Sprint(word), "[]")
+	for form, found := range map[string]string{
+		"as it is": string(word), "decimal": decimal, "by %#v": strings.TrimSuffix(strings.SplitN(fmt.Sprintf("%#v", word), "{", 2)[1], "}"),
+		"hexadecimal": hex.EncodeToString(word), "octal": strings.Trim(fmt.Sprintf("%o", word), "[]"), "binary": strings.Trim(fmt.Sprintf("%b", word), "[]"),
+		"base64": base64.StdEncoding.EncodeToString([]byte("secret")), "base64, one on": base64.StdEncoding.EncodeToString([]byte("ret")),
+	} {
+		if strings.Contains(strings.ToLower(s), strings.ToLower(found)) {
+			t.Errorf("%s has payload in it, %s: %.200s", what, form, s)
+		}
+	}
+}
+
+// exported returns the names of the package's exported types but interfaces, whatever
+// the system they are for.
+func exported(t *testing.T) []string {
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	var names []string
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		require.NoError(t, err)
+		ast.Inspect(file, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			if _, is := spec.Type.(*ast.InterfaceType); !is && spec.Name.IsExported() {
+				names = append(names, spec.Name.Name)
+			}
+			return false
+		})
+	}
+	require.NotEmpty(t, names)
+	return names
+}
