@@ -50,6 +50,7 @@ type Conn struct {
 	Ends      [2]End // by Side
 	SetUp     bool   // the set-up was captured
 	Closed    bool   // so was the end
+	Unpaired  bool   // RoCE: this is one direction alone, as it is not proved which is the other; Reads have no answers
 	MTU       int    // RoCE: path MTU in bytes; 0 if it did not show
 	CRC       bool   // iWARP: FPDUs carry checksums
 	Markers   [2]bool
@@ -136,6 +137,9 @@ func (l *Latency) Quantile(q float64) time.Duration {
 
 // String names the connection by its ends.
 func (c *Conn) String() string {
+	if c == nil {
+		return "<nil>"
+	}
 	return fmt.Sprintf("%v - %v", c.Ends[0].name(c.Transport), c.Ends[1].name(c.Transport))
 }
 

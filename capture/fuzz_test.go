@@ -3,6 +3,7 @@ package capture
 import (
 	"bytes"
 	"encoding/binary"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -216,9 +217,21 @@ func FuzzPackets(f *testing.F) {
 			b = binary.BigEndian.AppendUint16(b, uint16(len(p.Data)))
 			b = append(b, p.Data...)
 		}
-		f.Add(b, byte(16))
+		f.Add(b, byte(16), byte(3))
 	}
-	f.Fuzz(func(t *testing.T, b []byte, window byte) {
+	for _, tt := range givenUp {
+		x := newPairScene()
+		tt.make(x)
+		if len(x.packets) > 100 {
+			continue // which would take too long
+		}
+		var b []byte
+		for _, p := range x.packets {
+			b = append(binary.BigEndian.AppendUint16(b, uint16(len(p.Data))), p.Data...)
+		}
+		f.Add(b, byte(0), byte(tt.conns-1))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, window, conns byte) {
 		var ps []Packet
 		for now := time.Unix(0, 0); len(b) >= 2; now = now.Add(time.Microsecond) {
 			v := binary.BigEndian.Uint16(b)
@@ -227,7 +240,7 @@ func FuzzPackets(f *testing.F) {
 			b = b[2+n:]
 		}
 		for _, cfg := range []Config{
-			{Data: true, Memory: 64 << 10, Conns: 4},
+			{Data: true, Memory: 64 << 10, Conns: 1 + int(conns%8)},
 			{},
 			{Data: true, Protocol: SMBDirect},
 			{Data: true, Protocol: RPCRDMA},
@@ -356,5 +369,46 @@ func FuzzSegment(f *testing.F) {
 		if !bytes.Equal(s.Data(false), model) {
 			t.Error("other bytes than were placed")
 		}
+	})
+}
+
+// Queue pairs of two hosts that count from numbers of their own or all from 0, of which
+// every packet was captured. The input says who says something next. However few
+// connections may be open, those that are paired are peers, and no Read has another's
+// bytes.
+func FuzzPairing(f *testing.F) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 7))
+		steps := make([]byte, 400)
+		for i := range steps {
+			steps[i] = byte(rnd.Uint32())
+		}
+		f.Add(byte(seed%9), []byte{0, 1, 20, 100}[seed/2%4], byte(rnd.Uint32()), steps)
+	}
+	f.Fuzz(func(t *testing.T, conns, window, own byte, steps []byte) {
+		x := newPairScene()
+		var next, answered [8]uint32
+		for i := range next {
+			if own>>i&1 != 0 {
+				next[i] = uint32(i) << 20
+			}
+			answered[i] = next[i]
+		}
+		for _, s := range steps {
+			i := int(s & 7)
+			switch due := answered[i] != next[i]; {
+			case s>>3 == 0:
+				x.reversed(func() { x.write(sideA+uint32(i), next[i], 0, 0, nil, 256) })
+			case s>>3 == 1:
+				x.between(1, func() { x.write(sideA, uint32(s), 0, 0, nil, 256) })
+			case s>>3 < 14 && !due, s>>3 < 6:
+				x.ask(i, next[i])
+				next[i]++
+			case due:
+				x.answer(i, answered[i])
+				answered[i]++
+			}
+		}
+		checkPeers(t, "", Config{Data: true, Conns: int(conns), Window: int(window)}, x.packets)
 	})
 }

@@ -2,92 +2,236 @@ package capture
 
 import (
 	"bytes"
+	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 )
 
 // A RoCE packet names the QP that it goes to, and no other. Which two flows are
 // a connection shows in the messages of the connection manager, where these
-// were captured; else in the acknowledgements: they bear PSNs that only the
-// flow has that they belong to.
+// were captured; else in the acknowledgements: they bear PSNs of the flow that
+// they belong to, and if no other can be meant the two are a connection.
 
 func addrPort(a addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a.netip(), port) }
 
-// widen notes that f has sent the request pk.
+// Queue pairs may share their PSNs: libraries that connect them without the connection
+// manager often begin all at 0. An answer then fits several requesters. So a pairing is
+// used only if nothing else is possible, and later rather than sooner: a flow that has
+// not been seen yet cannot be ruled out.
+const (
+	// pairHold is how many answers are waited for before their requester is looked for,
+	// and pairAgain how many until the next try; both are at most Config.Window, for more
+	// do not wait.
+	pairHold  = 128
+	pairAgain = 64
+
+	// pairMargin is how far PSNs of two flows must be apart for one of them not to be
+	// taken for the other, though some of its packets were not captured.
+	pairMargin = 1024
+)
+
+// psnSpan is the PSNs that were seen of something, lo to hi.
+type psnSpan struct {
+	lo, hi uint32
+	some   bool
+}
+
+// extend adds lo to hi.
+func (s *psnSpan) extend(lo, hi uint32) {
+	if !s.some {
+		*s = psnSpan{lo, hi, true}
+		return
+	}
+	if psnDiff(lo, s.lo) < 0 {
+		s.lo = lo
+	}
+	if psnDiff(hi, s.hi) > 0 {
+		s.hi = hi
+	}
+}
+
+func (s *psnSpan) contains(psn uint32) bool {
+	return s.some && psnDiff(psn, s.lo) >= 0 && psnDiff(psn, s.hi) <= 0
+}
+
+// near tells whether s and o have PSNs less than pairMargin apart.
+func (s *psnSpan) near(o *psnSpan) bool {
+	return s.some && o.some && psnDiff(o.lo, s.hi) < pairMargin && psnDiff(s.lo, o.hi) < pairMargin
+}
+
+// bygone is what flows that were given up had asked and answered, as far as they had no
+// peer or no answer. It rules pairings out as the flows did: that nothing else is possible
+// is proved by all that was seen, not by what is still open.
+type bygone struct{ asked, answered psnSet }
+
+// bygone returns that of the flows from f's host to the other one. Pairs of hosts may
+// share one: a few connections more stay unpaired, and memory is bounded.
+func (f *roceFlow) bygone() *bygone {
+	n := uint(0)
+	for i := range f.key.src {
+		n = n*31 + uint(f.key.src[i])
+		n = n*31 + uint(f.key.dst[i])
+	}
+	b := &f.r.bygone[n%uint(len(f.r.bygone))]
+	if *b == nil {
+		*b = &bygone{}
+	}
+	return *b
+}
+
+// psnSet has PSNs, in pieces of pairMargin: bit i stands for those from i*pairMargin on.
+type psnSet [psnPieces / 64]uint64
+
+const psnPieces = (psnMask + 1) / pairMargin
+
+// add adds all of p.
+func (s *psnSet) add(p psnSpan) {
+	for i := range p.pieces(0) {
+		s[i/64] |= 1 << (i % 64)
+	}
+}
+
+// near tells whether s may have PSNs less than pairMargin away from p.
+func (s *psnSet) near(p *psnSpan) bool {
+	for i := range p.pieces(pairMargin) {
+		if s[i/64]>>(i%64)&1 != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// pieces yields the pieces of a psnSet that have PSNs of s, or such as are not further
+// away than margin.
+func (s *psnSpan) pieces(margin uint32) iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		if !s.some {
+			return
+		}
+		last := (s.hi + margin) & psnMask / pairMargin
+		for i := (s.lo - margin) & psnMask / pairMargin; yield(i) && i != last; i = (i + 1) % psnPieces {
+		}
+	}
+}
+
+// widen notes that f has sent the request pk. Of a Read it is not known how many PSNs
+// it takes before the path MTU is: asked has those that it takes in any case, and
+// perhaps all that it may take.
 func (f *roceFlow) widen(pk *RoCE) {
-	hi := pk.PSN
+	least, most := pk.PSN, pk.PSN
 	if opcodes[pk.Opcode].class == classReadRequest {
-		mtu := f.conn.MTU
-		if mtu == 0 {
-			mtu = 4096 // too narrow rather than too wide
+		small, large := 256, 4096
+		if f.conn.MTU > 0 {
+			small, large = f.conn.MTU, f.conn.MTU
 		}
-		hi = (pk.PSN + uint32(packets(pk.Length, mtu)) - 1) & psnMask
+		least = (pk.PSN + uint32(packets(pk.Length, large)) - 1) & psnMask
+		most = (pk.PSN + uint32(packets(pk.Length, small)) - 1) & psnMask
 	}
-	if !f.ranged {
-		f.lo, f.hi, f.ranged = pk.PSN, hi, true
+	if f.perhaps.some && (psnDiff(pk.PSN, f.perhaps.hi) > jump || psnDiff(pk.PSN, f.perhaps.lo) < -jump) {
+		f.bygone().asked.add(f.formerly)
+		f.formerly, f.asked, f.perhaps = f.perhaps, psnSpan{}, psnSpan{} // they have begun anew
+	}
+	f.asked.extend(pk.PSN, least)
+	f.perhaps.extend(pk.PSN, most)
+}
+
+// mayHaveAsked tells whether f can have sent requests that the answers of g belong to.
+func (f *roceFlow) mayHaveAsked(g *roceFlow) bool {
+	return f.perhaps.near(&g.answered) || f.formerly.near(&g.answered)
+}
+
+// witness notes an answer of f's: its requester is one that had sent such a request by
+// then.
+func (f *roceFlow) witness(psn uint32) {
+	f.answers++
+	if f.answered.some && (psnDiff(psn, f.answered.hi) > jump || psnDiff(psn, f.answered.lo) < -jump) {
+		f.bygone().answered.add(f.answered)
+		f.mixed, f.answered = true, psnSpan{} // answers of two connections, one after the other
+	}
+	f.answered.extend(psn, psn)
+	if f.asker != nil || f.mixed {
 		return
 	}
-	if psnDiff(pk.PSN, f.lo) < 0 {
-		f.lo = pk.PSN
+	if f.answers > pairHold && f.answers%pairAgain != 0 {
+		return // perhaps there is none in the capture
 	}
-	if psnDiff(hi, f.hi) > 0 {
-		f.hi = hi
-	}
-}
-
-// covers tells whether f has sent a request that psn may answer.
-func (f *roceFlow) covers(psn uint32) bool {
-	return f.ranged && psnDiff(psn, f.lo) >= 0 && psnDiff(psn, f.hi) <= 0
-}
-
-// searches tells whether it is time to look for a peer: at first always, then
-// now and then, for there may be none in the capture.
-func (f *roceFlow) searches() bool {
-	f.tries++
-	return f.tries <= 256 || f.tries%64 == 0
-}
-
-// findPeerBy looks for the flow whose request psn answers.
-func (f *roceFlow) findPeerBy(psn uint32) {
-	if !f.searches() {
-		return
-	}
-	var found *roceFlow
-	for _, g := range f.r.pairs[hostPair{f.key.dst, f.key.src}] {
-		if g.peer == nil && g != f && g.covers(psn) {
-			if found != nil {
-				return // it may be either
-			}
-			found = g
+	for _, g := range f.reverse() {
+		if g.asked.contains(psn) {
+			f.asker = g
+			return
 		}
 	}
-	if found != nil {
-		f.link(found)
-	}
 }
 
-// findPeer looks for the flow that has answers to f's requests.
-func (f *roceFlow) findPeer() {
-	if !f.searches() {
+// reverse returns the flows without a peer the other way.
+func (f *roceFlow) reverse() []*roceFlow { return f.r.pairs[hostPair{f.key.dst, f.key.src}] }
+
+// pair looks for the flow whose requests f has answered, and links them if that is
+// proved: it had sent such a request when an answer came, no other flow can have asked
+// for any of f's answers, and no other flow's answers can be to its requests. The other
+// flows include those that were given up.
+func (f *roceFlow) pair() {
+	if f.asker != nil && !f.asker.listed {
+		f.asker = nil // which has another peer, or was given up
+	}
+	g := f.asker
+	if f.peer != nil || g == nil || f.mixed || !f.answered.some {
 		return
 	}
-	var found *roceFlow
-	for _, g := range f.r.pairs[hostPair{f.key.dst, f.key.src}] {
-		if g.peer != nil || g == f {
+	if g.bygone().asked.near(&f.answered) {
+		return
+	}
+	if gone := f.bygone(); gone.answered.near(&g.perhaps) || gone.answered.near(&g.formerly) {
+		return
+	}
+	for _, h := range f.reverse() {
+		if h != g && h.mayHaveAsked(f) {
+			return
+		}
+	}
+	if d := psnDiff(f.answered.hi, g.perhaps.hi); d >= pairMargin || !g.perhaps.near(&f.answered) {
+		return
+	}
+	for _, h := range g.reverse() {
+		if h != f && g.mayHaveAsked(h) {
+			return
+		}
+	}
+	f.link(g)
+}
+
+// pairDue tells whether so many answers have come that pair is to be tried. It goes by
+// those that came, not by those that wait: of these there are never more than the window.
+func (f *roceFlow) pairDue() bool {
+	hold, again := min(pairHold, f.r.window), min(pairAgain, f.r.window)
+	return f.answers >= hold && (f.answers-hold)%again == 0
+}
+
+// pairLast pairs the flows of c as far as that is proved, before c is given up.
+func (r *Reassembler) pairLast(c *Conn) {
+	for _, f := range c.roce {
+		if f == nil || f.peer != nil {
 			continue
 		}
-		for i := range g.early.len() {
-			if f.covers(g.early.at(i).pk.PSN) {
-				if found != nil {
-					return
-				}
-				found = g
-				break
+		f.pair()
+		for _, g := range slices.Clone(f.reverse()) {
+			if f.peer == nil && g.asker == f {
+				g.pair()
 			}
 		}
 	}
-	if found != nil {
-		f.link(found)
+}
+
+// pairAll pairs all flows as far as that is proved, when nothing more comes.
+func (r *Reassembler) pairAll() {
+	var all []*roceFlow
+	for _, list := range r.pairs {
+		all = append(all, list...)
+	}
+	slices.SortFunc(all, func(a, b *roceFlow) int { return cmp.Compare(a.born, b.born) })
+	for _, f := range all {
+		f.pair()
 	}
 }
 
@@ -102,6 +246,7 @@ func (f *roceFlow) link(g *roceFlow) {
 		f, g = g, f
 	}
 	kept, gone := f.conn, g.conn
+	kept.Unpaired, gone.Unpaired = false, false
 	if kept != gone {
 		gone.endUpper()
 		old := g.side
@@ -138,8 +283,26 @@ func (f *roceFlow) settleBoth(g *roceFlow) {
 	}
 }
 
+// giveUp takes f out of the flows without a peer, but not out of the proofs.
+func (f *roceFlow) giveUp() {
+	b := f.bygone()
+	b.asked.add(f.open())
+	if f.peer == nil {
+		b.asked.add(f.perhaps)
+		b.asked.add(f.formerly)
+		b.answered.add(f.answered)
+	}
+	f.unlist()
+}
+
+// open returns the requests that f's peer has not answered.
+func (f *roceFlow) open() psnSpan {
+	return psnSpan{f.due, (f.next - 1) & psnMask, f.started && f.due != f.next}
+}
+
 // unlist takes f out of the flows without a peer.
 func (f *roceFlow) unlist() {
+	f.listed = false
 	r, hosts := f.r, hostPair{f.key.src, f.key.dst}
 	list := r.pairs[hosts]
 	if i := slices.Index(list, f); i >= 0 {
@@ -271,6 +434,11 @@ func (r *Reassembler) connect(x *cmConn) {
 	if c.SetUp {
 		return
 	}
+	// Each names the first PSN that it expects to receive.
+	there, back := flowKey{x.init.src, x.init.dst, x.rep.QPN}, flowKey{x.init.dst, x.init.src, x.req.QPN}
+	if there == back {
+		return // a queue pair and itself, which have one flow
+	}
 	from, to := x.req.ports()
 	c.SetUp = true
 	c.Ends[0] = End{addrPort(x.init.src, from), x.req.QPN, x.req.consumerPrivate()}
@@ -278,9 +446,9 @@ func (r *Reassembler) connect(x *cmConn) {
 	if c.MTU == 0 {
 		c.MTU = x.req.MTU
 	}
-	// Each names the first PSN that it expects to receive.
-	f := r.adopt(c, flowKey{x.init.src, x.init.dst, x.rep.QPN}, Initiator, x.rep.StartPSN)
-	g := r.adopt(c, flowKey{x.init.dst, x.init.src, x.req.QPN}, Responder, x.req.StartPSN)
+	f := r.adopt(c, there, back, Initiator, x.rep.StartPSN)
+	g := r.adopt(c, back, there, Responder, x.req.StartPSN)
+	c.Unpaired = false
 	f.peer, g.peer = g, f
 	for _, f := range []*roceFlow{f, g} {
 		f.unlist()
@@ -292,10 +460,11 @@ func (r *Reassembler) connect(x *cmConn) {
 
 // adopt makes the flow with that key, whose first PSN is start, what side sends
 // of c. If the flow was heard before it may be that the set-up came late, or
-// that an older connection had the same QP.
-func (r *Reassembler) adopt(c *Conn, key flowKey, side Side, start uint32) *roceFlow {
+// that an older connection had the same QP, as when it has another peer.
+func (r *Reassembler) adopt(c *Conn, key, peer flowKey, side Side, start uint32) *roceFlow {
 	f := r.flows[key]
-	if f != nil && (f.conn.SetUp || f.outlived(start)) {
+	if f != nil && (f.conn.SetUp || f.outlived(start) || f.peer != nil && f.peer.key != peer) {
+		r.pairLast(f.conn)
 		old := f.conn
 		r.flushConn(old)
 		r.drop(old)

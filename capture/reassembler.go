@@ -43,8 +43,8 @@ type Config struct {
 	// messages that are not complete, in bytes; 0 means 256 MiB. What does not
 	// fit is given up, and said to be. Beside it there is a copy of what is
 	// just being handed out, and some bookkeeping: below 8 KiB a connection,
-	// 64 KiB where upper layers are looked into, and 256 bytes for each packet
-	// that came too early.
+	// 64 KiB where upper layers are looked into, 256 bytes for each packet
+	// that came too early, and 256 KiB for all connections that were given up.
 	Memory int
 
 	// Conns bounds the connections that are open at a time; 0 means 65536.
@@ -96,6 +96,8 @@ type Reassembler struct {
 	flows   map[flowKey]*roceFlow
 	recent  [64]*roceFlow // the flows used last, by QP
 	pairs   map[hostPair][]*roceFlow
+	bygone  [64]*bygone
+	born    int // flows so far
 	cm      cmTable
 	streams map[streamKey]*tcpDir
 
@@ -177,6 +179,7 @@ func (r *Reassembler) Add(p *Packet) {
 // open is handed out as it is. It is called at the end of a capture; the
 // Reassembler may be used further.
 func (r *Reassembler) Flush() {
+	r.pairAll()
 	for c := r.oldest; c != nil; c = c.newer {
 		r.flushConn(c)
 	}
@@ -184,6 +187,7 @@ func (r *Reassembler) Flush() {
 		r.drop(r.oldest)
 	}
 	r.cm.clear()
+	r.bygone = [len(r.bygone)]*bygone{}
 }
 
 // Stats returns the counts up to now.
@@ -206,8 +210,11 @@ func (r *Reassembler) Conns(yield func(*Conn) bool) {
 // newConn returns a connection with nothing in it yet.
 func (r *Reassembler) newConn(t Transport) *Conn {
 	if r.conns >= r.cfg.Conns {
-		r.stats.Evicted++
+		r.pairLast(r.oldest) // which may make one connection of two
+	}
+	if r.conns >= r.cfg.Conns {
 		old := r.oldest
+		r.stats.Evicted++
 		r.flushConn(old)
 		r.drop(old)
 	}

@@ -49,6 +49,7 @@ type roceFlow struct {
 	seen    uint64 // packets
 	started bool
 	next    uint32   // PSN of the next request
+	due     uint32   // PSN of the next one to be answered
 	unsure  *Message // a Read of which it is not known how many PSNs it takes, so neither is next
 	held    packetQueue
 	early   packetQueue // answers that came before the request was accepted
@@ -59,10 +60,18 @@ type roceFlow struct {
 	gaps     [8]psnRange
 	gapCount int
 
-	lo, hi  uint32 // PSNs of the requests seen so far, while there is no peer
-	ranged  bool
-	tries   int
 	retries bool // early is being looked through
+
+	// While there is no peer.
+	listed   bool      // among those without one
+	born     int       // how many flows there were before
+	asked    psnSpan   // by requests
+	perhaps  psnSpan   // by them, with Reads as long as they can be
+	formerly psnSpan   // perhaps, of an earlier connection of the QP
+	answered psnSpan   // by answers
+	asker    *roceFlow // had sent a request that an answer belongs to
+	mixed    bool      // answers belong to two connections
+	answers  int
 
 	marks             [64]mark // requests that wait for an acknowledgement, a ring
 	markHead, markLen int
@@ -158,7 +167,8 @@ func (r *Reassembler) flow(key flowKey) *roceFlow {
 	f := r.flows[key]
 	if f == nil {
 		c := r.newConn(RoCE2)
-		f = &roceFlow{r: r, key: key}
+		f = &roceFlow{r: r, key: key, born: r.born, listed: true}
+		r.born++
 		f.join(c, Initiator)
 		r.flows[key] = f
 		hosts := hostPair{key.src, key.dst}
@@ -188,7 +198,7 @@ func (f *roceFlow) forget() {
 	if r.flows[f.key] == f {
 		delete(r.flows, f.key)
 	}
-	f.unlist()
+	f.giveUp()
 	for i := range r.recent {
 		if r.recent[i] == f {
 			r.recent[i] = nil
@@ -218,7 +228,7 @@ func payload(pk *RoCE) []byte {
 func (f *roceFlow) request(pk *RoCE, op *opInfo, when time.Time) {
 	if f.peer == nil {
 		f.widen(pk)
-		f.findPeer()
+		f.conn.Unpaired = true
 	}
 	if !f.started {
 		f.wait(pk, when)
@@ -291,7 +301,7 @@ func (f *roceFlow) release() {
 
 // start begins with the request of that PSN.
 func (f *roceFlow) start(psn uint32) {
-	f.started, f.next = true, psn
+	f.started, f.next, f.due = true, psn, psn
 	f.drain()
 }
 
@@ -313,7 +323,8 @@ func (f *roceFlow) restart(pk *RoCE, when time.Time) {
 	if u := f.conn.upper; u != nil {
 		u.gap(f.side)
 	}
-	f.started, f.ranged, f.markLen = false, false, 0
+	f.bygone().asked.add(f.open())
+	f.started, f.markLen = false, 0
 	f.lost = jump
 	f.wait(pk, when)
 }
@@ -594,7 +605,8 @@ func (f *roceFlow) response(pk *RoCE, op *opInfo, when time.Time) {
 		}
 	}
 	if f.peer == nil {
-		f.findPeerBy(pk.PSN)
+		f.conn.Unpaired = true
+		f.witness(pk.PSN)
 	}
 	if g := f.peer; g != nil && g.answer(pk, op, when) {
 		return
@@ -603,6 +615,12 @@ func (f *roceFlow) response(pk *RoCE, op *opInfo, when time.Time) {
 		return // good for nothing but a latency
 	}
 	added, room := f.early.add(f.r, pk, when)
+	if f.peer == nil && (f.pairDue() || !room) {
+		if f.pair(); f.peer != nil {
+			f.peer.retryEarly()
+			return
+		}
+	}
 	if !added && room && op.class != classAck {
 		f.repeat()
 	}
@@ -759,6 +777,9 @@ func (f *roceFlow) mark(psn uint32, when time.Time) {
 // evidence notes that the peer has come as far as psn. Answers come in order, so
 // Reads before that have been answered, and wait no longer than the window.
 func (f *roceFlow) evidence(psn uint32) {
+	if psnDiff(psn, f.due) >= 0 {
+		f.due = (psn + 1) & psnMask
+	}
 	for _, m := range f.reads {
 		if psnDiff(psn, m.psn)-m.count < 0 {
 			break

@@ -223,6 +223,39 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// Packets of one direction, without the set-up, belong to a connection whose other
+// direction is not known.
+func TestUnpaired(t *testing.T) {
+	b, err := os.ReadFile(captureFile("rxe-rping.pcap"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := b[:24:24]
+	first := ""
+	for b = b[24:]; len(b) > 0; {
+		n := 16 + int(b[8]) + int(b[9])<<8
+		frame := b[16:n]
+		from, qp := string(frame[26:30]), frame[42+5:42+8]
+		if !bytes.Equal(qp, []byte{0, 0, 1}) && (first == "" || from == first) {
+			first = from
+			out = append(out, b[:n]...)
+		}
+		b = b[n:]
+	}
+	got, _, err := dump(t, options{stats: true}, bytes.NewReader(out))
+	if err != nil || strings.Count(got, ", unpaired: ") != 1 {
+		t.Errorf("%v\n%s", err, got)
+	}
+	got, _, err = dump(t, options{stats: true, json: true}, bytes.NewReader(out))
+	if err != nil || strings.Count(got, `"unpaired":true`) != 1 {
+		t.Errorf("%v\n%s", err, got)
+	}
+	got, _, err = dump(t, options{stats: true, file: captureFile("rxe-rping.pcap")}, nil)
+	if err != nil || strings.Contains(got, "unpaired") {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
 func TestFilter(t *testing.T) {
 	const file = "rxe-send8k.pcap"
 	all, _, _ := dump(t, options{file: captureFile(file)}, nil)

@@ -138,6 +138,9 @@ func (p *printer) message(m *capture.Message) {
 	switch m.Kind {
 	case capture.Write, capture.Read, capture.CompareSwap, capture.FetchAdd:
 		l.Key, l.Addr = fmt.Sprintf("0x%08x", m.Key), fmt.Sprintf("0x%x", m.Addr)
+		if c.Unpaired && m.Kind != capture.Write {
+			say("QP unpaired")
+		}
 	case capture.Management:
 		l.Kind = m.CM.Attribute.String()
 		if m.CM.Reason != 0 {

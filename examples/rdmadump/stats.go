@@ -161,6 +161,7 @@ type connectionReport struct {
 	Transport string            `json:"transport"`
 	Protocol  string            `json:"protocol"`
 	MTU       int               `json:"mtu,omitempty"`
+	Unpaired  bool              `json:"unpaired,omitempty"` // one direction alone: which the other is, is not proved
 	Upper     map[string]uint64 `json:"upper,omitempty"`
 	Sides     [2]sideReport     `json:"sides"`
 }
@@ -211,7 +212,7 @@ func (s *summary) report(st *capture.Stats, lost *losses) *report {
 			continue
 		}
 		c := x.c
-		k := connectionReport{ID: c.ID, Transport: c.Transport.String(), Protocol: c.Protocol.String(), MTU: c.MTU, Upper: map[string]uint64{}}
+		k := connectionReport{ID: c.ID, Transport: c.Transport.String(), Protocol: c.Protocol.String(), MTU: c.MTU, Unpaired: c.Unpaired, Upper: map[string]uint64{}}
 		for kind, n := range x.upper {
 			k.Upper[kind.String()] = n
 		}
@@ -259,6 +260,9 @@ func (s *summary) print(w io.Writer, o *options, st *capture.Stats, lost *losses
 		fmt.Fprintf(w, "\n#%d %s, %s", c.ID, c.Transport, c.Protocol)
 		if c.MTU > 0 {
 			fmt.Fprintf(w, ", MTU %d", c.MTU)
+		}
+		if c.Unpaired {
+			fmt.Fprint(w, ", unpaired: one direction alone, and its Reads have no answers")
 		}
 		fmt.Fprintln(w)
 		if len(c.Upper) > 0 {
