@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // A Buffer is memory for large reads and writes, from [Alloc] or
@@ -25,10 +26,12 @@ type Buffer struct {
 
 	mu    sync.Mutex
 	calm  sync.Cond // uses has fallen to 0
-	uses  int       // transfers under way
+	uses  int       // calls and transfers under way
 	freed bool
 	stuck bool               // a device may still use it: never to be used again
 	mrs   map[*domain]ibv.MR // registrations of b as a whole, to be used again; of Alloc's memory only
+
+	dropped bool // the application's memory is not known any more
 }
 
 // Alloc returns a Buffer of n bytes, all zero, outside the Go heap, where the
@@ -77,23 +80,42 @@ func (b *Buffer) Bytes() []byte {
 }
 
 // Free gives the memory up. The slices of Bytes must not be used any more. What
-// came from Alloc goes back to the system, when a Read or Write that is still at
-// work there has ended; the application's own memory it may unmap when Free
-// returns, for which Free waits for those. Free may be called more than once.
+// came from Alloc goes back to the system when every call, and every queued send,
+// that is still at work there has ended; the application's own memory it may unmap
+// when Free returns, for which Free waits for those. Free may be called more than
+// once.
+//
+// A call of a Conn or PacketConn that is given the memory after Free fails with an
+// error that matches errno.EFAULT, for as long as the package knows the memory.
 func (b *Buffer) Free() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	first := !b.freed
 	b.freed = true
-	if first && !b.span.ours {
-		memory.drop(b) // not to be found from now on
-	}
 	for !b.span.ours && b.uses > 0 {
 		b.calm.Wait()
+	}
+	if !b.span.ours && !b.dropped {
+		b.dropped = true
+		memory.drop(b) // not to be found from now on
 	}
 	if first && b.uses == 0 {
 		b.discard()
 	}
+}
+
+// errFreed says that a call was given memory that is nobody's.
+var errFreed = fmt.Errorf("memory of a Buffer after Free: %w", errno.EFAULT)
+
+// borrow holds the Buffer that p lies in for a call, which gives it back by unhold
+// in the end. Ordinary memory belongs to none: that is nil.
+func borrow(p []byte) (*Buffer, error) {
+	b, stale := lookUp(p)
+	switch {
+	case stale, b != nil && !b.hold():
+		return nil, errFreed
+	}
+	return b, nil
 }
 
 // hold keeps the memory where it is until unhold. It is false after Free.
@@ -107,8 +129,24 @@ func (b *Buffer) hold() bool {
 	return true
 }
 
-// unhold ends hold; err is why the device may have kept the memory.
+// share is hold for a part of a call that holds the memory already: it goes on after
+// Free too.
+func (b *Buffer) share() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.freed && b.uses == 0 {
+		return false
+	}
+	b.uses++
+	return true
+}
+
+// unhold ends hold; err is why the device may have kept the memory. There may be no
+// Buffer.
 func (b *Buffer) unhold(err error) {
+	if b == nil {
+		return
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.stuck = b.stuck || err != nil
@@ -334,21 +372,28 @@ func (m *spans) list() []*span {
 
 // findRegion returns the Buffer that all of b lies in, nil if there is none.
 func findRegion(b []byte) *Buffer {
-	if len(b) == 0 {
-		return nil
-	}
+	r, _ := lookUp(b)
+	return r
+}
+
+// lookUp is findRegion, and reports whether b is memory that Alloc has mapped and
+// that no Buffer has, or not all of it.
+func lookUp(b []byte) (r *Buffer, stale bool) {
 	list := memory.list()
+	if len(b) == 0 || len(list) == 0 {
+		return nil, false
+	}
 	start := addressOf(b)
 	i := sort.Search(len(list), func(i int) bool { return list[i].end() > start })
 	if i == len(list) || start < list[i].start() {
-		return nil
+		return nil, false
 	}
 	s := list[i]
-	r := s.pieces[(start-s.start())/uintptr(s.size)].Load()
+	r = s.pieces[(start-s.start())/uintptr(s.size)].Load()
 	if r == nil || start+uintptr(len(b)) > addressOf(r.b)+uintptr(len(r.b)) {
-		return nil
+		return nil, s.ours
 	}
-	return r
+	return r, false
 }
 
 func (s *span) start() uintptr { return addressOf(s.mem) }

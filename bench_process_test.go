@@ -138,6 +138,20 @@ var benchServices = map[string]func(c net.Conn, buf []byte) error{
 			}
 		}
 	},
+	"burst": func(c net.Conn, buf []byte) error { // a length in a buffer; that many bytes, both ways, the buffer back
+		for {
+			if _, err := io.ReadFull(c, buf); err != nil {
+				return err
+			}
+			n := int64(binary.BigEndian.Uint64(buf))
+			if err := errors.Join(takeBurst(c, n), giveBurst(c, n)); err != nil {
+				return err
+			}
+			if _, err := c.Write(buf); err != nil {
+				return err
+			}
+		}
+	},
 	"hangup": func(c net.Conn, buf []byte) error { // a byte; the end
 		_, err := io.ReadFull(c, buf[:1])
 		return err

@@ -65,6 +65,14 @@ type Config struct {
 	InitialReceiveCredits int
 	MaxReceiveCredits     int
 
+	// ReceiveMemory bounds the memory, in bytes, that the connections of a device
+	// together have for receive buffers beyond twice InitialReceiveCredits each, which is
+	// what an idle one may keep: 64 KiB to 1 TiB, 0 means 1 GiB. A connection that finds
+	// it used up keeps the buffers that it has, and grows when others have given some
+	// back, which they do when they idle. So however many peers send much and then hold
+	// on to the buffers, they hold no more than that.
+	ReceiveMemory int
+
 	// SendCreditTarget is how many receive buffers the peer is asked for: 4 to
 	// 255, 0 means 255.
 	SendCreditTarget int
@@ -90,8 +98,12 @@ type Config struct {
 	// deadline applies as well, and 20 s on the passive side.
 	NegotiateTimeout time.Duration
 
-	// LingerTimeout bounds how long Close waits for what was written to reach
-	// the peer. 0 means 5 s; negative closes at once and may lose data.
+	// LingerTimeout bounds how long a connection goes on behind Close, which does not
+	// wait for it, to bring what was written to the peer: it is given up when nothing
+	// has moved for so long, and after twelve times as long in any case. 0 means 5 s;
+	// negative gives up at once and may lose data. At most 4096 connections of a
+	// process linger at a time. Where a call is in the middle of a large transfer when
+	// Close is called, a peer that is silent for a second is given up. See Lingering.
 	LingerTimeout time.Duration
 
 	// BusyPoll is how long Read and Write poll for a completion before they
@@ -121,6 +133,9 @@ const (
 	softTransfer      = 4 << 20
 	defaultFragmented = 1 << 20
 	defaultTransfer   = 64 << 20
+	leastWindows      = 64 << 10
+	mostWindows       = min(1<<40, math.MaxInt)
+	defaultWindows    = 1 << 30
 	defaultLinger     = 5 * time.Second
 )
 
@@ -142,6 +157,7 @@ func (c *Config) check() error {
 	}
 	inRange("InitialReceiveCredits", c.InitialReceiveCredits, minCredits, creditCeiling)
 	inRange("MaxReceiveCredits", c.MaxReceiveCredits, minCredits, creditCeiling)
+	inRange("ReceiveMemory", c.ReceiveMemory, leastWindows, mostWindows)
 	inRange("TransferMemory", c.TransferMemory, scratchBytes, sizeCeiling)
 	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
 	return errors.Join(errs...)
@@ -154,10 +170,11 @@ type settings struct {
 	transfers                          bool
 	transfer, ofBuffer, ofScratch      int // bytes from which a write is a transfer; one from a Buffer; ReadFrom's
 	noRead                             bool
-	transferMemory                     int
+	transferMemory, receiveMemory      int
 	keepAlive, probe, linger, busyPoll time.Duration
 	negotiate                          time.Duration
 	log                                *slog.Logger
+	logger                             *slog.Logger // the program's, nil if it has set none
 }
 
 func (c *Config) settings(dev ibv.Device, passive bool) settings {
@@ -181,12 +198,14 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		busyPoll:       c.BusyPoll,
 		negotiate:      c.NegotiateTimeout,
 		log:            c.Logger,
+		logger:         c.Logger,
 		transfers:      c.TransferSize >= 0,
 		transfer:       or(c.TransferSize, transfer),
 		ofBuffer:       or(c.TransferSize, ofBuffer),
 		ofScratch:      or(c.TransferSize, ofScratch),
 		noRead:         c.NoRDMARead,
 		transferMemory: or(c.TransferMemory, defaultTransfer),
+		receiveMemory:  or(c.ReceiveMemory, defaultWindows),
 	}
 	s.maximum = or(c.MaxReceiveCredits, min(creditCeiling, max(16, 4<<20/s.maxReceive)))
 	s.initial = min(or(c.InitialReceiveCredits, 4), s.maximum)

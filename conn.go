@@ -1,20 +1,11 @@
 package rdmanet
 
 import (
-	"errors"
-	"fmt"
+	"context"
 	"io"
-	"math"
 	"net"
-	"net/netip"
-	"os"
-	"sync"
-	"sync/atomic"
+	"runtime"
 	"time"
-
-	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/internal/ring"
-	"github.com/rdmanet/rdmanet/internal/vacancy"
 )
 
 // Conn is a connection over a reliably connected queue pair. It implements
@@ -27,158 +18,31 @@ import (
 // (the connection goes on), net.ErrClosed after Close, syscall.ECONNRESET when
 // the connection broke, syscall.ETIMEDOUT when the peer has gone silent, and
 // syscall.EPIPE on a Write after CloseWrite or after the peer has closed.
+//
+// A Conn that the program drops without Close is closed when the garbage collector finds
+// it, as those of package net are; the log has a warning.
 type Conn struct {
-	set         settings
-	dom         *domain
-	pool        *pool // receive buffers
-	sends       *pool // and buffers for sends that do not go inline
-	id          ibv.ID
-	cq          ibv.CQ
-	qp          ibv.QP
-	agreed      agreement
-	fin         bool // half-close was agreed
-	messages    bool // and expedited, partial and empty messages
-	peer        privateData
-	inline      int  // bytes that a send may have without a buffer
-	invalidates bool // the device has Send with Invalidate
-	markEach    bool // each send from a buffer is signalled: nothing else frees the buffer
-	slots       int  // length of the send queue, but for RDMA Reads
-	local       *net.TCPAddr
-	remote      *net.TCPAddr
-
-	// One Read at a time; it is held while the call waits. Who writes has the turn.
-	readMu sync.Mutex
-
-	event atomic.Pointer[ibv.Event] // the end of the connection, from the device
-
-	// mu guards what follows. It is never held while waiting.
-	mu     sync.Mutex
-	closed bool
-	dead   error // why the connection is over; errPeerClosed for an orderly end
-	stats  Stats
-
-	flushed bool // the queue pair was seen to have failed, not why
-
-	// Who waits for completions: see progress.go.
-	seat     vacancy.Seat
-	poller   poller
-	spoken   uint64 // Stats.MessagesSent when the peer last sent something
-	leading  bool
-	keeping  bool // that is a keeper
-	sleeping bool // the leader has let go of mu to wait, and nobody has roused it
-	cqLost   bool // the completion queue has failed once: its events are not waited for
-	readable sync.Cond
-	writable sync.Cond
-	readers  int       // goroutines in readable.Wait
-	writers  int       // and in writable.Wait
-	wcs      [8]ibv.WC // memory for polling
-	wantSend bool      // a writer waits for the completion of a send
-
-	credits credits
-
-	// Receiving: see recv.go.
-	recvWR   [1]ibv.RecvWR      // memory for a post
-	recvSGE  [1]ibv.SGE         // and for its only element
-	posted   ring.Ring[*buffer] // receives in the queue pair, oldest first
-	unread   ring.Ring[segment] // for the reader
-	kept     int                // of the unread segments, how many keep a buffer
-	spill    *spill             // see spill.go
-	spilled  int                // bytes
-	reasm    reassembler
-	opened   int  // length of a message that has begun and has no segment unread yet
-	eof      bool // the peer's FIN has come
-	deaf     bool // CloseRead or Close: drop what arrives
-	readDue  deadline
-	writeDue deadline
-
-	// Sending: see turn.go and send.go.
-	turns turns
-	send  sending
-
-	// Large transfers: see transfer.go.
-	out outgoing
-	in  incoming
-
-	// Keep-alive: see keepalive.go.
-	timer     *time.Timer
-	heard     bool // something has arrived, which poll notes the time of
-	lastHeard time.Time
-	lookAt    time.Time // when the timer is to look next, if it is set
-	probing   bool      // the peer, or its device, must answer,
-	asked     time.Time // which it was asked to do then
-	warm      bool      // there are credits or receives to give back when idle
-	reckoned  time.Time // when it was last looked how much has moved,
-	moved     uint64    // and how much that was
-
-	answers bool   // the peer's device can be asked by an RDMA Read: see pulse.go
-	pulse   *pulse // namely of, nil for one of no bytes
-	beat    beat
+	*conn
 }
-
-// segment is received payload that waits for the reader.
-type segment struct {
-	x     *inbound // a transfer in place of data
-	data  []byte
-	buf   *buffer // where it lies: in the buffer that it came in,
-	spill *spill  // or in spill memory,
-	n     int     // n bytes of it
-	size  int     // of the whole message when the segment begins one, else 0
-	last  bool    // ends its message
-	flags MsgFlags
-}
-
-func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP) *Conn {
-	c := &Conn{set: set, dom: dom, id: id, cq: cq, qp: qp}
-	c.readable.L, c.writable.L = &c.mu, &c.mu
-	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
-	c.in.depth = min(readSlots, qp.Cap().MaxSendWR/8)
-	c.slots, c.inline = qp.Cap().MaxSendWR-1-c.in.depth, qp.Cap().MaxInline
-	attr := id.Device().Attr()
-	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
-	c.markEach = attr.SendsBuffered
-	c.seat.Init(&keepers, c.startKeeper)
-	c.poller = newPoller(id.Device(), set.busyPoll)
-	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
-	return c
-}
-
-func tcpAddr(a netip.AddrPort) *net.TCPAddr { return net.TCPAddrFromAddrPort(a) }
 
 // LocalAddr returns the local address, a *net.TCPAddr.
-func (c *Conn) LocalAddr() net.Addr { return c.local }
+func (c *Conn) LocalAddr() net.Addr {
+	return c.conn.LocalAddr()
+}
 
 // RemoteAddr returns the peer's address, a *net.TCPAddr.
-func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+func (c *Conn) RemoteAddr() net.Addr {
+	return c.conn.RemoteAddr()
+}
 
 // Info returns what carries the connection.
 func (c *Conn) Info() Info {
-	dev := c.id.Device()
-	info := Info{
-		Device:            dev.Name(),
-		Transport:         dev.Attr().Transport.String(),
-		Port:              c.id.Port(),
-		QPN:               c.qp.QPN(),
-		LocalGID:          gidOf(c.id.LocalAddr()),
-		RemoteGID:         gidOf(c.id.RemoteAddr()),
-		Rdmanet:           c.peer.rdmanet,
-		MessageFlags:      c.messages,
-		MaxSendSize:       int(c.agreed.maxSend),
-		MaxReceiveSize:    int(c.agreed.maxReceive),
-		MaxFragmentedSize: int(c.agreed.maxFragmentedSend),
-	}
-	if port, err := dev.Port(c.id.Port()); err == nil {
-		info.MTU = port.ActiveMTU
-	}
-	return info
+	return c.conn.Info()
 }
 
 // Stats returns the counters of the moment.
 func (c *Conn) Stats() Stats {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := c.stats
-	s.SendCredits, s.ReceiveCredits, s.ReceiveWindow = c.credits.have, c.credits.posted, c.credits.window
-	return s
+	return c.conn.Stats()
 }
 
 // MaxMessageSize is the length of the longest message that WriteMsg can send, and
@@ -186,20 +50,17 @@ func (c *Conn) Stats() Stats {
 // carry what is longer than the peer's MaxFragmentedSize, else that. A message in
 // pieces may have any length.
 func (c *Conn) MaxMessageSize() int {
-	if c.out.mode != transferNone {
-		return math.MaxInt
-	}
-	return int(c.agreed.maxFragmentedSend)
+	return c.conn.MaxMessageSize()
 }
 
 // SetDeadline sets both deadlines; see net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error {
-	return c.setDeadlines(t, &c.readDue, &c.writeDue)
+	return c.conn.SetDeadline(t)
 }
 
 // SetReadDeadline bounds Read, ReadMsg, RecvMsg and WriteTo, those in progress too.
 func (c *Conn) SetReadDeadline(t time.Time) error {
-	return c.setDeadlines(t, &c.readDue)
+	return c.conn.SetReadDeadline(t)
 }
 
 // SetWriteDeadline bounds Write, WriteMsg, SendMsg, ReadFrom and CloseWrite, those
@@ -207,47 +68,23 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 // peer has been told of. A Write that times out has sent what n says and the stream
 // goes on from there.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	return c.setDeadlines(t, &c.writeDue)
-}
-
-func (c *Conn) setDeadlines(t time.Time, ds ...*deadline) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return opError("set", nil, c.local, net.ErrClosed)
-	}
-	for _, d := range ds {
-		d.set(t)
-		if d.expired {
-			c.wakeAll()
-		}
-	}
-	return nil
-}
-
-func (c *Conn) readExpired()  { c.expired(&c.readDue) }
-func (c *Conn) writeExpired() { c.expired(&c.writeDue) }
-
-func (c *Conn) expired(d *deadline) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if d.check() {
-		c.wakeAll()
-	}
+	return c.conn.SetWriteDeadline(t)
 }
 
 // Read reads the next bytes of the stream, as many as are there and fit into
 // p, at least one. It returns io.EOF once the peer has closed, or called
 // CloseWrite, and everything before that has been read.
 func (c *Conn) Read(p []byte) (int, error) {
-	n, err := c.read(p)
-	return n, c.opError("read", err)
+	n, err := c.conn.Read(p)
+	runtime.KeepAlive(c)
+	return n, err
 }
 
 // Write sends p and returns when all of it has been handed to the device.
 func (c *Conn) Write(p []byte) (int, error) {
-	n, err := c.write(p, manner{})
-	return n, c.opError("write", err)
+	n, err := c.conn.Write(p)
+	runtime.KeepAlive(c)
+	return n, err
 }
 
 // WriteMsg sends p as one message, which keeps its boundaries for a peer that
@@ -257,8 +94,9 @@ func (c *Conn) Write(p []byte) (int, error) {
 // others. A deadline that passes when part of the message is gone makes the
 // connection unusable for writing. SendMsg has more ways to send.
 func (c *Conn) WriteMsg(p []byte) error {
-	_, err := c.write(p, manner{message: true})
-	return c.opError("write", err)
+	err := c.conn.WriteMsg(p)
+	runtime.KeepAlive(c)
+	return err
 }
 
 // WriteMsgInvalidate is WriteMsg, and takes back the peer's memory key (iWARP:
@@ -268,8 +106,9 @@ func (c *Conn) WriteMsg(p []byte) error {
 // key breaks the connection. With a token p goes in segments, and may have
 // [Info].MaxFragmentedSize bytes.
 func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
-	_, err := c.write(p, manner{message: true, token: token})
-	return c.opError("write", err)
+	err := c.conn.WriteMsgInvalidate(p, token)
+	runtime.KeepAlive(c)
+	return err
 }
 
 // ReadMsg reads one whole message, or what Read has left of one, and returns
@@ -282,96 +121,32 @@ func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
 // when it is a later one for which p is too small, p is full, n is its length, and
 // the rest is for the next call. RecvMsg tells more.
 func (c *Conn) ReadMsg(p []byte) (n int, err error) {
-	n, _, err = c.readMsg(p, false)
-	return n, c.opError("read", err)
+	n, err = c.conn.ReadMsg(p)
+	runtime.KeepAlive(c)
+	return n, err
 }
 
-// ReadFrom writes what r yields until its end; see io.ReaderFrom. Where large
-// transfers serve, r reads straight into memory that the peer fetches from.
-func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
-	if c.out.mode != transferNone && c.set.ofScratch <= scratchBytes {
-		return c.transferFrom(r)
-	}
-	return c.copyFrom(r)
+// ReadFrom writes what r yields until its end; see io.ReaderFrom. While r has nothing it
+// holds a few KiB. Once bytes keep coming they are read 256 KiB at a time, and where large
+// transfers serve straight into memory that the peer fetches from.
+func (c *Conn) ReadFrom(r io.Reader) (total int64, err error) {
+	total, err = c.conn.ReadFrom(r)
+	runtime.KeepAlive(c)
+	return total, err
 }
-
-// copyFrom is ReadFrom by Write.
-func (c *Conn) copyFrom(r io.Reader) (int64, error) {
-	b := copyPool.Get().(*[copyBytes]byte)
-	defer copyPool.Put(b)
-	var total int64
-	for {
-		n, err := r.Read(b[:])
-		if n > 0 {
-			w, werr := c.Write(b[:n])
-			total += int64(w)
-			if werr != nil {
-				return total, werr
-			}
-		}
-		if err == io.EOF {
-			return total, nil
-		}
-		if err != nil {
-			return total, err
-		}
-	}
-}
-
-const copyBytes = 256 << 10
-
-var copyPool = sync.Pool{New: func() any { return new([copyBytes]byte) }}
 
 // WriteTo reads until the end of the stream and writes to w, straight from the
 // receive buffers; see io.WriterTo.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
-	if err := c.retain(); err != nil {
-		return 0, c.opError("read", err)
-	}
-	defer c.dom.release()
-	var total int64
-	for {
-		n, err := c.writeSegment(w)
-		total += int64(n)
-		if err == io.EOF {
-			return total, nil
-		}
-		if err != nil {
-			return total, err
-		}
-	}
-}
-
-// retain keeps the memory of received segments for longer than the connection;
-// c.dom.release ends it.
-func (c *Conn) retain() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return net.ErrClosed
-	}
-	c.dom.retain()
-	return nil
+	n, err := c.conn.WriteTo(w)
+	runtime.KeepAlive(c)
+	return n, err
 }
 
 // CloseRead ends the reading side: Read returns io.EOF, what has not been read and
 // what still arrives is dropped.
 func (c *Conn) CloseRead() error {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return c.opError("close", net.ErrClosed)
-	}
-	c.deaf = true
-	c.wakeAll()
-	c.mu.Unlock()
-
-	c.readMu.Lock() // whoever copies from a buffer is out now
-	defer c.readMu.Unlock()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.dropUnread()
-	return nil
+	return c.conn.CloseRead()
 }
 
 // CloseWrite ends the writing side: the peer reads io.EOF after all that was
@@ -379,169 +154,107 @@ func (c *Conn) CloseRead() error {
 // error matches errors.ErrUnsupported. It takes its turn behind what is queued,
 // and fails, with nothing done, where a message has not got its last piece. Of a peer
 // that has closed already it says nothing, as with TCP.
-func (c *Conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
+func (c *Conn) CloseWrite() error {
+	err := c.conn.CloseWrite()
+	runtime.KeepAlive(c)
+	return err
+}
 
-// Close ends the connection. What was written reaches the peer first, and so do large
-// transfers of QueueMsg's that it has been told of: Close waits for that up to
-// Config.LingerTimeout. Calls in progress, and what else is queued, return with
-// net.ErrClosed at once. Where a message has not got its last piece the peer reads an
-// error in place of io.EOF.
+// Close ends the connection. Calls in progress, and what is queued, return with
+// net.ErrClosed at once, but for those in the middle of a large transfer, whose memory the
+// peer has to let go of first; bytes that were not read, and that still arrive, are dropped.
+// What was written reaches the peer first, and so do large transfers of QueueMsg's and
+// ReadFrom's that the peer was told of. Where a message has not got its last piece the
+// peer reads an error in place of io.EOF.
+//
+// As with TCP, Close does not wait for the peer. It waits until what was written has left
+// the process, which takes no time unless the peer or the network is slow: 100 ms at
+// most, and no longer than something moves (30 ms, or 2 ms where another Close has just
+// waited in vain). The rest goes on behind it: the connection lingers until the peer has
+// taken everything, or has taken nothing for Config.LingerTimeout, after which the rest
+// is lost. A process that ends meanwhile loses what has not left it; CloseContext waits.
 func (c *Conn) Close() error {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return c.opError("close", net.ErrClosed)
-	}
-	c.closed, c.deaf = true, true
-	c.wakeAll()
-	c.mu.Unlock()
-
-	c.readMu.Lock()
-	defer c.readMu.Unlock()
-	c.lastTurn()
-	c.linger()
-	return c.opError("close", c.teardown())
+	err := c.conn.Close()
+	runtime.KeepAlive(c)
+	return err
 }
 
-// linger sees the last bytes off, within the linger time: FIN, the completion
-// of all sends, the disconnect and the peer's own.
-func (c *Conn) linger() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.dropUnread()
-	if c.set.linger < 0 || c.dead != nil {
-		return
-	}
-	c.writeDue.set(time.Now().Add(c.set.linger))
-	defer c.writeDue.stop()
-	alive := func() bool { return c.dead == nil && !c.writeDue.expired }
-	if c.fin && !c.send.finSent && !c.send.cut && !c.turns.open { // no end where a message has none
-		for alive() {
-			if done, _ := c.postFIN(); done {
-				break
-			}
-			c.waitToSend()
-		}
-	}
-	for alive() && c.out.live.Len() > 0 {
-		c.await(&c.writable, &c.writers)
-	}
-	c.postMarker(alive)
-	last := c.send.seq // what is sent from here on, such as grants, may be lost
-	if c.id.Device().Attr().SendsBuffered {
-		c.awaitSends(func() bool { return alive() && c.send.barrier }) // keep-alive's is not behind everything
-		if alive() {
-			c.postBarrier()
-		}
-	}
-	c.awaitSends(func() bool { return alive() && (c.send.done < last || c.send.barrier) })
-	if !alive() || c.id.Disconnect() != nil {
-		return
-	}
-	for alive() {
-		c.await(&c.writable, &c.writers)
-	}
+// CloseContext is Close for programs that must know whether the peer got everything. It
+// returns nil when the peer's device has taken all that was written and has ended the
+// connection. Of a peer that closed first it returns nil unless the device knows of
+// something that was not taken. Otherwise the error says why that may not be so: ctx's
+// own when ctx ends, while the connection lingers on as after Close; one that matches
+// syscall.ETIMEDOUT when the connection was given up, because nothing moved for
+// Config.LingerTimeout or too many others linger; and syscall.ECONNRESET when the
+// connection broke. Whether the peer's program has read what its device has taken, only
+// the program can tell.
+//
+// An RDMA device knows what the peer's has taken. The software device knows what the
+// kernel has taken, and that the peer has ended the connection in an orderly way: what it
+// ends by itself, while bytes are on their way, may not have reached it.
+func (c *Conn) CloseContext(ctx context.Context) error {
+	err := c.conn.CloseContext(ctx)
+	runtime.KeepAlive(c)
+	return err
 }
 
-// awaitSends waits for completions of sends while wanted says so.
-func (c *Conn) awaitSends(wanted func() bool) {
-	for wanted() {
-		c.wantSend = true
-		c.await(&c.writable, &c.writers)
-	}
+// SendMsg sends p as one message, or as a piece of one, in the way that flags say,
+// and returns how many bytes were taken. With no flags it is WriteMsg.
+//
+// p is the caller's again when it returns.
+//
+// All of p is taken unless there is an error, with one exception: with NonBlocking
+// n may be less, and what was taken is then a piece of the message. The caller goes
+// on with SendMsg(p[n:], flags), for which SendPossible tells the time. When not even
+// one byte is taken the error matches syscall.EAGAIN. To peers without
+// Info.MessageFlags it is all or nothing, for at most 16 segments; longer messages
+// are refused with an error that matches syscall.EMSGSIZE.
+//
+// A deadline that passes before the first byte is sent leaves things as they were.
+// When it passes in the middle, n bytes are gone, the message can never be ended,
+// and the connection is unusable for writing: the peer reads an error where the
+// message breaks off.
+//
+// Partial needs a peer that knows pieces; for others the error matches
+// errors.ErrUnsupported. Unknown flags match syscall.EINVAL.
+func (c *Conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
+	n, err = c.conn.SendMsg(p, flags)
+	runtime.KeepAlive(c)
+	return n, err
 }
 
-// teardown releases what the connection holds, in the order that verbs want.
-func (c *Conn) teardown() error {
-	err := c.qp.Close()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dead == nil {
-		c.dead = net.ErrClosed
-	}
-	c.seat.Taken()
-	for c.leading {
-		c.cq.Interrupt()
-		c.writers++
-		c.writable.Wait()
-		c.writers--
-	}
-	c.poller.fall(false)
-	c.readDue.stop()
-	c.writeDue.stop()
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	if c.in.neglect != nil {
-		c.in.neglect.Stop()
-	}
-	for c.posted.Len() > 0 {
-		c.posted.Pop().release()
-	}
-	c.dropUnread()
-	c.releaseFetches()
-	c.releaseTransfers()
-	c.releaseSends()
-	return errors.Join(err, c.beat.close(), c.cq.Close(), c.id.Close(), c.dom.release())
+// RecvMsg is ReadMsg for programs that send in pieces: it reads one piece of a
+// message, and returns with it whether it was Expedited and, by Partial, whether
+// more of the message is to come; the piece without Partial ends the message. A
+// message that was sent whole is one piece. Pieces, and whole messages, come in the
+// order in which they were handed to the sender's device.
+//
+// What does not fit into p is treated as ReadMsg does. Where n bytes of a piece
+// come with an error, Partial is set, and the next call has the rest of it.
+//
+// It allocates nothing for what comes in segments.
+func (c *Conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
+	n, flags, err = c.conn.RecvMsg(p)
+	runtime.KeepAlive(c)
+	return n, flags, err
 }
 
-// fail ends the connection because of err, the first one only.
-func (c *Conn) fail(err error) {
-	if c.dead != nil {
-		return
-	}
-	c.dead = broken(err)
-	c.logBroken(err)
-	c.qp.SetError()
-	c.id.Disconnect() // InfiniBand's connection manager does not watch the queue pair
-	c.wakeAll()
-}
-
-func (c *Conn) logBroken(err error) {
-	c.set.log.Debug("rdmanet: connection broken", "local", c.local, "remote", c.remote, "err", err)
-}
-
-func (c *Conn) opError(op string, err error) error {
-	return opError(op, c.local, c.remote, err)
-}
-
-// readErr is why Read cannot go on when nothing is unread.
-func (c *Conn) readErr() error {
-	switch {
-	case c.closed:
-		return net.ErrClosed
-	case c.readDue.expired:
-		return os.ErrDeadlineExceeded
-	case c.deaf, c.eof && c.unread.Len() == 0:
-		return io.EOF
-	case c.unread.Len() > 0:
-		return nil
-	case c.dead == errPeerClosed && (c.fin || c.reasm.remaining > 0 || c.reasm.rest > 0):
-		return errTruncated // rdmanet peers say FIN before they go
-	case c.dead == errPeerClosed:
-		return io.EOF
-	}
-	return c.dead
-}
-
-// writeErr is why Write cannot go on.
-func (c *Conn) writeErr() error {
-	switch {
-	case c.closed:
-		return net.ErrClosed
-	case c.writeDue.expired:
-		return os.ErrDeadlineExceeded
-	case c.dead != nil:
-		return c.dead
-	case c.send.finSent:
-		return errWriteClosed
-	case c.send.cut:
-		return errMessageCut
-	}
-	return nil
-}
-
-// String names the two ends and the device.
-func (c *Conn) String() string {
-	return fmt.Sprintf("rdmanet: %v to %v on %s", c.local, c.remote, c.id.Device().Name())
+// QueueMsg queues p to be sent as SendMsg does, and returns at once. Queued sends,
+// and calls that send, take their turns in the order in which they were
+// made, expedited ones first. NonBlocking is refused.
+//
+// p is in use until the Send is done, and must neither be changed nor unmapped
+// before. The queue has no limit but the memory that the program puts into it.
+//
+// What goes by a large transfer (Config.TransferSize) is done when the peer has fetched
+// it. Up to four such sends are under way at a time, so that the peer finds the next
+// one when it has one: many in the queue move more than as many calls of SendMsg.
+//
+// The write deadline holds for queued sends too: those that have not been sent, and
+// of which the peer has not been told, when it passes fail. So do all when the
+// connection breaks, or at Close, behind which what the peer has been told of goes
+// on as what was written does; who wants the rest sent waits for the last of them first, or
+// calls CloseWrite, which takes its turn behind them.
+func (c *Conn) QueueMsg(p []byte, flags MsgFlags) *Send {
+	return c.conn.queueMsg(p, flags, c)
 }

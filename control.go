@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -13,14 +12,14 @@ import (
 // sendControl posts the messages without payload that are due: grants that
 // nothing else would carry, the answer that the peer asked for, our own probe.
 // A batch under way takes their place and calls again when it is out.
-func (c *Conn) sendControl() {
+func (c *conn) sendControl() {
 	c.control(c.sleeping) // a leader that sleeps will not look again
 }
 
 // control is sendControl; idle is set when nothing else is about to be sent, as
 // far as one can tell. It reports whether something was posted, for which mu was
 // let go.
-func (c *Conn) control(idle bool) bool {
+func (c *conn) control(idle bool) bool {
 	if c.send.posting || c.dead != nil {
 		return false
 	}
@@ -45,12 +44,12 @@ func (c *Conn) control(idle bool) bool {
 
 // midMessage reports whether a message of ours is unfinished. To a peer that
 // follows the letter of [MS-SMBD] 3.1.5.8 nothing may come between its segments.
-func (c *Conn) midMessage() bool { return c.send.mid && !c.peer.rdmanet }
+func (c *conn) midMessage() bool { return c.send.mid && !c.peer.rdmanet }
 
 // answerFlags are the flags of a message that takes the place of the answer
 // and the probe that are due. The answer does not ask back: two peers would
 // never stop.
-func (c *Conn) answerFlags() uint16 {
+func (c *conn) answerFlags() uint16 {
 	s := &c.send
 	s.answer = false
 	if !s.probe {
@@ -63,7 +62,7 @@ func (c *Conn) answerFlags() uint16 {
 
 // requested is what we tell the peer of how many credits we want: few when
 // there is nothing to send, see keepalive.go.
-func (c *Conn) requested() uint16 {
+func (c *conn) requested() uint16 {
 	if c.send.idle {
 		return uint16(c.set.initial)
 	}
@@ -71,22 +70,22 @@ func (c *Conn) requested() uint16 {
 }
 
 // postEmpty posts up to n messages without payload and reports whether it did.
-func (c *Conn) postEmpty(n int) bool {
+func (c *conn) postEmpty(n int) bool {
 	n, bufs := c.emptyBuffers(n, false)
 	if n == 0 {
 		return false
 	}
-	c.post(parcel{segs: n, bufs: bufs}) // an error is the connection's end
+	c.post(parcel{segs: n, bufs: bufs, control: true}) // an error is the connection's end
 	return true
 }
 
 // postTransferNews posts what the peer is to be told next of transfers.
-func (c *Conn) postTransferNews() bool {
+func (c *conn) postTransferNews() bool {
 	n, bufs := c.emptyBuffers(1, true)
 	if n == 0 {
 		return false
 	}
-	o := parcel{segs: 1, bufs: bufs}
+	o := parcel{segs: 1, bufs: bufs, control: true}
 	var t transferHeader
 	if c.in.receivesNews() {
 		t = c.nextInbound()
@@ -101,7 +100,7 @@ func (c *Conn) postTransferNews() bool {
 // emptyBuffers is sendBuffers for messages without payload, or with a transfer
 // header only. When it has none, the completion that brings one back will be heard
 // of.
-func (c *Conn) emptyBuffers(n int, head bool) (segs int, bufs buffers) {
+func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs buffers) {
 	if head {
 		segs, bufs = c.transferBuffers(0)
 	} else if dataHeaderLen <= c.inline {
@@ -116,14 +115,14 @@ func (c *Conn) emptyBuffers(n int, head bool) (segs int, bufs buffers) {
 }
 
 // hearOfSends makes sure that the next completion of a send is noticed.
-func (c *Conn) hearOfSends() {
+func (c *conn) hearOfSends() {
 	c.wantSend = true
 	c.rouse() // it may sleep for receives only
 }
 
 // hasSlots reports whether the send queue has room for n. If it has not, the
 // completion that makes some will be heard of.
-func (c *Conn) hasSlots(n int) bool {
+func (c *conn) hasSlots(n int) bool {
 	if c.freeSlots() >= n {
 		return true
 	}
@@ -132,7 +131,7 @@ func (c *Conn) hasSlots(n int) bool {
 }
 
 // postFIN ends our stream if that can be done now. FIN has a credit of its own.
-func (c *Conn) postFIN() (done bool, err error) {
+func (c *conn) postFIN() (done bool, err error) {
 	if c.send.posting || c.credits.have == 0 || !c.hasSlots(1) {
 		return false, nil
 	}
@@ -142,12 +141,12 @@ func (c *Conn) postFIN() (done bool, err error) {
 	}
 	c.send.finSent = true
 	c.credits.reserveOut = 0
-	return true, c.post(parcel{segs: 1, flags: flagFIN, bufs: bufs})
+	return true, c.post(parcel{segs: 1, flags: flagFIN, bufs: bufs, control: true})
 }
 
 // postMarker makes sure that the completion of everything posted can be waited
 // for, as long as wanted says so.
-func (c *Conn) postMarker(wanted func() bool) {
+func (c *conn) postMarker(wanted func() bool) {
 	for wanted() {
 		switch {
 		case c.send.posting:
@@ -164,7 +163,7 @@ func (c *Conn) postMarker(wanted func() bool) {
 
 // postTouch has the device find out whether the peer's is there: an RDMA Write
 // of no bytes needs neither a credit nor a key.
-func (c *Conn) postTouch() {
+func (c *conn) postTouch() {
 	s := &c.send
 	if c.freeSlots() == 0 || c.dead != nil {
 		return
@@ -173,10 +172,7 @@ func (c *Conn) postTouch() {
 	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked})
 	s.unmarked, s.since = 0, 0
 	c.stats.Signaled++
-	_, err := c.qp.PostSend([]ibv.SendWR{{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled}})
-	if err != nil {
-		c.fail(fmt.Errorf("post write: %w", err))
-	}
+	c.postAside(ibv.SendWR{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled}) // an error is the connection's end
 }
 
 // barrierID is the request of postBarrier.
@@ -185,22 +181,17 @@ const barrierID = sendID | 1<<62
 // postBarrier has the peer's device say that it has got everything: an RDMA Read
 // of no bytes, or of the peer's pulse, which needs no credit, is answered behind what
 // was sent before. It reports whether one is under way, of which there is one at most.
-func (c *Conn) postBarrier() bool {
+func (c *conn) postBarrier() bool {
 	if c.send.barrier {
 		return true
 	}
-	if c.id.Param().InitiatorDepth == 0 || c.dead != nil {
+	if c.id.Param().InitiatorDepth == 0 || c.dead != nil || c.flushed {
 		return false
 	}
 	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}
 	if c.pulse != nil {
 		c.beat.feel(c.pulse, &wr)
 	}
-	_, err := c.qp.PostSend([]ibv.SendWR{wr})
-	if err != nil {
-		c.fail(fmt.Errorf("post read: %w", err))
-		return false
-	}
-	c.send.barrier = true
-	return true
+	c.send.barrier = c.postAside(wr) == nil
+	return c.send.barrier
 }

@@ -26,6 +26,8 @@ type credits struct {
 
 	initial, maximum int
 
+	charge charge // what is posted or unread beyond keep
+
 	// Between rdmanet peers one credit is set aside for FIN, so that a stream
 	// can be ended although its reader takes nothing.
 	reserveOut, reserveIn int
@@ -60,12 +62,25 @@ func (c *credits) receive(h *segmentHeader) {
 	}
 }
 
-// grow widens the window if the reader keeps up.
+// grow widens the window if the reader keeps up, as far as there is memory for it.
 func (c *credits) grow() {
 	if c.drained {
-		c.window = min(2*c.window, c.maximum)
+		to := min(2*c.window, c.maximum)
+		c.window = max(c.window, min(to, c.keep()+c.charge.raise(to-c.keep())))
 		c.drained = false
 	}
+}
+
+// keep is how many receives, and how many credits, a connection keeps when it is idle.
+// More than the initial ones: those that the peer has not been granted yet cannot be used
+// up by it. So what is not charged for must be that many, or those that idle would take
+// the budget from those that do not.
+func (c *credits) keep() int { return 2 * c.initial }
+
+// settle gives back what is charged for receives that are neither posted any more nor
+// unread, and may not be posted again.
+func (c *credits) settle(unread int) {
+	c.charge.lower(max(c.window, c.posted+unread-c.pocket) - c.keep())
 }
 
 // growWithin is how soon grants of their own may follow one another.

@@ -418,7 +418,7 @@ func TestWindowFollowsUse(t *testing.T) {
 		b.tick()
 		for _, c := range []*Conn{a, b} {
 			s := c.Stats()
-			if s.ReceiveWindow != c.set.initial || s.ReceiveCredits > c.keepCredits() || s.SendCredits > c.keepCredits() {
+			if s.ReceiveWindow != c.set.initial || s.ReceiveCredits > c.credits.keep() || s.SendCredits > c.credits.keep() {
 				return false
 			}
 		}

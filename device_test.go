@@ -104,3 +104,8 @@ func requireCause(t testing.TB, err, want error) {
 		require.ErrorIs(t, err, ibv.WCLocLenErr)
 	}
 }
+
+// sharedDomain reports whether the connections of the device share their memory.
+func sharedDomain(t testing.TB) bool {
+	return testDevice(t).Attr().Caps.Has(ibv.CapQPRegion)
+}

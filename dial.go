@@ -7,10 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // Dial connects to address over RDMA. network is "rdma", "rdma4" (IPv4 only),
@@ -272,7 +272,10 @@ func (d *Dialer) try(ctx context.Context, p ibv.Provider, local, remote netip.Ad
 		}
 		c, err := connect(ctx, &d.Config, id)
 		if err == nil || local.Port() != 0 || !portTaken(err) || attempt == portTries {
-			return c, err
+			if err != nil {
+				return nil, err
+			}
+			return newHandle(c), nil
 		}
 	}
 }
@@ -281,7 +284,7 @@ func (d *Dialer) try(ctx context.Context, p ibv.Provider, local, remote netip.Ad
 // rdma_cm chooses from ports of its own, and Soft-iWARP connects by TCP, where
 // the port may be in use.
 func portTaken(err error) bool {
-	return inUse(err) || errors.Is(err, syscall.EADDRNOTAVAIL)
+	return inUse(err) || errors.Is(err, errno.EADDRNOTAVAIL)
 }
 
 // minShare is what a try gets at least, so that many addresses do not leave

@@ -474,7 +474,9 @@ func TestDialPortTaken(t *testing.T) {
 		c, err := (&Dialer{Config: cfg}).Dial("rdma4", ln.Addr().String())
 		require.NoError(t, err)
 		port := c.LocalAddr().(*net.TCPAddr).Port
+		live := sw.Live()["ID"]
 		require.NoError(t, c.Close())
+		require.True(t, eventually(func() bool { return sw.Live()["ID"] < live }), "the port is not free again")
 
 		sw.FailNth(1, taken, verbstest.Connect)
 		_, err = (&Dialer{Config: cfg, LocalAddr: &net.TCPAddr{Port: port}}).Dial("rdma4", ln.Addr().String())

@@ -98,8 +98,8 @@
 //
 // A buffer that is passed to Read or Write belongs to the package only until
 // the call returns, also when it returns early because of a deadline. Data that
-// Write took is sent even if Close follows at once, for as long as
-// [Config].LingerTimeout allows.
+// Write took is sent even if Close follows at once, as long as the peer takes it:
+// see [Config].LingerTimeout. Close does not wait for that, [Conn.CloseContext] does.
 //
 // Each connection owns receive buffers. There are few of them while it is idle
 // and more while its peer sends, up to [Config].MaxReceiveCredits buffers of

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // netName is what net.OpError and net.Addr give as the network of errors.
@@ -72,7 +73,7 @@ func (e canceledError) Unwrap() error { return e.err }
 // resetError says that the connection broke; it matches ECONNRESET, or
 // ETIMEDOUT where the peer has gone silent, and what led to it.
 type resetError struct {
-	errno syscall.Errno
+	errno error
 	cause error
 }
 
@@ -99,27 +100,27 @@ func broken(cause error) error {
 		return r
 	}
 	var wc *ibv.WCError
-	errno := syscall.ECONNRESET
+	number := error(errno.ECONNRESET)
 	if errors.As(cause, &wc) {
-		errno = wcErrno(wc.Status)
+		number = wcErrno(wc.Status)
 	}
-	return &resetError{errno, cause}
+	return &resetError{number, cause}
 }
 
 // wcErrno is the errno for a completion that failed. A transport that gave up
 // retrying has lost its peer, which TCP calls a timeout.
-func wcErrno(s ibv.WCStatus) syscall.Errno {
+func wcErrno(s ibv.WCStatus) error {
 	switch s {
 	case ibv.WCRetryExcErr, ibv.WCRNRRetryExcErr, ibv.WCRespTimeoutErr:
 		return syscall.ETIMEDOUT
 	}
-	return syscall.ECONNRESET
+	return errno.ECONNRESET
 }
 
 var (
-	errPeerClosed  = &resetError{syscall.EPIPE, errors.New("the peer has closed the connection")}
-	errWriteClosed = &resetError{syscall.EPIPE, errors.New("CloseWrite was called")}
-	errTruncated   = &resetError{syscall.ECONNRESET, errors.New("the peer went away in the middle of its stream")}
+	errPeerClosed  = &resetError{errno.EPIPE, errors.New("the peer has closed the connection")}
+	errWriteClosed = &resetError{errno.EPIPE, errors.New("CloseWrite was called")}
+	errTruncated   = &resetError{errno.ECONNRESET, errors.New("the peer went away in the middle of its stream")}
 	errSilent      = &resetError{syscall.ETIMEDOUT, errors.New("no answer to keep-alive")}
 	errMessageCut  = errors.New("message cut short by an earlier deadline: the connection is unusable")
 )

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"fmt"
 	"io"
 	"time"
 
@@ -17,7 +16,8 @@ import (
 //  3. For a Read that takes little at a time they are fetched into scratch, some
 //     ahead of it (readAhead), and copied from there.
 //  4. What nobody reads for neglectAfter is fetched as well, as far as scratch
-//     goes: two programs that write before they read would wait for each other.
+//     goes: two programs that write before they read would wait for each other. Not
+//     before the program has accepted the connection, or strangers could take all scratch.
 //
 // The same with RDMA Writes, but that the peer is granted the memory instead.
 
@@ -32,15 +32,29 @@ type incoming struct {
 	done   uint32              // this transfer, and those before it,
 	length int                 // are over, it after so many bytes
 
-	depth   int   // RDMA Reads at a time
-	reading int   // calls that read
-	eager   bool  // the reader takes little at a time: read ahead
-	ahead   int   // pieces in scratch, or on their way there
-	refused error // why there was no memory for one more
+	depth   int      // RDMA Reads at a time
+	pace    pace     // how many bytes may be under way
+	reading int      // calls that read
+	eager   bool     // the reader takes little at a time: read ahead
+	ahead   int      // landings that are in use
+	filling *landing // of these, the one that takes the next piece, nil for none
+	refused error    // why there was no memory for one more
 	spare   []*landing
 	keeps   bool     // a landing of its own,
 	own     *landing // for a piece when there is no other memory, unless it is in use
 	neglect *time.Timer
+
+	unclaimed bool // the program has not accepted the connection: nothing is fetched
+}
+
+// trim gives back what the lists have grown by.
+func (in *incoming) trim() {
+	in.live.Trim()
+	in.flying.Trim()
+	in.untold.Trim()
+	if len(in.spare) == 0 {
+		in.spare = nil
+	}
 }
 
 // inbound is one transfer.
@@ -67,8 +81,10 @@ type fetch struct {
 	into  *straight // or the reader's memory
 	addr  uint64    // of b, for a grant
 	key   uint32
-	mr    ibv.MR // what the key belongs to, if it opens this piece only
-	got   int    // bytes that have come
+	mr    ibv.MR    // what the key belongs to, if it opens this piece only
+	got   int       // bytes that have come
+	under int       // bytes that were under way with it when it was asked for
+	at    time.Time // when that was
 	taken int
 	over  bool // the device will not touch the memory any more
 }
@@ -82,34 +98,45 @@ type landing struct {
 	sink    sink
 	buf     *buffer
 	mr      ibv.MR // by which the peer may write to it as long as it lives
+	used    int    // bytes of b that pieces were made of
+	pieces  int    // that have not been given back
 }
 
 const (
-	fetchSize    = 4 << 20 // bytes of an RDMA Read at most: what a deadline may have to wait for
+	fetchSize    = 4 << 20 // bytes of an RDMA Read at most, and of a reader's memory that is registered at a time
 	aheadPieces  = 4       // of scratch, one connection and direction
 	readSlots    = 8       // of the send queue, for RDMA Reads
 	neglectAfter = 10 * time.Millisecond
 )
 
-// offered handles an offer or a request, whose place among the unread is s.
-func (c *Conn) offered(t *transferHeader, s segment) error {
-	in := &c.in
-	if (t.Kind == transferOffer) != (in.mode == transferRead) {
+// checkOffer checks an offer or a request, before the payload that comes with it joins
+// the stream.
+func (c *conn) checkOffer(m *delivery) error {
+	in, t := &c.in, &m.t
+	switch {
+	case !m.opens || t.Length == 0: // payload only
+		return nil
+	case (t.Kind == transferOffer) != (in.mode == transferRead):
 		return errTransferKind
-	}
-	if t.ID != in.last+1 {
+	case t.ID != in.last+1:
 		return errTransferID
-	}
-	if in.live.Len() >= maxTransfers {
+	case in.live.Len() >= maxTransfers:
 		return errTransferCount
 	}
+	return nil
+}
+
+// offered handles an offer or a request that checkOffer has passed. Its place among the
+// unread is s.
+func (c *conn) offered(t *transferHeader, s segment) {
+	in := &c.in
 	in.last++
 	x := &inbound{id: t.ID, addr: t.Addr, key: t.Key, length: int(t.Length), first: s.size > 0}
 	in.live.Push(x)
 	c.stats.TransfersReceived++
 	if c.deaf {
 		c.discard(x)
-		return nil
+		return
 	}
 	s.x = x
 	c.unread.Push(s)
@@ -119,13 +146,15 @@ func (c *Conn) offered(t *transferHeader, s segment) error {
 	case in.reading == 0:
 		c.watchNeglect()
 	}
-	return nil
 }
 
 // doneReading notes that a call that read has ended; what it has left is neglected
 // if no other comes.
-func (c *Conn) doneReading() {
+func (c *conn) doneReading() {
 	c.in.reading--
+	if c.closed {
+		c.dropUnread() // Close leaves it to the call that reads
+	}
 	if n := c.in.live.Len(); c.in.reading == 0 && n > 0 && !c.closed {
 		if x := *c.in.live.At(n - 1); x.asked < x.length {
 			c.watchNeglect()
@@ -134,7 +163,7 @@ func (c *Conn) doneReading() {
 }
 
 // watchNeglect has somebody look whether the reader comes.
-func (c *Conn) watchNeglect() {
+func (c *conn) watchNeglect() {
 	if c.in.neglect == nil {
 		c.in.neglect = time.AfterFunc(neglectAfter, c.neglected)
 	} else {
@@ -142,18 +171,29 @@ func (c *Conn) watchNeglect() {
 	}
 }
 
-func (c *Conn) neglected() {
+// claim notes that Accept hands the connection out.
+func (c *conn) claim() *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.in.reading == 0 && !c.deaf && c.dead == nil {
+	c.in.unclaimed = false
+	if c.in.live.Len() > 0 && c.in.reading == 0 && !c.closed {
+		c.watchNeglect()
+	}
+	return c
+}
+
+func (c *conn) neglected() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.in.reading == 0 && !c.in.unclaimed && !c.deaf && c.dead == nil {
 		c.readAhead()
 		c.sendControl()
 	}
 }
 
 // canAsk reports whether one more fetch may be under way.
-func (c *Conn) canAsk() bool {
-	if c.dead != nil || c.flushed {
+func (c *conn) canAsk() bool {
+	if c.dead != nil || c.flushed || c.in.pace.next() == 0 {
 		return false
 	}
 	if c.in.mode == transferRead {
@@ -168,8 +208,9 @@ const fetchID = sendID | 1<<61
 const peerWrites = ibv.AccessLocalWrite | ibv.AccessRemoteWrite
 
 // fetch has the device bring the next bytes of x to f.b.
-func (c *Conn) fetch(f *fetch, lkey uint32) {
+func (c *conn) fetch(f *fetch, lkey uint32) {
 	x := f.x
+	f.at, f.under = time.Now(), c.in.pace.ask(len(f.b))
 	if c.in.mode == transferWrite {
 		c.in.flying.Push(f)
 		c.in.untold.Push(f)
@@ -179,9 +220,8 @@ func (c *Conn) fetch(f *fetch, lkey uint32) {
 	wr := ibv.SendWR{ID: fetchID, Op: ibv.OpRead, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: f.b, LKey: lkey}},
 		RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
 	x.asked += len(f.b)
-	if _, err := c.qp.PostSend([]ibv.SendWR{wr}); err != nil {
+	if c.postAside(wr) != nil {
 		c.landed(f)
-		c.fail(fmt.Errorf("post read: %w", err))
 		return
 	}
 	c.in.flying.Push(f)
@@ -189,7 +229,7 @@ func (c *Conn) fetch(f *fetch, lkey uint32) {
 }
 
 // fetched handles the completion of an RDMA Read.
-func (c *Conn) fetched(wc *ibv.WC) {
+func (c *conn) fetched(wc *ibv.WC) {
 	f := c.in.flying.Pop()
 	if wc.Status == ibv.WCSuccess {
 		c.heard, c.probing = true, false
@@ -204,7 +244,7 @@ func (c *Conn) fetched(wc *ibv.WC) {
 }
 
 // written handles the peer's word that it has answered a grant.
-func (c *Conn) written(t *transferHeader) error {
+func (c *conn) written(t *transferHeader) error {
 	in := &c.in
 	if in.mode != transferWrite {
 		return errTransferKind
@@ -243,7 +283,7 @@ func (c *Conn) written(t *transferHeader) error {
 }
 
 // arrived notes that n bytes of f are there.
-func (c *Conn) arrived(f *fetch, n int) {
+func (c *conn) arrived(f *fetch, n int) {
 	f.got = n
 	f.x.landed += n
 	if f.into != nil {
@@ -259,8 +299,13 @@ func (c *Conn) arrived(f *fetch, n int) {
 }
 
 // landed notes that the device is done with the memory of f.
-func (c *Conn) landed(f *fetch) {
+func (c *conn) landed(f *fetch) {
 	f.over = true
+	if f.got > 0 {
+		c.in.pace.land(len(f.b), f.under, f.at, time.Now())
+	} else {
+		c.in.pace.drop(len(f.b))
+	}
 	if f.mr != nil {
 		f.mr.Close() // before anybody looks at what came
 		f.mr = nil
@@ -276,7 +321,7 @@ func (c *Conn) landed(f *fetch) {
 }
 
 // retire tells the peer of transfers of which everything is there.
-func (c *Conn) retire() {
+func (c *conn) retire() {
 	in := &c.in
 	for in.live.Len() > 0 {
 		x := *in.live.At(0)
@@ -292,7 +337,7 @@ func (c *Conn) retire() {
 
 // withdrawn handles the peer's wish to have a transfer back: what has been asked
 // for comes, nothing more.
-func (c *Conn) withdrawn(t *transferHeader) error {
+func (c *conn) withdrawn(t *transferHeader) error {
 	in := &c.in
 	if in.mode != transferRead {
 		return errTransferKind
@@ -307,7 +352,7 @@ func (c *Conn) withdrawn(t *transferHeader) error {
 }
 
 // shorten ends a transfer with what has been asked for. If that is all it is too late.
-func (c *Conn) shorten(x *inbound, t *transferHeader) {
+func (c *conn) shorten(x *inbound, t *transferHeader) {
 	if x.asked == x.length {
 		return
 	}
@@ -325,7 +370,7 @@ func (c *Conn) shorten(x *inbound, t *transferHeader) {
 // could fill memory with such while nobody reads. It stays if it tells of the end of
 // its message, if there is something behind it, or for a call that reads, which may
 // be at it and must not take the next one for it.
-func (c *Conn) forget(x *inbound) {
+func (c *conn) forget(x *inbound) {
 	if x.length > 0 || c.in.reading > 0 || c.unread.Len() == 0 {
 		return
 	}
@@ -342,7 +387,7 @@ func (in *incoming) receivesNews() bool { return in.tell || in.untold.Len() > 0 
 
 // nextInbound returns what the peer is to be told next of the transfers that
 // come in.
-func (c *Conn) nextInbound() transferHeader {
+func (c *conn) nextInbound() transferHeader {
 	in := &c.in
 	if in.tell {
 		in.tell = false
@@ -354,7 +399,7 @@ func (c *Conn) nextInbound() transferHeader {
 
 // givenUp returns the transfer that the peer gives up: the latest, and only one
 // that is alone. nil and no error means that it was over here before the peer knew.
-func (c *Conn) givenUp(t *transferHeader) (*inbound, error) {
+func (c *conn) givenUp(t *transferHeader) (*inbound, error) {
 	live := &c.in.live
 	switch {
 	case t.ID != c.in.last || live.Len() > 1:
@@ -366,28 +411,40 @@ func (c *Conn) givenUp(t *transferHeader) (*inbound, error) {
 }
 
 // readAhead asks for what is offered, into scratch.
-func (c *Conn) readAhead() {
+func (c *conn) readAhead() {
 	for i := 0; i < c.in.live.Len(); i++ {
 		x := *c.in.live.At(i)
 		for x.asked < x.length {
-			if c.in.ahead >= aheadPieces || !c.canAsk() || !c.askPiece(x) {
+			if c.in.filling == nil && c.in.ahead >= aheadPieces || !c.canAsk() || !c.askPiece(x) {
 				return
 			}
 		}
 	}
 }
 
-// askPiece asks for the next piece of x.
-func (c *Conn) askPiece(x *inbound) bool {
-	l := c.landing()
+// askPiece asks for the next piece of x. Pieces that are shorter than a landing share it,
+// if they are of one transfer.
+func (c *conn) askPiece(x *inbound) bool {
+	l := c.in.filling
 	if l == nil {
-		return false
+		if l = c.landing(); l == nil {
+			return false
+		}
+		l.used, l.pieces = 0, 0
 	}
-	f := &fetch{x: x, in: l, b: l.b[:min(len(l.b), x.length-x.asked)]}
+	f := &fetch{x: x, in: l, b: l.b[l.used:][:min(len(l.b)-l.used, x.length-x.asked, c.in.pace.next())]}
 	if c.in.mode == transferWrite && !c.openPiece(f) {
 		return false
 	}
-	c.in.ahead++
+	l = f.in
+	if l.pieces++; l.pieces == 1 {
+		c.in.ahead++
+	}
+	l.used += len(f.b)
+	c.in.filling = nil
+	if l.used < len(l.b) && x.asked+len(f.b) < x.length {
+		c.in.filling = l
+	}
 	x.pieces.Push(f)
 	c.fetch(f, f.in.lkey)
 	return true
@@ -395,9 +452,11 @@ func (c *Conn) askPiece(x *inbound) bool {
 
 // openPiece lets the peer write to f.b. What cannot be registered is made smaller,
 // or replaced by what this connection keeps.
-func (c *Conn) openPiece(f *fetch) bool {
+func (c *conn) openPiece(f *fetch) bool {
 	mr, err := f.in.mr, error(nil)
+	at := f.in.used // of mr's bytes
 	if mr == nil {
+		at = 0
 		mr, err = c.expose(f.b, peerWrites)
 		if err != nil && c.in.ahead == 0 && !c.in.keeps && len(f.b) > pageSize {
 			f.b = f.b[:pageSize]
@@ -407,20 +466,25 @@ func (c *Conn) openPiece(f *fetch) bool {
 	}
 	if err != nil {
 		c.in.refused = err
+		if f.in == c.in.filling {
+			c.in.filling = nil // goes with its last piece
+			return false
+		}
 		c.putLanding(f.in)
 		if f.in = c.lastResort(); f.in == nil {
 			return false
 		}
-		f.b = f.in.b[:min(len(f.in.b), len(f.b))]
+		f.in.used, f.in.pieces = 0, 0
+		f.b, at = f.in.b[:min(len(f.in.b), len(f.b))], 0
 		mr = f.in.mr
 	}
-	f.addr, f.key = mr.Addr(), mr.RKey()
+	f.addr, f.key = mr.Addr()+uint64(at), mr.RKey()
 	return true
 }
 
 // landing returns memory for one piece. When there is no scratch, one buffer at a
 // time has to do. nil means neither.
-func (c *Conn) landing() *landing {
+func (c *conn) landing() *landing {
 	if n := len(c.in.spare); n > 0 {
 		l := c.in.spare[n-1]
 		c.in.spare = c.in.spare[:n-1]
@@ -451,7 +515,7 @@ func (c *Conn) landing() *landing {
 
 // lastResort returns the landing that this connection keeps, nil if it keeps none
 // or it is in use.
-func (c *Conn) lastResort() *landing {
+func (c *conn) lastResort() *landing {
 	if c.in.ahead > 0 {
 		return nil
 	}
@@ -461,9 +525,9 @@ func (c *Conn) lastResort() *landing {
 }
 
 // putLanding takes back what landing has returned.
-func (c *Conn) putLanding(l *landing) {
+func (c *conn) putLanding(l *landing) {
 	switch {
-	case c.closed:
+	case c.closed, c.dead != nil:
 		l.release()
 	case l.buf == nil:
 		c.in.spare = append(c.in.spare, l)
@@ -478,7 +542,7 @@ func (c *Conn) putLanding(l *landing) {
 // keepOwn gets the memory without which what the peer offers could not be read
 // when no more can be registered. What the peer is to write to is registered for
 // that beforehand: it holds nothing but what this peer has sent.
-func (c *Conn) keepOwn() error {
+func (c *conn) keepOwn() error {
 	if c.in.mode == transferNone || !c.id.Device().Attr().PinsMemory {
 		return nil
 	}
@@ -497,7 +561,7 @@ func (c *Conn) keepOwn() error {
 	return nil
 }
 
-func (c *Conn) releaseOwn() {
+func (c *conn) releaseOwn() {
 	if c.in.own != nil {
 		c.in.own.release()
 		c.in.own = nil
@@ -516,16 +580,21 @@ func (l *landing) release() {
 }
 
 // donePiece gives back the memory of a piece that has been read.
-func (c *Conn) donePiece(f *fetch) {
-	c.in.ahead--
-	c.putLanding(f.in)
+func (c *conn) donePiece(f *fetch) {
+	if f.in.pieces--; f.in.pieces == 0 {
+		if c.in.filling == f.in {
+			c.in.filling = nil
+		}
+		c.in.ahead--
+		c.putLanding(f.in)
+	}
 	if c.in.eager {
 		c.readAhead()
 	}
 }
 
 // releaseSpare gives back scratch that is not in use.
-func (c *Conn) releaseSpare() {
+func (c *conn) releaseSpare() {
 	for _, l := range c.in.spare {
 		l.release()
 	}
@@ -535,7 +604,7 @@ func (c *Conn) releaseSpare() {
 
 // discard ends a transfer that nobody will read. The peer is told that it was
 // taken.
-func (c *Conn) discard(x *inbound) {
+func (c *conn) discard(x *inbound) {
 	x.dropped = true
 	x.landed += x.length - x.asked // as if
 	x.asked = x.length
@@ -544,7 +613,7 @@ func (c *Conn) discard(x *inbound) {
 
 // dropPieces gives back the pieces that are there of a transfer that nobody will
 // read.
-func (c *Conn) dropPieces(x *inbound) {
+func (c *conn) dropPieces(x *inbound) {
 	for x.pieces.Len() > 0 && (*x.pieces.At(0)).over {
 		c.donePiece(x.pieces.Pop())
 	}
@@ -552,7 +621,7 @@ func (c *Conn) dropPieces(x *inbound) {
 
 // releaseFetches gives back the memory of what will not arrive. The queue pair is
 // closed, and what was unread has been dropped.
-func (c *Conn) releaseFetches() {
+func (c *conn) releaseFetches() {
 	for c.in.flying.Len() > 0 {
 		c.landed(c.in.flying.Pop())
 	}
@@ -564,7 +633,7 @@ func (c *Conn) releaseFetches() {
 // wait it waits until something has changed if there are none; message bounds it
 // to one message, and last says that this has ended. A return of 0 and no error
 // means to look again, or without wait that nothing is there.
-func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err error) {
+func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err error) {
 	x := c.unread.At(0).x
 	switch {
 	case x.taken == x.length:
@@ -588,7 +657,7 @@ func (c *Conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 }
 
 // awaitRead waits for something to happen and returns why a Read cannot go on.
-func (c *Conn) awaitRead() error {
+func (c *conn) awaitRead() error {
 	if c.stopsReading() {
 		return c.whyNotRead()
 	}
@@ -600,12 +669,12 @@ func (c *Conn) awaitRead() error {
 }
 
 // stopsReading reports whether a Read that waits has a reason not to.
-func (c *Conn) stopsReading() bool {
+func (c *conn) stopsReading() bool {
 	return c.closed || c.deaf || c.readDue.expired || c.dead != nil
 }
 
 // whyNotRead is readErr where there is something in the queue that cannot be had.
-func (c *Conn) whyNotRead() error {
+func (c *conn) whyNotRead() error {
 	switch {
 	case c.closed, c.readDue.expired:
 		return c.readErr()
@@ -619,7 +688,7 @@ func (c *Conn) whyNotRead() error {
 
 // takeFetch takes the next piece, in scratch, of the transfer at the head of the
 // unread queue. nil and no error means to look again.
-func (c *Conn) takeFetch() (*fetch, error) {
+func (c *conn) takeFetch() (*fetch, error) {
 	x := c.unread.At(0).x
 	c.in.eager = true
 	c.readAhead()
@@ -645,7 +714,7 @@ func (c *Conn) takeFetch() (*fetch, error) {
 
 // awaitPiece waits until a piece of x can be asked for, or returns why there is no
 // memory for one. What was asked for and did not come ends the connection soon.
-func (c *Conn) awaitPiece(x *inbound) error {
+func (c *conn) awaitPiece(x *inbound) error {
 	if c.in.ahead > 0 || x.asked == x.length || !c.canAsk() {
 		return c.awaitRead()
 	}
@@ -653,7 +722,7 @@ func (c *Conn) awaitPiece(x *inbound) error {
 }
 
 // noPiece handles a piece at the head that did not come.
-func (c *Conn) noPiece(x *inbound) error {
+func (c *conn) noPiece(x *inbound) error {
 	if c.dead != nil {
 		return c.whyNotRead()
 	}
@@ -662,7 +731,7 @@ func (c *Conn) noPiece(x *inbound) error {
 }
 
 // takePiece copies from the oldest piece of the transfer at the head.
-func (c *Conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
+func (c *conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
 	x := c.unread.At(0).x
 	f := *x.pieces.At(0)
 	if !f.over {
@@ -689,7 +758,7 @@ func (c *Conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
 
 // passed takes transfers that have been read off the queue and reports whether
 // a message has ended.
-func (c *Conn) passed() (last bool) {
+func (c *conn) passed() (last bool) {
 	for c.unread.Len() > 0 {
 		s := c.unread.At(0)
 		if s.x == nil || s.x.taken < s.x.length {

@@ -1,6 +1,10 @@
 package rdmanet
 
-import "time"
+import (
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
 
 // What time does to a connection, with one timer.
 //
@@ -14,16 +18,25 @@ import "time"
 // which must complete. Over iWARP that says only that TCP has taken it: whether
 // anybody acknowledges it is up to TCP.
 //
+// A sender whose data goes one way may hear nothing for long: an RDMA Read is served by
+// its device, and the grants for segments come when a good part of a window has been
+// used up. Its own probe queues behind the data, and the answer may come too late. So
+// an end that receives data and sends nothing says something every confirmEvery (confirm).
+//
 // Giving memory back: credits cannot be called in, as posted receives cannot
 // be taken out of a queue pair. But their holder can use them up: a side where
 // nothing moves for idleAfter, but for such questions and answers, asks for few
 // credits (CreditsRequested) and spends the rest on empty messages, and the peer
 // does not post those receives again. Only done to peers that are rdmanet; within the
-// rules for any.
+// rules for any. What stays posted keeps no pages of the system's where the device
+// does not pin them, and lies close together where it does.
 
-const idleAfter = 5 * time.Second
+const (
+	idleAfter = 5 * time.Second
+	lookEvery = idleAfter / 4 // while there may be something to give back
+)
 
-func (c *Conn) startTimer() {
+func (c *conn) startTimer() {
 	c.lastHeard = time.Now()
 	if c.set.keepAlive > 0 {
 		c.lookIn(c.set.keepAlive)
@@ -31,7 +44,7 @@ func (c *Conn) startTimer() {
 }
 
 // lookIn sets the timer.
-func (c *Conn) lookIn(d time.Duration) {
+func (c *conn) lookIn(d time.Duration) {
 	c.lookAt = time.Now().Add(d)
 	if c.timer == nil {
 		c.timer = time.AfterFunc(d, c.tick)
@@ -40,22 +53,26 @@ func (c *Conn) lookIn(d time.Duration) {
 	}
 }
 
-// warmUp has the timer look soon when the connection has grown beyond its
-// initial credits.
-func (c *Conn) warmUp() {
-	if c.warm || c.credits.window <= c.set.initial && c.credits.have <= c.keepCredits() && len(c.in.spare) == 0 {
+// warmUp has the timer look soon when the connection has taken more memory than one
+// that is idle needs.
+func (c *conn) warmUp() {
+	if c.warm || !c.grown() {
 		return
 	}
-	c.warm = true
-	if c.set.keepAlive <= 0 || time.Until(c.lookAt) > idleAfter { // else keep-alive looks sooner
-		c.lookIn(idleAfter)
+	c.warm, c.cold = true, false
+	c.reckoned = time.Now()
+	c.moved, c.stirred = c.stats.moved(), c.reckoned
+	if c.set.keepAlive <= 0 || c.lookAt.Sub(c.reckoned) > lookEvery { // else keep-alive looks sooner
+		c.lookIn(lookEvery)
 	}
 }
 
-// keepCredits is how many credits an idle connection keeps.
-func (c *Conn) keepCredits() int { return 2 * c.set.initial }
+// grown reports whether there is something to give back when idle.
+func (c *conn) grown() bool {
+	return c.soiled || c.credits.window > c.set.initial || c.credits.have > c.credits.keep() || len(c.in.spare) > 0
+}
 
-func (c *Conn) tick() {
+func (c *conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wait := c.look(time.Now())
@@ -65,25 +82,26 @@ func (c *Conn) tick() {
 }
 
 // look does what is due, and returns when to look again, 0 for never.
-func (c *Conn) look(now time.Time) time.Duration {
+func (c *conn) look(now time.Time) time.Duration {
 	if !c.closed && c.dead == nil {
 		c.poll() // the device's answer wakes nobody, and is none to what is asked from here on
 	}
 	if c.closed || c.dead != nil {
 		return 0
 	}
-	if now.Sub(c.reckoned) >= idleAfter {
-		moved := c.stats.moved()
-		idle := moved == c.moved
-		c.reckoned, c.moved = now, moved
-		if c.warm && idle {
+	if c.warm && now.Sub(c.reckoned) >= lookEvery {
+		c.reckoned = now
+		if moved := c.stats.moved(); moved != c.moved {
+			c.moved, c.stirred = moved, now
+		}
+		if now.Sub(c.stirred) >= idleAfter {
 			c.coolDown()
 			c.sendControl() // a smaller window may make a grant due
 		}
 	}
 	if c.set.keepAlive <= 0 {
 		if c.warm {
-			return idleAfter
+			return lookEvery
 		}
 		return 0
 	}
@@ -101,14 +119,43 @@ func (c *Conn) look(now time.Time) time.Duration {
 		wait = min(wait, c.set.probe)
 	}
 	if c.warm {
-		wait = min(wait, idleAfter)
+		wait = min(wait, lookEvery)
 	}
 	return wait
 }
 
+// oneWay is what has come since this side last sent something.
+type oneWay struct {
+	posts uint64    // Stats.Posts when it was last looked
+	since time.Time // when that was found to have changed
+	bytes uint64    // Stats.BytesReceived then
+}
+
+const (
+	// confirmEvery is a quarter of the shortest KeepAlive that is of use.
+	confirmEvery = 250 * time.Millisecond
+
+	// confirmFrom is from how many bytes on data can keep a probe from its answer.
+	// A peer that sends less than that now and then gets no messages for it.
+	confirmFrom = 64 << 10
+)
+
+// confirm has a message sent to a peer whose data has been coming for a while in which
+// nothing was sent.
+func (c *conn) confirm(now time.Time) {
+	o := &c.oneWay
+	switch {
+	case !c.peer.rdmanet:
+	case c.stats.Posts != o.posts:
+		*o = oneWay{c.stats.Posts, now, c.stats.BytesReceived}
+	case now.Sub(o.since) >= confirmEvery && c.stats.BytesReceived-o.bytes >= confirmFrom:
+		c.send.answer = true
+	}
+}
+
 // ask wants an answer from the peer, or where that may not be possible from its
 // device.
-func (c *Conn) ask() {
+func (c *conn) ask() {
 	for c.send.posting { // whether a message can go is not known before its end
 		c.waitPosted()
 	}
@@ -136,19 +183,78 @@ func (c *Conn) ask() {
 }
 
 // coolDown brings an idle connection back to its initial size.
-func (c *Conn) coolDown() {
+func (c *conn) coolDown() {
 	c.credits.window = c.set.initial
 	c.releaseSpare()
-	c.warm = false
-	if !c.peer.rdmanet {
-		return
+	again := !c.cold // once more: the peer's last messages come after this, and bring pages back
+	c.warm, c.cold, c.untidy = false, true, true
+	c.shifts = 2 * (c.set.initial + c.credits.pocket)
+	if c.peer.rdmanet {
+		c.send.idle = true
+		c.useUp()
+		c.warm = c.credits.have > c.credits.keep()
 	}
-	c.send.idle = true
-	for c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.mid {
+	c.tidy()
+	c.warm = c.warm || again || c.credits.charge.n > 0 || c.send.marks.Len() > 0 // buffers of sends that nobody polls for
+}
+
+// useUp sends empty messages for the credits beyond the initial ones, so that the peer does
+// not post those receives again.
+func (c *conn) useUp() {
+	for !c.closed && c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.mid {
 		n := min(c.credits.have-c.set.initial, c.freeSlots(), c.credits.spendable(), batchSegments)
 		if !c.postEmpty(n) {
 			break
 		}
 	}
-	c.warm = c.credits.have > c.keepCredits()
 }
+
+// grantedLate reports whether an idle connection has been granted receives since it used
+// up its credits, as a peer does that becomes idle later. One more than the initial credits
+// is what the peer's reserve makes. Only where receives keep slabs pinned is that worth
+// messages, which bring pages of receives back elsewhere.
+func (c *conn) grantedLate() bool {
+	return c.cold && c.dom != nil && c.dom.private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.pocket
+}
+
+// staysCold looks, when m has come, whether an idle connection has got back what its peer
+// held, and can give up more.
+func (c *conn) staysCold(m *delivery) {
+	if c.cold && len(m.payload) == 0 && (c.untidy || c.shifts > 0) {
+		c.tidy()
+	}
+}
+
+// tidy gives back what an idle connection does not need for what it still has: memory of
+// queues, and pages of receives that are posted. It comes once more when the peer has
+// used up the credits that it does not need.
+func (c *conn) tidy() {
+	c.credits.settle(c.kept)
+	if c.untidy {
+		c.untidy = c.posted.Len() > c.set.initial+c.credits.pocket
+		c.posted.Trim()
+		c.unread.Trim()
+		c.send.marks.Trim()
+		c.in.trim()
+		c.out.trim()
+		if q, ok := c.qp.(ibv.IdleQP); ok && (c.soiled || !c.untidy) {
+			q.Idle(func(buf []byte) { dropPosted(buf) })
+			if own := c.send.spare; own != nil && c.sends.drops() {
+				dropPosted(own.b)
+			}
+		}
+		c.soiled = false
+	}
+	// A receive that lies apart keeps a slab pinned. The next message uses the oldest one
+	// up, and the one that is posted in its place lies with the others.
+	if c.dom != nil && c.dom.private && c.shifts > 0 && !c.untidy && c.peer.rdmanet {
+		if c.shifts--; c.pool.scattered(&c.posted) {
+			c.send.probe = true
+		} else {
+			c.shifts = 0
+		}
+	}
+}
+
+// dropPosted gives back the pages of a buffer that is in use and holds nothing.
+func dropPosted(b []byte) { _ = dropWhole(b[:cap(b)]) }

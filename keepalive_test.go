@@ -20,7 +20,7 @@ import (
 
 // quietFor makes the connection believe that it has heard nothing for d, and
 // waited for as long if it has asked, and lets its timer look.
-func (c *Conn) quietFor(d time.Duration) {
+func (c *conn) quietFor(d time.Duration) {
 	c.mu.Lock()
 	c.lastHeard = time.Now().Add(-d)
 	c.asked = c.asked.Add(-d)
@@ -28,7 +28,7 @@ func (c *Conn) quietFor(d time.Duration) {
 	c.tick()
 }
 
-func (c *Conn) isProbing() bool {
+func (c *conn) isProbing() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.poll() // the device's answer wakes nobody
@@ -178,6 +178,17 @@ func outOfCredits(t *testing.T, a, b *Conn) (wrote chan error) {
 		c.sendControl()
 		c.mu.Unlock()
 	}
+	requireSilence(t, a, b)
+	require.True(t, eventually(func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !a.credits.maySendControl() {
+			return true
+		}
+		a.send.answer = true // b's last word has left something to grant
+		a.sendControl()
+		return false
+	}))
 	requireSilence(t, a, b)
 	require.False(t, a.locked(a.credits.maySendControl)())
 	return wrote
@@ -513,7 +524,7 @@ func TestKeepAliveWarmUp(t *testing.T) {
 		for _, word := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/word=%v", keepAlive, word), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					c := &Conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
+					c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
 					c.send.mid = true // to a plain peer: it can say nothing
 					c.credits.window = c.set.initial + 1
 					c.startTimer()
@@ -541,7 +552,7 @@ func TestKeepAliveCoolDown(t *testing.T) {
 	for _, keepAlive := range []time.Duration{-1, time.Second, 7 * time.Second, 2 * time.Minute} {
 		t.Run(fmt.Sprint(keepAlive), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := &Conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
+				c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
 				c.startTimer()
 				words := func(d time.Duration) {
 					for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
@@ -592,6 +603,7 @@ func TestKeepAliveDuringClose(t *testing.T) {
 	a.mu.Lock()
 	a.qp, a.send.probe = q, true // there is something to send
 	a.moved, a.warm = a.stats.moved(), true
+	a.reckoned, a.stirred = time.Time{}, time.Time{}
 	a.mu.Unlock()
 	ticked := make(chan struct{})
 	go func() {
@@ -602,8 +614,9 @@ func TestKeepAliveDuringClose(t *testing.T) {
 	require.NoError(t, a.Close())
 	close(q.leave)
 	<-ticked
-	require.False(t, a.timer.Stop(), "the timer is set")
 	require.NoError(t, b.Close())
+	require.True(t, eventually(func() bool { return Lingering().Now == 0 }))
+	require.False(t, a.timer.Stop(), "the timer is set")
 }
 
 // A negative KeepAlive never asks.
@@ -617,4 +630,36 @@ func TestKeepAliveOff(t *testing.T) {
 	require.Zero(t, client.Stats().KeepAliveSent)
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
+}
+
+// An end to which data comes, and which sends nothing, says something every now and then,
+// but not to a peer that sends little, nor to one that is not rdmanet.
+func TestKeepAliveConfirms(t *testing.T) {
+	start := time.Now()
+	for _, tt := range []struct {
+		name    string
+		plain   bool
+		bytes   uint64
+		d       time.Duration
+		posted  bool // something was sent in between
+		confirm bool
+	}{
+		{name: "much", bytes: confirmFrom, d: confirmEvery, confirm: true},
+		{name: "little", bytes: confirmFrom - 1, d: time.Hour},
+		{name: "just now", bytes: 1 << 30, d: confirmEvery - 1},
+		{name: "both ways", bytes: 1 << 30, d: time.Hour, posted: true},
+		{name: "not rdmanet", plain: true, bytes: 1 << 30, d: time.Hour},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &conn{peer: privateData{rdmanet: !tt.plain}}
+			c.stats.Posts = 7
+			c.confirm(start)
+			c.stats.BytesReceived += tt.bytes
+			if tt.posted {
+				c.stats.Posts++
+			}
+			c.confirm(start.Add(tt.d))
+			require.Equal(t, tt.confirm, c.send.answer)
+		})
+	}
 }

@@ -7,11 +7,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // Listen announces on the local address. network is as for Dial; address is
@@ -28,7 +29,8 @@ type ListenConfig struct {
 
 	// Backlog bounds the connections that are set up and wait for Accept, and
 	// those that are being set up; of the latter the oldest makes room for a
-	// new one. 0 means 1024.
+	// new one. While as many wait for Accept, further ones are refused at once.
+	// 0 means 1024.
 	Backlog int
 }
 
@@ -41,10 +43,10 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	if err != nil {
 		return nil, opError("listen", nil, addr, dialError(err))
 	}
-	return l, nil
+	return newListenerHandle(l), nil
 }
 
-func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*Listener, net.Addr, error) {
+func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*listener, net.Addr, error) {
 	n, err := parseNetwork(network)
 	if err != nil {
 		return nil, nil, err
@@ -57,7 +59,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 	if backlog <= 0 {
 		backlog = defaultBacklog
 	}
-	l := &Listener{cfg: lc.Config, backlog: backlog, ready: make(chan *Conn, backlog), done: make(chan struct{}), failed: make(chan struct{})}
+	l := &listener{cfg: lc.Config, backlog: backlog, ready: make(chan *conn, backlog), done: make(chan struct{}), failed: make(chan struct{})}
 	l.due.timedOut = make(chan struct{})
 	if err := l.bind(ctx, providers, local); err != nil {
 		l.Close()
@@ -113,11 +115,11 @@ func onFreePort(local netip.AddrPort, bind func() error) error {
 
 // bind listens on every provider, on the same port. One that does not have the
 // address is left out, if another has it.
-func (l *Listener) bind(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
+func (l *listener) bind(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
 	return onFreePort(local, func() error { return l.bindOnce(ctx, providers, local) })
 }
 
-func (l *Listener) bindOnce(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
+func (l *listener) bindOnce(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
 	var errs []error
 	shared := false
 	for _, p := range providers {
@@ -158,19 +160,66 @@ func (l *Listener) bindOnce(ctx context.Context, providers []ibv.Provider, local
 //
 // When the RDMA device of its address is removed, and the software device does
 // not listen beside it, Accept fails with an error that matches syscall.ENODEV.
+//
+// Each device that it listens on has a goroutine, as connections are set up before Accept.
+// A Listener that the program drops without Close is closed when the garbage collector
+// finds it; the log has a warning.
 type Listener struct {
+	*listener
+}
+
+// Accept waits for the next connection, a *Conn.
+func (l *Listener) Accept() (net.Conn, error) {
+	c, err := l.AcceptRDMA()
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// AcceptRDMA is Accept with the concrete type.
+func (l *Listener) AcceptRDMA() (*Conn, error) {
+	c, err := l.accept()
+	runtime.KeepAlive(l)
+	if err != nil {
+		return nil, opError("accept", nil, l.addr, err)
+	}
+	return newHandle(c), nil
+}
+
+// Addr returns the address, a *net.TCPAddr with the port that was chosen.
+func (l *Listener) Addr() net.Addr {
+	return l.listener.Addr()
+}
+
+// SetDeadline bounds Accept, calls in progress too; a zero t is no bound.
+func (l *Listener) SetDeadline(t time.Time) error {
+	return l.listener.SetDeadline(t)
+}
+
+// Close stops listening. Connections that were accepted go on; those that were
+// not are reset. It waits for no peer.
+func (l *Listener) Close() error {
+	err := l.listener.Close()
+	runtime.KeepAlive(l)
+	return err
+}
+
+// listener is what a Listener leads to, as conn is of a Conn.
+type listener struct {
 	cfg       Config
 	backlog   int
 	addr      *net.TCPAddr
 	listeners []ibv.Listener
 
-	ready  chan *Conn
+	ready  chan *conn
 	done   chan struct{}
 	failed chan struct{} // closed when there is nothing left to listen on
 	closed sync.Once
-	wg     sync.WaitGroup
+	wg     sync.WaitGroup // the goroutines of run
 
 	mu   sync.Mutex
+	over bool      // Close was called: nothing joins ready any more
 	half list.List // of context.CancelFunc: connections being set up, oldest first
 	due  acceptDeadline
 	deaf int   // of the listeners
@@ -178,7 +227,7 @@ type Listener struct {
 }
 
 // run takes connection requests.
-func (l *Listener) run(ln ibv.Listener) {
+func (l *listener) run(ln ibv.Listener) {
 	defer l.wg.Done()
 	ctx := context.Background()
 	for {
@@ -186,7 +235,7 @@ func (l *Listener) run(ln ibv.Listener) {
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
-		case errors.Is(err, syscall.ENODEV):
+		case errors.Is(err, errno.ENODEV):
 			l.lost(err)
 			return
 		case err != nil:
@@ -197,11 +246,13 @@ func (l *Listener) run(ln ibv.Listener) {
 			}
 			continue
 		}
+		if len(l.ready) == cap(l.ready) { // the program does not accept
+			l.refuse(id)
+			continue
+		}
 		ctx, cancel := context.WithCancel(ctx)
 		e := l.admit(cancel)
-		l.wg.Add(1)
 		go func() {
-			defer l.wg.Done()
 			defer cancel()
 			l.setUp(ctx, id, e)
 		}()
@@ -210,7 +261,7 @@ func (l *Listener) run(ln ibv.Listener) {
 
 // lost notes that one of the listeners will hear no more. Accept ends with the
 // last one.
-func (l *Listener) lost(err error) {
+func (l *listener) lost(err error) {
 	l.cfg.log("does not listen any more", l.addr, err)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -220,63 +271,57 @@ func (l *Listener) lost(err error) {
 	}
 }
 
+// refuse turns a connection request away for which there is no room.
+func (l *listener) refuse(id ibv.ID) {
+	l.cfg.log("refused", tcpAddr(id.RemoteAddr()), errBacklog)
+	id.Reject(nil)
+	id.Close()
+}
+
+var errBacklog = errors.New("as many connections as ListenConfig.Backlog says wait for Accept")
+
 // admit enters a connection among those being set up.
-func (l *Listener) admit(cancel context.CancelFunc) *list.Element {
+func (l *listener) admit(cancel context.CancelFunc) *list.Element {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.half.Len() >= l.backlog {
 		oldest := l.half.Front()
 		l.half.Remove(oldest).(context.CancelFunc)()
 	}
-	select {
-	case <-l.done: // Close may have looked through the list before
+	if l.over { // Close has looked through the list before
 		cancel()
-	default:
 	}
 	return l.half.PushBack(cancel)
 }
 
-func (l *Listener) setUp(ctx context.Context, id ibv.ID, e *list.Element) {
+func (l *listener) setUp(ctx context.Context, id ibv.ID, e *list.Element) {
 	remote := tcpAddr(id.RemoteAddr())
 	c, err := accept(ctx, &l.cfg, id)
+	var refusal error
 	l.mu.Lock()
 	l.half.Remove(e)
-	l.mu.Unlock()
-	if err != nil {
-		l.cfg.log("set-up failed", remote, err)
-		return
-	}
-	select {
-	case <-l.done:
+	switch {
+	case err != nil:
+	case l.over:
+		refusal = net.ErrClosed
 	default:
 		select {
 		case l.ready <- c:
-			return
-		default: // the program does not accept; the kernel's backlog overflows alike
+		default: // others were faster
+			refusal = errBacklog
 		}
 	}
-	c.Close()
-}
-
-// Accept waits for the next connection, a *Conn.
-func (l *Listener) Accept() (net.Conn, error) {
-	c, err := l.accept()
-	if err != nil {
-		return nil, opError("accept", nil, l.addr, err)
+	l.mu.Unlock()
+	switch {
+	case err != nil:
+		l.cfg.log("set-up failed", remote, err)
+	case refusal != nil:
+		l.cfg.log("reset", remote, refusal)
+		c.abort()
 	}
-	return c, nil
 }
 
-// AcceptRDMA is Accept with the concrete type.
-func (l *Listener) AcceptRDMA() (*Conn, error) {
-	c, err := l.accept()
-	if err != nil {
-		return nil, opError("accept", nil, l.addr, err)
-	}
-	return c, nil
-}
-
-func (l *Listener) accept() (*Conn, error) {
+func (l *listener) accept() (*conn, error) {
 	for {
 		timedOut, changed := l.due.watch()
 		select {
@@ -288,13 +333,13 @@ func (l *Listener) accept() (*Conn, error) {
 		}
 		select {
 		case c := <-l.ready:
-			return c, nil
+			return c.claim(), nil
 		case <-l.done:
 			return nil, net.ErrClosed
 		case <-l.failed:
 			select {
 			case c := <-l.ready:
-				return c, nil
+				return c.claim(), nil
 			default:
 			}
 			return nil, l.err
@@ -305,11 +350,11 @@ func (l *Listener) accept() (*Conn, error) {
 	}
 }
 
-// Addr returns the address, a *net.TCPAddr with the port that was chosen.
-func (l *Listener) Addr() net.Addr { return l.addr }
+// Addr implements [Listener.Addr].
+func (l *listener) Addr() net.Addr { return l.addr }
 
-// SetDeadline bounds Accept, calls in progress too; a zero t is no bound.
-func (l *Listener) SetDeadline(t time.Time) error {
+// SetDeadline implements [Listener.SetDeadline].
+func (l *listener) SetDeadline(t time.Time) error {
 	select {
 	case <-l.done:
 		return opError("set", nil, l.addr, net.ErrClosed)
@@ -319,9 +364,8 @@ func (l *Listener) SetDeadline(t time.Time) error {
 	return nil
 }
 
-// Close stops listening. Connections that were accepted go on; those that were
-// not are closed, for which it waits as Conn.Close does, for all at once.
-func (l *Listener) Close() error {
+// Close implements [Listener.Close].
+func (l *listener) Close() error {
 	err := net.ErrClosed
 	l.closed.Do(func() {
 		err = nil
@@ -330,23 +374,20 @@ func (l *Listener) Close() error {
 			err = errors.Join(err, ln.Close())
 		}
 		l.mu.Lock()
+		l.over = true
 		for e := l.half.Front(); e != nil; e = e.Next() {
 			e.Value.(context.CancelFunc)()
 		}
 		l.mu.Unlock()
 		l.wg.Wait()
 		l.due.set(time.Time{})
-		var wg sync.WaitGroup
-		for {
+		for len(l.ready) > 0 {
 			select {
 			case c := <-l.ready:
-				wg.Go(func() { c.Close() })
-				continue
-			default:
+				go c.abort()
+			default: // Accept was faster
 			}
-			break
 		}
-		wg.Wait()
 	})
 	if err != nil {
 		return opError("close", nil, l.addr, err)

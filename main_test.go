@@ -108,13 +108,15 @@ func newSwitch(t testing.TB, p ibv.Provider) *verbstest.Switch {
 	return sw
 }
 
-// requireReleased checks that all objects and all memory are given back, which a
-// dial that was cut short may leave to be done behind it.
-func requireReleased(t testing.TB, sw *verbstest.Switch) {
+// requireReleased checks that all objects and all memory are given back, which Close,
+// and a dial that was cut short, leave to be done behind them.
+func requireReleased(t testing.TB, sw *verbstest.Switch) bool {
 	t.Helper()
-	if !eventually(func() bool { return len(sw.Live()) == 0 && sw.RegisteredBytes() == 0 }) {
+	ok := eventually(func() bool { return len(sw.Live()) == 0 && sw.RegisteredBytes() == 0 })
+	if !ok {
 		t.Errorf("left behind: %v, %d bytes of registered memory", sw.Live(), sw.RegisteredBytes())
 	}
+	return ok
 }
 
 func setDomainIdle(t testing.TB, d time.Duration) {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // MsgFlags say how a message is sent, and of a received one how it was. They can be
@@ -48,7 +50,7 @@ var (
 	errPieces      = fmt.Errorf("pieces of a message: the peer does not know them: %w", errors.ErrUnsupported)
 	errFlags       = fmt.Errorf("unknown flags: %w", syscall.EINVAL)
 	errQueuedFlags = fmt.Errorf("a queued send has nothing to block: %w", syscall.EINVAL)
-	errTooLongNow  = fmt.Errorf("longer than can be sent without blocking: %w", syscall.EMSGSIZE)
+	errTooLongNow  = fmt.Errorf("longer than can be sent without blocking: %w", errno.EMSGSIZE)
 	errMessageOpen = fmt.Errorf("the last piece of a message has not been sent: %w", syscall.EINVAL)
 )
 
@@ -74,7 +76,7 @@ func (m *manner) wire() (flags uint16) {
 }
 
 // messageFlags is what a received segment says of its message.
-func (c *Conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
+func (c *conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
 	if !c.messages || h.Flags&(flagExpedited|flagPartial|flagNoResponse) == 0 {
 		return 0
 	}
@@ -90,7 +92,7 @@ func (c *Conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
 	return flags
 }
 
-func (c *Conn) checkFlags(flags MsgFlags) error {
+func (c *conn) checkFlags(flags MsgFlags) error {
 	switch {
 	case flags&^allMsgFlags != 0:
 		return errFlags
@@ -100,43 +102,16 @@ func (c *Conn) checkFlags(flags MsgFlags) error {
 	return nil
 }
 
-// SendMsg sends p as one message, or as a piece of one, in the way that flags say,
-// and returns how many bytes were taken. With no flags it is WriteMsg.
-//
-// p is the caller's again when it returns.
-//
-// All of p is taken unless there is an error, with one exception: with NonBlocking
-// n may be less, and what was taken is then a piece of the message. The caller goes
-// on with SendMsg(p[n:], flags), for which SendPossible tells the time. When not even
-// one byte is taken the error matches syscall.EAGAIN. To peers without
-// Info.MessageFlags it is all or nothing, for at most 16 segments; longer messages
-// are refused with an error that matches syscall.EMSGSIZE.
-//
-// A deadline that passes before the first byte is sent leaves things as they were.
-// When it passes in the middle, n bytes are gone, the message can never be ended,
-// and the connection is unusable for writing: the peer reads an error where the
-// message breaks off.
-//
-// Partial needs a peer that knows pieces; for others the error matches
-// errors.ErrUnsupported. Unknown flags match syscall.EINVAL.
-func (c *Conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
+// SendMsg implements [Conn.SendMsg].
+func (c *conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
 	if err = c.checkFlags(flags); err == nil {
 		n, err = c.write(p, manner{message: true, flags: flags})
 	}
 	return n, c.opError("write", err)
 }
 
-// RecvMsg is ReadMsg for programs that send in pieces: it reads one piece of a
-// message, and returns with it whether it was Expedited and, by Partial, whether
-// more of the message is to come; the piece without Partial ends the message. A
-// message that was sent whole is one piece. Pieces, and whole messages, come in the
-// order in which they were handed to the sender's device.
-//
-// What does not fit into p is treated as ReadMsg does. Where n bytes of a piece
-// come with an error, Partial is set, and the next call has the rest of it.
-//
-// It allocates nothing for what comes in segments.
-func (c *Conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
+// RecvMsg implements [Conn.RecvMsg].
+func (c *conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
 	n, flags, err = c.readMsg(p, true)
 	return n, flags, c.opError("read", err)
 }
@@ -144,38 +119,30 @@ func (c *Conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
 // Send is a message in the queue: see QueueMsg. Its methods may be called by
 // several goroutines at once.
 type Send struct {
-	c    *Conn
-	turn turn
-	p    []byte
-	m    manner
+	c     *conn
+	owner *Conn // which is not dropped before the Send is done
+	turn  turn
+	p     []byte
+	size  int     // of p, which finish lets go of
+	buf   *Buffer // that p lies in, held
+	m     manner
 
 	done chan struct{} // closed when the rest is set
 	n    int
 	err  error
 }
 
-// QueueMsg queues p to be sent as SendMsg does, and returns at once. Queued sends,
-// and calls that send, take their turns in the order in which they were
-// made, expedited ones first. NonBlocking is refused.
-//
-// p is in use until the Send is done, and must neither be changed nor unmapped
-// before. The queue has no limit but the memory that the program puts into it.
-//
-// What goes by a large transfer (Config.TransferSize) is done when the peer has fetched
-// it. Up to four such sends are under way at a time, so that the peer finds the next
-// one when it has one: many in the queue move more than as many calls of SendMsg.
-//
-// The write deadline holds for queued sends too: those that have not been sent, and
-// of which the peer has not been told, when it passes fail. So do all when the
-// connection breaks, or at Close, which waits for what the peer has been told of as
-// for what was written; who wants the rest sent waits for the last of them first, or
-// calls CloseWrite, which takes its turn behind them.
-func (c *Conn) QueueMsg(p []byte, flags MsgFlags) *Send {
-	s := &Send{c: c, p: p, m: manner{message: true, flags: flags}, done: make(chan struct{})}
+// queueMsg is QueueMsg; owner is the Conn that it was called on.
+func (c *conn) queueMsg(p []byte, flags MsgFlags, owner *Conn) *Send {
+	s := &Send{c: c, owner: owner, p: p, size: len(p), m: manner{message: true, flags: flags}, done: make(chan struct{})}
 	s.turn.send = s
+	buf, err := borrow(p)
+	s.buf = buf
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err := c.checkFlags(flags)
+	if err == nil {
+		err = c.checkFlags(flags)
+	}
 	if err == nil && flags&NonBlocking != 0 {
 		err = errQueuedFlags
 	}
@@ -224,13 +191,14 @@ func (s *Send) Cancel() bool {
 
 // finish tells that the Send is done. The caller holds mu.
 func (s *Send) finish(n int, err error) {
-	s.n, s.err, s.p = n, err, nil
+	s.buf.unhold(nil)
+	s.n, s.err, s.p, s.buf, s.owner = n, err, nil, nil, nil
 	close(s.done)
 }
 
 // sendQueued sends s, which has the turn, and those that come next, until one is sent
 // by a transfer.
-func (c *Conn) sendQueued(s *Send) {
+func (c *conn) sendQueued(s *Send) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s != nil {
@@ -251,13 +219,13 @@ func (c *Conn) sendQueued(s *Send) {
 // sending has become impossible, so that another would say why. There is one channel
 // a connection, which holds one value: each is for one receiver, and may be of an
 // earlier time, so that EAGAIN can follow all the same.
-func (c *Conn) SendPossible() <-chan struct{} {
+func (c *conn) SendPossible() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.possible()
 }
 
-func (c *Conn) possible() chan struct{} {
+func (c *conn) possible() chan struct{} {
 	if c.turns.possible == nil {
 		c.turns.possible = make(chan struct{}, 1)
 	}
@@ -274,7 +242,7 @@ type shortage struct {
 }
 
 // wouldBlock ends a non-blocking send of which n bytes were taken.
-func (c *Conn) wouldBlock(n int, short shortage) (int, error) {
+func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 	q := &c.turns
 	short.done = c.send.done
 	q.hungry, q.short = true, short
@@ -290,11 +258,11 @@ func (c *Conn) wouldBlock(n int, short shortage) (int, error) {
 	if n > 0 {
 		return n, nil
 	}
-	return 0, syscall.EAGAIN
+	return 0, errno.EAGAIN
 }
 
 // tellPossible tells who waits for it that there is what a send was short of.
-func (c *Conn) tellPossible() {
+func (c *conn) tellPossible() {
 	q, s, short := &c.turns, &c.send, &c.turns.short
 	if c.writeErr() == nil {
 		if s.posting || !q.free(short.kind) || c.credits.spendable() < short.segments {

@@ -59,7 +59,7 @@ func TestMessageBoundaries(t *testing.T) {
 }
 
 // agreedSegment is how many bytes of payload a segment has at most.
-func (c *Conn) agreedSegment() int { return segmentData(1<<30, int(c.agreed.maxSend)) }
+func (c *conn) agreedSegment() int { return segmentData(1<<30, int(c.agreed.maxSend)) }
 
 func TestMessageLimit(t *testing.T) {
 	checkLeaks(t)

@@ -28,6 +28,8 @@ type modest struct {
 	mute   bool // nobody hears of the end of a connection
 	garble bool // says that it fails at Reads of no bytes
 	stuck  bool // the first RDMA Read never ends, and no other can be posted
+	rounds bool // queues get twice the length that is asked for, completion queues get just that
+	cqe    int  // completions a queue, if not 0
 	reads  atomic.Int64
 	empty  atomic.Int64 // of these, those of no bytes
 	slow   atomic.Bool  // sends do not complete
@@ -98,6 +100,9 @@ type modestDevice struct {
 func (d *modestDevice) Attr() ibv.DeviceAttr {
 	a := d.Device.Attr()
 	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = min(a.MaxInline, d.m.inline), min(a.MaxQPWR, d.m.wrs), 2, d.m.pins
+	if d.m.cqe != 0 {
+		a.MaxCQE = min(a.MaxCQE, d.m.cqe)
+	}
 	a.SendsBuffered = a.SendsBuffered || d.m.buffer
 	a.ReadsUnchecked = a.ReadsUnchecked || d.m.lax
 	a.EmptyReadsGarbled = a.EmptyReadsGarbled || d.m.garble
@@ -112,7 +117,7 @@ func (d *modestDevice) CreateCQ(depth int) (ibv.CQ, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &modestCQ{CQ: cq, m: d.m}
+	q := &modestCQ{CQ: cq, m: d.m, depth: depth}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
 	d.m.cqs = append(d.m.cqs, q)
@@ -153,7 +158,8 @@ func (m *modest) keeps(id uint64) bool {
 // modestCQ is a completion queue from which completions of sends can be kept back.
 type modestCQ struct {
 	ibv.CQ
-	m *modest
+	m     *modest
+	depth int // that was asked for
 
 	mu   sync.Mutex
 	kept ring.Ring[ibv.WC]
@@ -218,17 +224,22 @@ func (i *modestID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 	if c.MaxInline > i.m.inline || c.MaxSendWR > i.m.wrs || c.MaxRecvWR > i.m.wrs {
 		return nil, fmt.Errorf("create queue pair with %+v: %w", c, ibv.ErrLimit)
 	}
+	if i.m.rounds {
+		c.MaxSendWR, c.MaxRecvWR = 2*c.MaxSendWR, 2*c.MaxRecvWR
+		init.Cap = c
+	}
 	qp, err := i.ID.CreateQP(pd, init)
 	if err != nil {
 		return nil, err
 	}
-	return &modestQP{qp, c, i.m}, nil
+	return &modestQP{QP: qp, cap: c, m: i.m}, nil
 }
 
 type modestQP struct {
 	ibv.QP
-	cap ibv.QPCap
-	m   *modest
+	cap   ibv.QPCap
+	m     *modest
+	sends atomic.Int64 // that were posted
 }
 
 func (q *modestQP) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
@@ -236,6 +247,12 @@ func (q *modestQP) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 		return nil, ibv.Unsupported("modest", "memory regions of one queue pair")
 	}
 	return q.QP.RegMR(buf, access)
+}
+
+func (q *modestQP) Idle(unused func(buf []byte)) {
+	if idle, ok := q.QP.(ibv.IdleQP); ok && !q.m.pins {
+		idle.Idle(unused)
+	}
 }
 
 func (q *modestQP) Cap() ibv.QPCap { return q.cap }
@@ -262,5 +279,7 @@ func (q *modestQP) PostSend(wrs []ibv.SendWR) (int, error) {
 			return i, fmt.Errorf("post %d bytes inline: %w", n, ibv.ErrLimit)
 		}
 	}
-	return q.QP.PostSend(wrs)
+	n, err := q.QP.PostSend(wrs)
+	q.sends.Add(int64(n))
+	return n, err
 }

@@ -3,12 +3,15 @@ package rdmanet
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
 // Registered memory: slabs, which are stretches of memory outside the Go heap
@@ -35,6 +38,8 @@ type domain struct {
 	users int    // below domains.mu
 	epoch uint64 // and this: how often it was acquired or freed
 
+	windows *windowMemory // of the device
+
 	mu     sync.Mutex
 	pools  map[int]*pool        // by buffer size
 	cached map[*Buffer]struct{} // that have a registration here: see alloc.go
@@ -45,11 +50,13 @@ type pool struct {
 	dom  *domain
 	size int
 
-	mu    sync.Mutex
-	free  []*buffer // last in, first out: the warmest memory is used first
-	least int       // of them there were since trim has looked
-	slabs []*slab
-	timer *time.Timer // for trim, of a private domain that has grown
+	mu     sync.Mutex
+	free   []*buffer // last in, first out: the warmest memory is used first
+	least  int       // of them there were since trim has looked
+	slabs  []*slab
+	timer  *time.Timer // for trim, while there may be something to give back
+	rounds uint16      // that trim has looked
+	closed bool
 
 	refused error     // why it could not grow,
 	again   time.Time // and when to try again
@@ -57,6 +64,7 @@ type pool struct {
 
 // slab is a registered stretch of memory.
 type slab struct {
+	pool    *pool
 	mem     []byte
 	mr      ibv.MR
 	buffers []buffer
@@ -66,11 +74,19 @@ type slab struct {
 // buffer is a piece of a slab.
 type buffer struct {
 	b    []byte
-	lkey uint32
-	pool *pool
 	slab *slab
 	next *buffer // in buffers
+	lkey uint32
+
+	stale bool // its pages may have been in memory when it was handed out
+
+	// Below pool.mu. It was last given back in that round of trim's, and since then, or
+	// since it was handed out, its pages may be in memory.
+	round uint16
+	dirty bool
 }
+
+func (b *buffer) pool() *pool { return b.slab.pool }
 
 // buffers is a stack of them, for what a send or its completion takes several of.
 type buffers struct{ top *buffer }
@@ -95,15 +111,25 @@ const (
 	slabBuffers = 128 // at most
 
 	// A private domain begins with what an idle connection takes: its receives,
-	// one more to grant, something to send from and to read into. It grows in small steps, so
-	// that what it does not need any more can be given back.
+	// one more to grant, something to send from and to read into. It grows by privateSlab,
+	// in steps that are small, so that what it does not need any more can be given back.
 	firstBuffers = 7
+	privateSlab  = 64 << 10
 
 	// A pool that could not grow does not try again for growAgain: it is asked
 	// with every message, and to ask the kernel in vain is dear.
-	growAgain   = 50 * time.Millisecond
-	privateSlab = 64 << 10
+	growAgain = 50 * time.Millisecond
+
+	// How many slabs and buffers trim gives back before it lets others have the pool.
+	trimSlabs   = 64
+	trimBuffers = 64
 )
+
+// trimEvery is how often a pool looks for memory that was not needed since it has looked
+// last: what is given back goes to the system within twice that.
+var trimEvery atomic.Int64
+
+func init() { trimEvery.Store(int64(time.Second)) }
 
 var domains struct {
 	mu     sync.Mutex
@@ -150,7 +176,7 @@ func newDomain(dev ibv.Device) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &domain{dev: dev, pd: pd, unchecked: dev.Attr().ReadsUnchecked, pools: make(map[int]*pool)}, nil
+	return &domain{dev: dev, pd: pd, unchecked: dev.Attr().ReadsUnchecked, windows: acquireWindows(dev), pools: make(map[int]*pool)}, nil
 }
 
 // retain takes another reference; the caller knows of one that stays meanwhile.
@@ -163,7 +189,8 @@ func (d *domain) retain() {
 // domainIdle is how long a shared domain outlives its last user, so that a
 // program that connects again and again does not map and register memory each
 // time. A provider that the program has brought (Config.Provider) is the
-// program's to dispose of, and gets everything back at once.
+// program's to dispose of, and gets everything back as soon as its last connection and
+// listener have been released, which goes on behind Close (Lingering counts those).
 var domainIdle = time.Second
 
 // release gives the domain up. When nobody has wanted it again for domainIdle
@@ -206,6 +233,7 @@ func (d *domain) retire() error {
 
 // free gives back all that the domain has, which nobody uses any more.
 func (d *domain) free() error {
+	d.windows.release(d.dev)
 	errs := []error{d.forgetBuffers()}
 	for _, p := range d.pools {
 		errs = append(errs, p.close())
@@ -220,6 +248,7 @@ func (p *pool) close() error {
 		p.timer.Stop()
 		p.timer = nil
 	}
+	p.closed = true
 	var errs []error
 	for _, s := range p.slabs {
 		errs = append(errs, s.close())
@@ -272,23 +301,71 @@ func (p *pool) get() (*buffer, error) {
 	p.free = p.free[:len(p.free)-1]
 	p.least = min(p.least, len(p.free))
 	b.slab.used++
+	b.stale, b.dirty = b.dirty, true
 	return b, nil
+}
+
+// older returns a buffer of the first slab in place of b, if one is free there: where
+// what is in use lies close together, the other slabs can be given back.
+func (p *pool) older(b *buffer) *buffer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if b.pool() != p || b.slab == p.slabs[0] {
+		return b
+	}
+	for i, f := range p.free {
+		if f.slab == p.slabs[0] {
+			p.free[i] = b
+			f.dirty = true
+			b.slab.used--
+			f.slab.used++
+			b.round = p.rounds
+			return f
+		}
+	}
+	return b
+}
+
+// scattered reports whether there is room in the first slab for some of bufs that lie
+// elsewhere.
+func (p *pool) scattered(bufs *ring.Ring[*buffer]) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.slabs) < 2 || p.slabs[0].used == len(p.slabs[0].buffers) {
+		return false
+	}
+	for i := range bufs.Len() {
+		if b := *bufs.At(i); b.pool() == p && b.slab != p.slabs[0] {
+			return true
+		}
+	}
+	return false
 }
 
 // release gives a buffer back, which no work request may name any more.
 func (b *buffer) release() {
-	p := b.pool
+	p := b.slab.pool
 	p.mu.Lock()
 	p.free = append(p.free, b)
 	b.slab.used--
+	b.round = p.rounds
+	p.watch()
 	p.mu.Unlock()
+}
+
+// watch sets the timer for trim if there may be something for it. The first slab of a
+// private domain stays. The caller holds mu.
+func (p *pool) watch() {
+	if p.timer == nil && !p.closed && (!p.dom.private || len(p.slabs) > 1) {
+		p.timer = time.AfterFunc(time.Duration(trimEvery.Load()), p.trim)
+	}
 }
 
 // noMemory is the error for bytes that the device does not register. limit is the
 // field of Config that would make do with less.
 func noMemory(dev ibv.Device, bytes int, limit string, err error) error {
 	return fmt.Errorf("%w: %d bytes of registered memory on %s: %w (raise the limit on locked memory, ulimit -l, or lower Config.%s)",
-		syscall.ENOBUFS, bytes, dev.Name(), err, limit)
+		errno.ENOBUFS, bytes, dev.Name(), err, limit)
 }
 
 // slabSize is how many bytes the next slab takes, a number of whole buffers.
@@ -315,44 +392,133 @@ func (p *pool) grow() error {
 	if err != nil {
 		return errors.Join(err, freePages(mem))
 	}
-	s := &slab{mem: mem, mr: mr, buffers: make([]buffer, total/p.size)}
+	s := &slab{pool: p, mem: mem, mr: mr, buffers: make([]buffer, total/p.size)}
 	for i := range s.buffers {
 		b := &s.buffers[i]
-		*b = buffer{b: mem[i*p.size : (i+1)*p.size : (i+1)*p.size], lkey: mr.LKey(), pool: p, slab: s}
+		*b = buffer{b: mem[i*p.size : (i+1)*p.size : (i+1)*p.size], lkey: mr.LKey(), slab: s}
 		p.free = append(p.free, b)
 	}
 	p.slabs = append(p.slabs, s)
-	if p.dom.private && len(p.slabs) > 1 && p.timer == nil {
-		p.timer = time.AfterFunc(idleAfter, p.trim)
-	}
+	p.watch()
 	return nil
 }
 
-// trim gives back slabs of a private domain that were not needed for idleAfter:
-// in a shared one another connection may use them.
+// trim gives back what was not needed since it has looked last: slabs that nobody has a
+// part of, and the pages of free buffers in the others, where the device does not pin
+// them. It looks again until nothing is left to be given back.
 func (p *pool) trim() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.timer == nil {
 		return // closed
 	}
-	kept := p.slabs[:0]
-	gone := make(map[*slab]bool)
-	for _, s := range p.slabs {
-		if s.used > 0 || len(s.buffers) > p.least || s.close() != nil {
-			kept = append(kept, s)
-			continue
-		}
-		gone[s] = true
-		p.least -= len(s.buffers)
+	whole := p.trimSlabs()
+	again := p.dropFree() || whole
+	if again {
+		p.timer.Reset(time.Millisecond) // others have had a turn
+		return
 	}
-	clear(p.slabs[len(kept):])
-	p.slabs = kept
-	p.free = slices.DeleteFunc(p.free, func(b *buffer) bool { return gone[b.slab] })
+	p.rounds++
 	p.least = len(p.free)
-	if len(p.slabs) > 1 {
-		p.timer.Reset(idleAfter)
+	p.arrange()
+	for _, b := range p.free {
+		again = again || b.slab.used == 0 || b.dirty && p.drops()
+	}
+	if p.dom.private {
+		again = len(p.slabs) > 1
+	}
+	if again {
+		p.timer.Reset(time.Duration(trimEvery.Load()))
 	} else {
 		p.timer = nil
 	}
 }
+
+// trimSlabs gives slabs back, and reports whether it has left some to the next time. The
+// caller holds mu.
+func (p *pool) trimSlabs() (more bool) {
+	gone := make(map[*slab]bool)
+	kept := p.slabs[:0]
+	for i, s := range p.slabs {
+		switch {
+		case i == 0 && p.dom.private, s.used > 0, len(s.buffers) > p.least:
+		case len(gone) == trimSlabs:
+			more = true
+		case s.mr.Close() == nil:
+			freePages(s.mem) // if it fails a mapping is leaked, but no key is used that is closed
+			gone[s] = true
+			p.least -= len(s.buffers)
+			continue
+		}
+		kept = append(kept, s)
+	}
+	if len(gone) == 0 {
+		return more
+	}
+	clear(p.slabs[len(kept):])
+	p.slabs = kept
+	p.free = slices.DeleteFunc(p.free, func(b *buffer) bool { return gone[b.slab] })
+	return more
+}
+
+// arrange has get take from the slabs first of which most is in use, so that the others
+// come to be free. The caller holds mu.
+func (p *pool) arrange() {
+	if len(p.slabs) < 2 {
+		return
+	}
+	var ends [slabBuffers + 2]int
+	for _, b := range p.free {
+		ends[b.slab.used+1]++
+	}
+	for i := range ends[1:] {
+		ends[i+1] += ends[i]
+	}
+	sorted := make([]*buffer, len(p.free))
+	for _, b := range p.free {
+		sorted[ends[b.slab.used]] = b
+		ends[b.slab.used]++
+	}
+	p.free = sorted
+}
+
+// drops reports whether the pages of a single buffer can be given back.
+func (p *pool) drops() bool { return dropsPages && !p.dom.dev.Attr().PinsMemory }
+
+// dropFree gives the pages of free buffers back, and reports whether it has left some
+// to the next time. The caller holds mu.
+func (p *pool) dropFree() (more bool) {
+	if !p.drops() {
+		return false
+	}
+	n := 0
+	for _, b := range p.free {
+		switch {
+		case !b.dirty || b.round == p.rounds:
+		case n == trimBuffers:
+			return true
+		default:
+			b.dropPages()
+			n++
+		}
+	}
+	return false
+}
+
+// dropPages gives the pages of a buffer back that nobody reads or writes meanwhile.
+func (b *buffer) dropPages() {
+	b.dirty = false
+	_ = dropWhole(b.b) // if the system does not take them they stay
+}
+
+// dropWhole gives back the pages that lie in b as a whole.
+func dropWhole(b []byte) error {
+	from := int(-addressOf(b) & uintptr(systemPage-1))
+	to := len(b) - int((addressOf(b)+uintptr(len(b)))&uintptr(systemPage-1))
+	if from >= to {
+		return nil
+	}
+	return dropPages(b[from:to])
+}
+
+var systemPage = os.Getpagesize()

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // ListenMulticast opens a connection that hears an IP multicast group at the port of
@@ -34,10 +36,10 @@ func (lc *ListenConfig) ListenMulticast(ctx context.Context, network string, ifi
 		}
 		return nil, opError("listen", nil, addr, dialError(err))
 	}
-	return p, nil
+	return newPacketHandle(p), nil
 }
 
-func (lc *ListenConfig) listenMulticast(ctx context.Context, network string, ifi *net.Interface, gaddr *net.UDPAddr) (*PacketConn, error) {
+func (lc *ListenConfig) listenMulticast(ctx context.Context, network string, ifi *net.Interface, gaddr *net.UDPAddr) (*packetConn, error) {
 	n, err := parsePacketNetwork(network)
 	if err != nil {
 		return nil, err
@@ -80,7 +82,7 @@ func (lc *ListenConfig) listenMulticast(ctx context.Context, network string, ifi
 }
 
 // hearOnly makes a PacketConn what ListenMulticast promises. The caller holds joining.
-func (p *PacketConn) hearOnly(ifi *net.Interface, group netip.Addr) error {
+func (p *packetConn) hearOnly(ifi *net.Interface, group netip.Addr) error {
 	if ifi != nil {
 		if err := p.sendBy(ifi); err != nil {
 			return err
@@ -114,27 +116,17 @@ var (
 	maxRejoinWait = 10 * time.Second
 )
 
-// JoinGroup joins an IP multicast group, a *net.UDPAddr (whose port does not matter) or
-// *net.IPAddr, by an interface, nil for the one that the system chooses. From then on what
-// is sent to the group and this connection's port is read, whoever sends it, with the
-// sender's own address. With the software device the connection must be open on every
-// address. Groups are left when the connection is closed.
-//
-// Errors: syscall.EADDRINUSE for a group that was joined by the interface already,
-// syscall.ENOBUFS for too many (64; Linux allows a UDP socket 20 unless
-// net.ipv4.igmp_max_memberships says more), syscall.EADDRNOTAVAIL where there is nothing to
-// join by, errors.ErrUnsupported where no device has groups of the family.
-func (p *PacketConn) JoinGroup(ifi *net.Interface, group net.Addr) error {
+// JoinGroup implements [PacketConn.JoinGroup].
+func (p *packetConn) JoinGroup(ifi *net.Interface, group net.Addr) error {
 	return p.changeGroups("join", ifi, group, p.join)
 }
 
-// LeaveGroup leaves a group that was joined by the interface. What came before may still
-// be read. One that was not joined: syscall.EADDRNOTAVAIL.
-func (p *PacketConn) LeaveGroup(ifi *net.Interface, group net.Addr) error {
+// LeaveGroup implements [PacketConn.LeaveGroup].
+func (p *packetConn) LeaveGroup(ifi *net.Interface, group net.Addr) error {
 	return p.changeGroups("leave", ifi, group, p.leave)
 }
 
-func (p *PacketConn) changeGroups(op string, ifi *net.Interface, group net.Addr, change func(*net.Interface, netip.Addr) error) error {
+func (p *packetConn) changeGroups(op string, ifi *net.Interface, group net.Addr, change func(*net.Interface, netip.Addr) error) error {
 	addr, err := groupOf(group)
 	if err == nil {
 		ifi, err = interfaceOf(ifi, addr)
@@ -150,12 +142,8 @@ func (p *PacketConn) changeGroups(op string, ifi *net.Interface, group net.Addr,
 	return nil
 }
 
-// SetMulticastLoopback says whether datagrams to groups that the connection is a member of
-// come back to it: they do unless ListenMulticast has opened it. Over the software device
-// it holds for all members on this host (IP_MULTICAST_LOOP), but not by the loopback
-// interface, where all comes back. An RDMA device hands them to all members, and the
-// connection drops what it has sent itself (PacketStats.Looped).
-func (p *PacketConn) SetMulticastLoopback(on bool) error {
+// SetMulticastLoopback implements [PacketConn.SetMulticastLoopback].
+func (p *packetConn) SetMulticastLoopback(on bool) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
 	if err := p.hearItself(on); err != nil {
@@ -164,9 +152,8 @@ func (p *PacketConn) SetMulticastLoopback(on bool) error {
 	return nil
 }
 
-// SetMulticastInterface says by which interface datagrams to groups leave. nil leaves it
-// to the system's routes, as it is at first.
-func (p *PacketConn) SetMulticastInterface(ifi *net.Interface) error {
+// SetMulticastInterface implements [PacketConn.SetMulticastInterface].
+func (p *packetConn) SetMulticastInterface(ifi *net.Interface) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
 	if err := p.sendBy(ifi); err != nil {
@@ -215,20 +202,20 @@ func indexOf(ifi *net.Interface) int {
 // join becomes a member. By the software device all is done or nothing; an RDMA device
 // beside it may lack the group, as datagrams of PacketConns that have both go by UDP. The
 // caller holds joining.
-func (p *PacketConn) join(ifi *net.Interface, group netip.Addr) error {
+func (p *packetConn) join(ifi *net.Interface, group netip.Addr) error {
 	group = group.WithZone("")
 	key := membership{indexOf(ifi), group}
 	switch {
 	case p.closed.Load():
 		return net.ErrClosed
 	case p.remote.IsValid():
-		return fmt.Errorf("a connected one hears its peer only: %w", syscall.EISCONN)
+		return fmt.Errorf("a connected one hears its peer only: %w", errno.EISCONN)
 	case p.bound.IsValid() && p.bound.Is4() != group.Is4():
 		return syscall.EAFNOSUPPORT
 	case p.members[key] != nil:
-		return syscall.EADDRINUSE
+		return errno.EADDRINUSE
 	case len(p.members) >= maxGroups:
-		return fmt.Errorf("member of %d groups: %w", maxGroups, syscall.ENOBUFS)
+		return fmt.Errorf("member of %d groups: %w", maxGroups, errno.ENOBUFS)
 	}
 	m := &member{ifi: ifi}
 	if p.soft != nil {
@@ -256,14 +243,14 @@ func (p *PacketConn) join(ifi *net.Interface, group netip.Addr) error {
 }
 
 // leave ends a membership. The caller holds joining.
-func (p *PacketConn) leave(ifi *net.Interface, group netip.Addr) (err error) {
+func (p *packetConn) leave(ifi *net.Interface, group netip.Addr) (err error) {
 	key := membership{indexOf(ifi), group}
 	m := p.members[key]
 	switch {
 	case p.closed.Load():
 		return net.ErrClosed
 	case m == nil:
-		return syscall.EADDRNOTAVAIL
+		return errno.EADDRNOTAVAIL
 	}
 	delete(p.members, key)
 	if m.soft {
@@ -276,7 +263,7 @@ func (p *PacketConn) leave(ifi *net.Interface, group netip.Addr) (err error) {
 }
 
 // hearItself is SetMulticastLoopback. The caller holds joining.
-func (p *PacketConn) hearItself(on bool) error {
+func (p *packetConn) hearItself(on bool) error {
 	if p.closed.Load() {
 		return net.ErrClosed
 	}
@@ -290,7 +277,7 @@ func (p *PacketConn) hearItself(on bool) error {
 }
 
 // sendBy is SetMulticastInterface. The caller holds joining.
-func (p *PacketConn) sendBy(ifi *net.Interface) error {
+func (p *packetConn) sendBy(ifi *net.Interface) error {
 	if p.closed.Load() {
 		return net.ErrClosed
 	}

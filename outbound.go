@@ -29,6 +29,12 @@ type outgoing struct {
 	withdraw *outbound            // the peer is to be told that it ends
 }
 
+// trim gives back what the lists have grown by.
+func (o *outgoing) trim() {
+	o.live.Trim()
+	o.grants.Trim()
+}
+
 // outbound is one transfer.
 type outbound struct {
 	id      uint32
@@ -76,10 +82,22 @@ var withdrawWithin = 5 * time.Second
 
 const withdrawTimes = 12
 
+// closedShare is the part of withdrawWithin that such a call waits after Close: nobody
+// will use the connection any more.
+const closedShare = 5
+
+// letGoWithin is how long a call that has a reason to end waits for a silent peer.
+func (c *conn) letGoWithin() time.Duration {
+	if c.closed {
+		return withdrawWithin / closedShare
+	}
+	return withdrawWithin
+}
+
 var errHoldsOn = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not let go of a transfer")}
 
 // large reports whether a Write or WriteMsg of p is to be a transfer.
-func (c *Conn) large(p []byte, message bool) bool {
+func (c *conn) large(p []byte, message bool) bool {
 	switch {
 	case c.out.mode == transferNone:
 		return false
@@ -90,7 +108,7 @@ func (c *Conn) large(p []byte, message bool) bool {
 }
 
 // writeLarge sends p by transfers. The caller has the turn, and does not hold mu.
-func (c *Conn) writeLarge(p []byte, m manner) (n int, err error) {
+func (c *conn) writeLarge(p []byte, m manner) (n int, err error) {
 	initial, open := 0, c.turns.open // only who has the turn changes that
 	if findRegion(p) == nil {
 		// What is copied anyway goes along, and can be read at once.
@@ -122,31 +140,34 @@ func (c *Conn) writeLarge(p []byte, m manner) (n int, err error) {
 	return n, nil
 }
 
-// transferFrom is ReadFrom by transfers from scratch: while the peer fetches some,
-// r fills the next.
-func (c *Conn) transferFrom(r io.Reader) (total int64, err error) {
-	for {
-		s := c.getScratch()
-		if s == nil {
-			n, err := c.copyFrom(r)
-			return total + n, err
-		}
-		n, err := s.fill(r)
-		w, werr := c.writeScratch(s, n)
-		total += int64(w)
-		switch {
-		case werr != nil:
-			return total, c.opError("write", werr)
-		case err == io.EOF:
-			return total, nil
-		case err != nil:
-			return total, err
-		}
+// transferChunk is copyMuch by way of a chunk, which it gives back in the end: while the
+// peer fetches from one, r fills the next.
+func (c *conn) transferChunk(s *scratch, r io.Reader) (written int64, more bool, err error) {
+	n, err := s.fill(r)
+	w, werr := c.writeScratch(s, n)
+	if werr != nil {
+		err = c.opError("write", werr)
 	}
+	return int64(w), n == scratchBytes, err
+}
+
+// writeCopied sends p by segments: who reads into p goes on when the device has it, not
+// when the peer has.
+func (c *conn) writeCopied(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.takeTurn(normal); err != nil {
+		return 0, err
+	}
+	defer c.passTurn()
+	return c.writeSegments(p, manner{})
 }
 
 // writeScratch sends the first n bytes of s, which is given back in the end.
-func (c *Conn) writeScratch(s *scratch, n int) (int, error) {
+func (c *conn) writeScratch(s *scratch, n int) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.takeTurn(normal); err != nil {
@@ -172,7 +193,7 @@ func (c *Conn) writeScratch(s *scratch, n int) (int, error) {
 }
 
 // openMemory registers what is to be sent.
-func (c *Conn) openMemory(o *outbound) (err error) {
+func (c *conn) openMemory(o *outbound) (err error) {
 	if c.out.mode == transferRead {
 		o.open, err = c.expose(o.p, ibv.AccessRemoteRead)
 	} else {
@@ -187,7 +208,7 @@ func (c *Conn) openMemory(o *outbound) (err error) {
 }
 
 // openScratch is openMemory for who holds mu.
-func (c *Conn) openScratch(o *outbound) error {
+func (c *conn) openScratch(o *outbound) error {
 	c.mu.Unlock()
 	defer c.mu.Lock()
 	return c.openMemory(o)
@@ -212,7 +233,7 @@ func (o *outbound) closeMemory() {
 // sendLarge sends s by a transfer and, as soon as the peer has been told of it, passes
 // the turn: the next may follow while the peer fetches. It reports whether it could.
 // The caller has the turn and holds mu.
-func (c *Conn) sendLarge(s *Send) bool {
+func (c *conn) sendLarge(s *Send) bool {
 	if c.writeErr() != nil || len(s.p) > transferCeiling || !c.large(s.p, true) {
 		return false
 	}
@@ -245,7 +266,7 @@ func (c *Conn) sendLarge(s *Send) bool {
 
 // writeCopying sends p where its memory cannot be registered. begun says that it
 // is the rest of a message that began with a transfer.
-func (c *Conn) writeCopying(p []byte, begun bool, m manner) (n int, err error) {
+func (c *conn) writeCopying(p []byte, begun bool, m manner) (n int, err error) {
 	if !m.message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -263,7 +284,7 @@ func (c *Conn) writeCopying(p []byte, begun bool, m manner) (n int, err error) {
 }
 
 // cutMessage notes that a message has begun and will not end.
-func (c *Conn) cutMessage(cut bool) {
+func (c *conn) cutMessage(cut bool) {
 	c.mu.Lock()
 	c.send.cut = c.send.cut || cut
 	c.mu.Unlock()
@@ -271,7 +292,7 @@ func (c *Conn) cutMessage(cut bool) {
 
 // reopen says that the message that was withdrawn as a whole has never been, and
 // whether one was open before it.
-func (c *Conn) reopen(open bool) {
+func (c *conn) reopen(open bool) {
 	c.mu.Lock()
 	c.turns.open, c.send.mid = open, false
 	c.mu.Unlock()
@@ -281,7 +302,7 @@ func (c *Conn) reopen(open bool) {
 // withdraw it, with the bytes in front of it; left bytes of what is sent follow
 // later. o is nil where those bytes are all. It reports whether o is under way: with
 // an error as well if the device has refused what was to tell the peer.
-func (c *Conn) offer(o *outbound, initial []byte, left int, m manner) (bool, error) {
+func (c *conn) offer(o *outbound, initial []byte, left int, m manner) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var bufs buffers
@@ -342,7 +363,7 @@ func (c *Conn) offer(o *outbound, initial []byte, left int, m manner) (bool, err
 // settle waits until o is over, or gives it up, and returns how much of it was
 // moved. On a connection that is dead what came before its end may still be heard
 // afterwards.
-func (c *Conn) settle(o *outbound) (moved int, _ error) {
+func (c *conn) settle(o *outbound) (moved int, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !o.over {
@@ -360,7 +381,7 @@ func (c *Conn) settle(o *outbound) (moved int, _ error) {
 
 // giveUp ends o early: when it returns the peer has let go of the memory, or
 // the connection is dead.
-func (c *Conn) giveUp(o *outbound) {
+func (c *conn) giveUp(o *outbound) {
 	if c.dead != nil {
 		return
 	}
@@ -369,7 +390,7 @@ func (c *Conn) giveUp(o *outbound) {
 	c.sendControl()
 	since := time.Now()
 	var late *time.Timer
-	late = time.AfterFunc(withdrawWithin, func() {
+	late = time.AfterFunc(c.letGoWithin(), func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if o.over || c.dead != nil {
@@ -382,10 +403,14 @@ func (c *Conn) giveUp(o *outbound) {
 		}
 	})
 	defer late.Stop()
-	for !o.over && c.dead == nil {
+	for hurried := c.closed; !o.over && c.dead == nil; {
 		if c.closed && c.set.linger < 0 {
-			c.fail(errPeerClosed) // Close does not wait
+			c.fail(errPeerClosed) // this connection does not linger
 			break
+		}
+		if c.closed && !hurried {
+			hurried = true
+			late.Reset(max(c.bearsWith(since), 0))
 		}
 		c.await(&c.writable, &c.writers)
 	}
@@ -397,18 +422,18 @@ func (c *Conn) giveUp(o *outbound) {
 // bearsWith returns how much longer a call that has a reason to end since then waits for
 // the peer to let go of its memory, unless something more is heard. Not more than 0 is
 // no longer.
-func (c *Conn) bearsWith(since time.Time) time.Duration {
+func (c *conn) bearsWith(since time.Time) time.Duration {
 	whole := withdrawTimes*withdrawWithin - time.Since(since)
 	for _, t := range []time.Time{c.lastHeard, c.out.wrote} {
 		if t.After(since) {
 			since = t
 		}
 	}
-	return min(whole, withdrawWithin-time.Since(since))
+	return min(whole, c.letGoWithin()-time.Since(since))
 }
 
 // settled handles the peer's word that it has what it wants of a transfer.
-func (c *Conn) settled(t *transferHeader) error {
+func (c *conn) settled(t *transferHeader) error {
 	live := &c.out.live
 	if c.out.place(t.ID) < 0 {
 		if c.out.mode == transferWrite && t.ID-1 < c.out.last {
@@ -433,7 +458,7 @@ func (c *Conn) settled(t *transferHeader) error {
 }
 
 // finish takes o, the oldest, off the books.
-func (c *Conn) finish(o *outbound, moved int) {
+func (c *conn) finish(o *outbound, moved int) {
 	c.out.live.Pop()
 	for c.out.grants.Len() > 0 && c.out.grants.At(0).o == o {
 		c.out.grants.Pop() // the peer has lost interest
@@ -451,13 +476,13 @@ func (c *Conn) finish(o *outbound, moved int) {
 
 // transferOver wakes whoever waits for the end of a transfer. That may be the
 // leader, and this be said by another's post or found by another's look.
-func (c *Conn) transferOver() {
+func (c *conn) transferOver() {
 	c.writable.Broadcast()
 	c.rouse()
 }
 
 // granted handles the peer's offer of memory to write to.
-func (c *Conn) granted(t *transferHeader) error {
+func (c *conn) granted(t *transferHeader) error {
 	if c.out.mode != transferWrite {
 		return errTransferKind
 	}
@@ -490,7 +515,7 @@ func (o *outgoing) sendsNews() bool { return o.grants.Len() > 0 || o.withdraw !=
 
 // nextOutbound returns what the peer is to be told next of the transfers that
 // go out, and the grant that is answered by it, if one is.
-func (c *Conn) nextOutbound() (t transferHeader, _ *grant) {
+func (c *conn) nextOutbound() (t transferHeader, _ *grant) {
 	if o := c.out.withdraw; o != nil {
 		c.out.withdraw = nil
 		t = transferHeader{Kind: transferWithdraw, ID: o.id}
@@ -509,10 +534,11 @@ func (c *Conn) nextOutbound() (t transferHeader, _ *grant) {
 }
 
 // wrote handles the completion of an RDMA Write of n bytes.
-func (c *Conn) wrote(o *outbound, n int) {
+func (c *conn) wrote(o *outbound, n int) {
 	o.writing--
 	c.out.writing--
 	c.out.wrote = time.Now()
+	c.heard, c.probing = true, false    // also where TCP has taken it: TCP has room for it because the peer takes data
 	o.moved += min(n, len(o.p)-o.moved) // what the peer said may have been heard first
 	if !o.done && !o.ended && o.moved == len(o.p) {
 		c.finish(o, o.moved)
@@ -527,7 +553,7 @@ func (c *Conn) wrote(o *outbound, n int) {
 
 // releaseTransfers gives back the memory of transfers that nobody waits for. The
 // queue pair is closed.
-func (c *Conn) releaseTransfers() {
+func (c *conn) releaseTransfers() {
 	for c.out.live.Len() > 0 {
 		if o := c.out.live.Pop(); o.left {
 			o.closeMemory()

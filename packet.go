@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // ListenPacket opens a connection for datagrams at the local address. network is
@@ -34,40 +36,11 @@ func (lc *ListenConfig) ListenPacket(ctx context.Context, network, address strin
 	if err != nil {
 		return nil, opError("listen", nil, addr, dialError(err))
 	}
-	return p, nil
+	return newPacketHandle(p), nil
 }
 
-// PacketConn sends and receives datagrams. It implements net.PacketConn, and
-// net.Conn where it came from Dial, which has connected it to one peer. All methods
-// may be called by several goroutines at once.
-//
-// Over an RDMA device each datagram is one Send of a UD queue pair; rdma_cm's port
-// space of UDP tells which queue pair serves an address. Over the software device it
-// is one UDP datagram, so that the peer may be any program that speaks UDP. One that
-// was opened with neither Config.Device nor Config.RequireRDMA has both, on the same
-// port: it receives by either, and sends to each peer by the RDMA device if the peer
-// answers there, else by the software device.
-//
-// Datagrams may be lost, doubled and late, but those to one peer leave in the order
-// in which they were written. They are never fragmented: what is longer than
-// [PacketConn.MaxDatagramSize] matches syscall.EMSGSIZE. Empty ones are legal. One
-// that finds the reader's buffer full is dropped and counted.
-//
-// IP multicast groups are heard by [ListenMulticast] and [PacketConn.JoinGroup], and written
-// to as any address is. A connection that has both devices hears them by either, and writes
-// to them by UDP, which every member hears that has it; those with an RDMA device alone
-// form a group of their own. Broadcast is for the software device; an RDMA device alone refuses it
-// with an error that matches errors.ErrUnsupported.
-//
-// A buffer that is passed to a method is the package's only until the call returns.
-//
-// Before the first datagram to an address goes out by an RDMA device the address must be
-// resolved. That happens beside everything else: a few datagrams wait for it
-// meanwhile, and the call that wrote them returns at once. If nobody serves the
-// address the next write to it fails, with ECONNREFUSED or a timeout. What was
-// resolved is looked up again when the peer is silent for a while, so that a peer
-// that was started anew is found.
-type PacketConn struct {
+// packetConn is what a PacketConn leads to, as conn is of a Conn.
+type packetConn struct {
 	cfg           Config
 	lasting       bool           // see acquireDomain
 	local, remote netip.AddrPort // remote is that of a connected one
@@ -116,8 +89,8 @@ const (
 	maxReadBuffer = 1 << 30
 )
 
-func newPacketConn(cfg *Config) *PacketConn {
-	p := &PacketConn{cfg: *cfg, lasting: cfg.Provider == nil, log: cfg.Logger, start: time.Now()}
+func newPacketConn(cfg *Config) *packetConn {
+	p := &packetConn{cfg: *cfg, lasting: cfg.Provider == nil, log: cfg.Logger, start: time.Now()}
 	if p.log == nil {
 		p.log = discardLogger
 	}
@@ -142,16 +115,15 @@ func newPacketConn(cfg *Config) *PacketConn {
 }
 
 // at sets the local address, known once something is bound.
-func (p *PacketConn) at(local netip.AddrPort) {
+func (p *packetConn) at(local netip.AddrPort) {
 	p.local, p.laddr = local, udpAddr(local)
 }
 
 // now is the time since the connection was opened, which is cheap to keep.
-func (p *PacketConn) now() time.Duration { return time.Since(p.start) }
+func (p *packetConn) now() time.Duration { return time.Since(p.start) }
 
-// ReadFrom waits for a datagram and copies it into b; what does not fit is lost, as
-// with UDP. addr is a *net.UDPAddr. Errors: os.ErrDeadlineExceeded, net.ErrClosed.
-func (p *PacketConn) ReadFrom(b []byte) (n int, addr net.Addr, err error) {
+// ReadFrom implements [PacketConn.ReadFrom].
+func (p *packetConn) ReadFrom(b []byte) (n int, addr net.Addr, err error) {
 	n, from, err := p.read(b)
 	if err != nil {
 		return 0, nil, p.opError("read", err)
@@ -159,9 +131,8 @@ func (p *PacketConn) ReadFrom(b []byte) (n int, addr net.Addr, err error) {
 	return n, udpAddr(from), nil
 }
 
-// ReadFromUDPAddrPort is ReadFrom without an allocation. An IPv4 address has four
-// bytes.
-func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (n int, addr netip.AddrPort, err error) {
+// ReadFromUDPAddrPort implements [PacketConn.ReadFromUDPAddrPort].
+func (p *packetConn) ReadFromUDPAddrPort(b []byte) (n int, addr netip.AddrPort, err error) {
 	n, addr, err = p.read(b)
 	if err != nil {
 		err = p.opError("read", err)
@@ -169,8 +140,8 @@ func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (n int, addr netip.AddrPort, 
 	return n, addr, err
 }
 
-// Read is ReadFrom for a connected one.
-func (p *PacketConn) Read(b []byte) (int, error) {
+// Read implements [PacketConn.Read].
+func (p *packetConn) Read(b []byte) (int, error) {
 	n, _, err := p.read(b)
 	if err != nil {
 		err = p.opError("read", err)
@@ -178,12 +149,8 @@ func (p *PacketConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// WriteTo sends b to addr, a *net.UDPAddr. Errors: syscall.EMSGSIZE for more than
-// [PacketConn.MaxDatagramSize], os.ErrDeadlineExceeded while the device is busy,
-// net.ErrClosed; syscall.ECONNREFUSED or one that is a timeout where an earlier
-// datagram found that nobody serves the address; net.ErrWriteToConnected;
-// syscall.EAFNOSUPPORT for an address of a family that the connection is not open for.
-func (p *PacketConn) WriteTo(b []byte, addr net.Addr) (int, error) {
+// WriteTo implements [PacketConn.WriteTo].
+func (p *packetConn) WriteTo(b []byte, addr net.Addr) (int, error) {
 	ua, ok := addr.(*net.UDPAddr)
 	switch {
 	case ok && ua != nil && isPort(ua.Port):
@@ -195,8 +162,8 @@ func (p *PacketConn) WriteTo(b []byte, addr net.Addr) (int, error) {
 	return 0, opError("write", p.laddr, addr, syscall.EINVAL)
 }
 
-// WriteToUDPAddrPort is WriteTo without an allocation.
-func (p *PacketConn) WriteToUDPAddrPort(b []byte, addr netip.AddrPort) (int, error) {
+// WriteToUDPAddrPort implements [PacketConn.WriteToUDPAddrPort].
+func (p *packetConn) WriteToUDPAddrPort(b []byte, addr netip.AddrPort) (int, error) {
 	to := netip.AddrPortFrom(plainZone(addr.Addr().Unmap()), addr.Port())
 	err := net.ErrWriteToConnected
 	if !p.remote.IsValid() {
@@ -208,10 +175,9 @@ func (p *PacketConn) WriteToUDPAddrPort(b []byte, addr netip.AddrPort) (int, err
 	return len(b), nil
 }
 
-// Write is WriteTo for a connected one. Otherwise the error matches
-// syscall.EDESTADDRREQ.
-func (p *PacketConn) Write(b []byte) (int, error) {
-	var err error = syscall.EDESTADDRREQ
+// Write implements [PacketConn.Write].
+func (p *packetConn) Write(b []byte) (int, error) {
+	var err error = errno.EDESTADDRREQ
 	if p.remote.IsValid() {
 		err = p.write(b, p.remote)
 	}
@@ -221,33 +187,30 @@ func (p *PacketConn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// LocalAddr returns the local address, a *net.UDPAddr with the port that was chosen.
-func (p *PacketConn) LocalAddr() net.Addr { return p.laddr }
+// LocalAddr implements [PacketConn.LocalAddr].
+func (p *packetConn) LocalAddr() net.Addr { return p.laddr }
 
-// RemoteAddr returns the peer of a connected one, a *net.UDPAddr, else nil.
-func (p *PacketConn) RemoteAddr() net.Addr {
+// RemoteAddr implements [PacketConn.RemoteAddr].
+func (p *packetConn) RemoteAddr() net.Addr {
 	if p.raddr == nil {
 		return nil
 	}
 	return p.raddr
 }
 
-// MaxDatagramSize returns the most bytes that a datagram may have: of all devices and
-// interfaces that the local address may lead out by, the least of what one of their
-// packets carries. RDMA devices have 256 to 4096, by the MTU of their network.
-func (p *PacketConn) MaxDatagramSize() int { return p.limit }
+// MaxDatagramSize implements [PacketConn.MaxDatagramSize].
+func (p *packetConn) MaxDatagramSize() int { return p.limit }
 
-// SetDeadline bounds Read and Write calls, also those in progress; a zero t is no
-// bound.
-func (p *PacketConn) SetDeadline(t time.Time) error {
+// SetDeadline implements [PacketConn.SetDeadline].
+func (p *packetConn) SetDeadline(t time.Time) error {
 	if err := p.SetReadDeadline(t); err != nil {
 		return err
 	}
 	return p.SetWriteDeadline(t)
 }
 
-// SetReadDeadline is SetDeadline for reading.
-func (p *PacketConn) SetReadDeadline(t time.Time) error {
+// SetReadDeadline implements [PacketConn.SetReadDeadline].
+func (p *packetConn) SetReadDeadline(t time.Time) error {
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
 	if p.closed.Load() {
@@ -258,8 +221,8 @@ func (p *PacketConn) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// SetWriteDeadline is SetDeadline for writing.
-func (p *PacketConn) SetWriteDeadline(t time.Time) error {
+// SetWriteDeadline implements [PacketConn.SetWriteDeadline].
+func (p *packetConn) SetWriteDeadline(t time.Time) error {
 	p.wmu.Lock()
 	defer p.wmu.Unlock()
 	if p.closed.Load() {
@@ -275,11 +238,8 @@ func (p *PacketConn) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// SetReadBuffer sets how many bytes of datagrams may wait for the reader, each
-// counted with 128 more; it begins with 256 KiB. At most it is 1 GiB, and one
-// datagram has always room. What an RDMA device itself holds until it is looked at
-// does not count.
-func (p *PacketConn) SetReadBuffer(bytes int) error {
+// SetReadBuffer implements [PacketConn.SetReadBuffer].
+func (p *packetConn) SetReadBuffer(bytes int) error {
 	if bytes < 0 || bytes > maxReadBuffer {
 		return p.opError("set", syscall.EINVAL)
 	}
@@ -297,9 +257,8 @@ func (p *PacketConn) SetReadBuffer(bytes int) error {
 	return nil
 }
 
-// SetWriteBuffer sets the size of the socket's buffer where the software device serves.
-// The send queue of an RDMA device is as long as it is.
-func (p *PacketConn) SetWriteBuffer(bytes int) error {
+// SetWriteBuffer implements [PacketConn.SetWriteBuffer].
+func (p *packetConn) SetWriteBuffer(bytes int) error {
 	if p.closed.Load() {
 		return p.opError("set", net.ErrClosed)
 	}
@@ -311,9 +270,8 @@ func (p *PacketConn) SetWriteBuffer(bytes int) error {
 	return nil
 }
 
-// Close ends the connection. What was handed to a device before is sent, within
-// Config.LingerTimeout; what still waits for an address to be resolved is dropped.
-func (p *PacketConn) Close() error {
+// Close implements [PacketConn.Close].
+func (p *packetConn) Close() error {
 	if !p.shut() {
 		return p.opError("close", net.ErrClosed)
 	}
@@ -324,7 +282,7 @@ func (p *PacketConn) Close() error {
 }
 
 // shut makes all calls fail that are in progress or yet to come.
-func (p *PacketConn) shut() bool {
+func (p *packetConn) shut() bool {
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
 	p.wmu.Lock()
@@ -341,7 +299,7 @@ func (p *PacketConn) shut() bool {
 }
 
 // release gives back what shut has stopped the use of.
-func (p *PacketConn) release() (err error) {
+func (p *packetConn) release() (err error) {
 	if p.soft != nil {
 		err = inner(p.soft.conn.Close())
 	}
@@ -358,7 +316,12 @@ func (p *PacketConn) release() (err error) {
 }
 
 // read takes the next datagram.
-func (p *PacketConn) read(b []byte) (int, netip.AddrPort, error) {
+func (p *packetConn) read(b []byte) (int, netip.AddrPort, error) {
+	buf, err := borrow(b)
+	if err != nil {
+		return 0, netip.AddrPort{}, err
+	}
+	defer buf.unhold(nil)
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
 	if err := p.awaitDatagram(); err != nil {
@@ -369,7 +332,7 @@ func (p *PacketConn) read(b []byte) (int, netip.AddrPort, error) {
 }
 
 // take takes a datagram that is there. The caller holds rmu.
-func (p *PacketConn) take(b []byte) (n int, from netip.AddrPort) {
+func (p *packetConn) take(b []byte) (n int, from netip.AddrPort) {
 	n, from = p.in.pop(b)
 	p.stats.datagramsReceived.Add(1)
 	p.stats.bytesReceived.Add(uint64(n))
@@ -377,7 +340,7 @@ func (p *PacketConn) take(b []byte) (n int, from netip.AddrPort) {
 }
 
 // awaitDatagram waits until there is one. The caller holds rmu.
-func (p *PacketConn) awaitDatagram() error {
+func (p *packetConn) awaitDatagram() error {
 	for {
 		switch {
 		case p.closed.Load():
@@ -398,7 +361,7 @@ func (p *PacketConn) awaitDatagram() error {
 }
 
 // awaitRead waits until something may have changed. The caller holds rmu.
-func (p *PacketConn) awaitRead() {
+func (p *packetConn) awaitRead() {
 	l := p.firstQP()
 	if l != nil && !l.leading && !l.dropped {
 		if l.poll() == 0 {
@@ -418,7 +381,7 @@ func (p *PacketConn) awaitRead() {
 }
 
 // firstQP is the queue pair that readers lead, if there is one. The caller holds rmu.
-func (p *PacketConn) firstQP() *udQP {
+func (p *packetConn) firstQP() *udQP {
 	if p.ud == nil {
 		return nil
 	}
@@ -427,7 +390,7 @@ func (p *PacketConn) firstQP() *udQP {
 
 // deliver puts a datagram where the reader finds it. The caller holds rmu, and wakes
 // readers.
-func (p *PacketConn) deliver(from netip.AddrPort, payload []byte) {
+func (p *packetConn) deliver(from netip.AddrPort, payload []byte) {
 	switch {
 	case p.remote.IsValid() && from != p.remote:
 		p.stats.strays.Add(1)
@@ -438,7 +401,7 @@ func (p *PacketConn) deliver(from netip.AddrPort, payload []byte) {
 
 // rouse has as many readers look as there are datagrams: those who wait for others, and,
 // if they are too few, the one who waits for the first queue pair. The caller holds rmu.
-func (p *PacketConn) rouse() {
+func (p *packetConn) rouse() {
 	n := p.in.len()
 	switch {
 	case min(n, p.readers) > 1:
@@ -452,12 +415,12 @@ func (p *PacketConn) rouse() {
 }
 
 // quiet reports whether a reader has nothing to return with. The caller holds rmu.
-func (p *PacketConn) quiet() bool {
+func (p *packetConn) quiet() bool {
 	return !p.closed.Load() && !p.readDue.expired && p.in.len() == 0 && p.news == nil && p.lost == nil
 }
 
 // wakeReaders makes all who wait for datagrams look again. The caller holds rmu.
-func (p *PacketConn) wakeReaders() {
+func (p *packetConn) wakeReaders() {
 	p.readable.Broadcast()
 	if p.ud == nil {
 		return
@@ -470,17 +433,17 @@ func (p *PacketConn) wakeReaders() {
 }
 
 // errDatagramTooLong says where the limit is to be had.
-var errDatagramTooLong = fmt.Errorf("longer than PacketConn.MaxDatagramSize: %w", syscall.EMSGSIZE)
+var errDatagramTooLong = fmt.Errorf("longer than PacketConn.MaxDatagramSize: %w", errno.EMSGSIZE)
 
 // check says why a datagram cannot be sent.
-func (p *PacketConn) check(b []byte, to netip.AddrPort) error {
+func (p *packetConn) check(b []byte, to netip.AddrPort) error {
 	switch {
 	case p.remote.IsValid() && to != p.remote:
 		return net.ErrWriteToConnected
 	case len(b) > p.limit:
 		return errDatagramTooLong
 	case !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified():
-		return syscall.EDESTADDRREQ
+		return errno.EDESTADDRREQ
 	case p.bound.IsValid() && p.bound.Is4() != to.Addr().Is4():
 		return syscall.EAFNOSUPPORT
 	case to.Addr() == broadcast4 && !p.byUDP(to):
@@ -490,18 +453,23 @@ func (p *PacketConn) check(b []byte, to netip.AddrPort) error {
 }
 
 // byUDP reports whether what is sent to an address goes by the software device only.
-func (p *PacketConn) byUDP(to netip.AddrPort) bool {
+func (p *packetConn) byUDP(to netip.AddrPort) bool {
 	return p.ud == nil || p.soft != nil && isGroup(to.Addr())
 }
 
 // write sends a datagram.
-func (p *PacketConn) write(b []byte, to netip.AddrPort) error {
-	_, err := p.writeAll([]Datagram{{Buf: b, Addr: to}})
+func (p *packetConn) write(b []byte, to netip.AddrPort) error {
+	buf, err := borrow(b)
+	if err != nil {
+		return err
+	}
+	defer buf.unhold(nil)
+	_, err = p.writeAll([]Datagram{{Buf: b, Addr: to}})
 	return err
 }
 
 // writeSoft sends the first datagram by the software device.
-func (p *PacketConn) writeSoft(ds []Datagram) (n int, err error) {
+func (p *packetConn) writeSoft(ds []Datagram) (n int, err error) {
 	d := &ds[0]
 	to := p.target(d)
 	switch err := p.check(d.Buf, to); {
@@ -517,7 +485,7 @@ func (p *PacketConn) writeSoft(ds []Datagram) (n int, err error) {
 }
 
 // wakeWriters makes all who wait for room look again. The caller holds wmu.
-func (p *PacketConn) wakeWriters() {
+func (p *packetConn) wakeWriters() {
 	p.writable.Broadcast()
 	if p.ud == nil {
 		return
@@ -530,13 +498,13 @@ func (p *PacketConn) wakeWriters() {
 }
 
 // opError is the error of a call that is about this connection.
-func (p *PacketConn) opError(op string, err error) error {
+func (p *packetConn) opError(op string, err error) error {
 	return opError(op, p.laddr, p.RemoteAddr(), err)
 }
 
 // tell leaves an error to the next Read of a connected one, as a socket does when it
 // hears that nobody is there.
-func (p *PacketConn) tell(err error) {
+func (p *packetConn) tell(err error) {
 	if p.remote.IsValid() && !p.closed.Load() {
 		p.rmu.Lock()
 		p.news = err
@@ -607,8 +575,8 @@ type packetStats struct {
 	overruns, strays, looped, unsent, resolutions, failures, stalls atomic.Uint64
 }
 
-// Stats returns the counters of the moment.
-func (p *PacketConn) Stats() PacketStats {
+// Stats implements [PacketConn.Stats].
+func (p *packetConn) Stats() PacketStats {
 	c := &p.stats
 	s := PacketStats{
 		DatagramsSent: c.datagramsSent.Load(), DatagramsReceived: c.datagramsReceived.Load(),
@@ -631,9 +599,8 @@ type PacketInfo struct {
 	MTU       int    // bytes that a datagram may have there
 }
 
-// Info returns the ways that are open, RDMA devices first. One that was opened for
-// every address takes a device when the first peer needs it.
-func (p *PacketConn) Info() []PacketInfo {
+// Info implements [PacketConn.Info].
+func (p *packetConn) Info() []PacketInfo {
 	var infos []PacketInfo
 	if p.ud != nil {
 		p.wmu.Lock()
@@ -651,4 +618,4 @@ func (p *PacketConn) Info() []PacketInfo {
 var _ interface {
 	net.PacketConn
 	net.Conn
-} = (*PacketConn)(nil)
+} = (*packetConn)(nil)

@@ -647,8 +647,9 @@ func TestGroupBothDevices(t *testing.T) {
 		gn := groupNet{packetNet: pn, a: netip.MustParseAddr("239.82.68.1"), ifi: interfaceWith(t, netip.MustParseAddr("127.0.0.1"))}
 		soft := iwarp.New(iwarp.Config{})
 		all := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-		both, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, all, netip.Addr{})
+		bound, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, all, netip.Addr{})
 		require.NoError(t, err)
+		both := newPacketHandle(bound)
 		defer both.Close()
 		require.NoError(t, both.SetMulticastInterface(gn.ifi))
 		require.NoError(t, both.SetMulticastLoopback(true))

@@ -214,7 +214,7 @@ func TestPacketResolvingHoldsUpNobody(t *testing.T) {
 func TestPacketSilentHost(t *testing.T) {
 	set(t, &failurePause, time.Hour)
 	onFabric(t, func(t *testing.T, pn packetNet) {
-		set(t, &questionTimes, []time.Duration{5 * time.Millisecond, 5 * time.Millisecond})
+		set(t, &questionTimes, []time.Duration{50 * time.Millisecond, 50 * time.Millisecond})
 		p, to := pn.listen(t), pn.listen(t).LocalAddr()
 		pn.fabric.Mute(true)
 		_, err := p.WriteTo([]byte("lost"), to)
@@ -454,8 +454,9 @@ func TestPacketBothDevices(t *testing.T) {
 		set(t, &questionTimesBeside, []time.Duration{patience}) // who is there answers in time
 		soft := iwarp.New(iwarp.Config{})
 		local := netip.MustParseAddrPort(pn.address)
-		server, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, local, netip.Addr{})
+		bound, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, local, netip.Addr{})
 		require.NoError(t, err)
+		server := newPacketHandle(bound)
 		defer server.Close()
 		require.Len(t, server.Info(), 2)
 		require.Equal(t, fabricMTU, server.MaxDatagramSize())

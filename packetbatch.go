@@ -10,16 +10,17 @@ type Datagram struct {
 	Addr netip.AddrPort // whom it is for, or from; an IPv4 address from there has four bytes
 }
 
-// ReadBatch waits for a datagram and takes it, and those behind it that are there
-// too, as far as ds goes. It returns how many; of those N and Addr are set. What does
-// not fit into a Buf is lost, as in ReadFrom, whose errors it has. If ds is empty it
-// returns at once.
-//
-// It allocates nothing.
-func (p *PacketConn) ReadBatch(ds []Datagram) (n int, err error) {
+// ReadBatch implements [PacketConn.ReadBatch].
+func (p *packetConn) ReadBatch(ds []Datagram) (n int, err error) {
 	if len(ds) == 0 {
 		return 0, nil
 	}
+	usable, held := borrowAll(ds)
+	if usable == 0 {
+		return 0, p.opError("read", errFreed)
+	}
+	ds = ds[:usable]
+	defer unholdAll(held)
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
 	if err := p.awaitDatagram(); err != nil {
@@ -33,27 +34,44 @@ func (p *PacketConn) ReadBatch(ds []Datagram) (n int, err error) {
 	return n, nil
 }
 
-// WriteBatch sends datagrams in the order of ds, each as WriteTo sends one, and hands
-// those that go by an RDMA device to it up to 32 at a time, which takes less than as
-// many calls. On a connected one Addr may be missing, or the peer's.
-//
-// It returns how many were written. If that is not all of them err says why the next
-// one was not: the errors of WriteTo, and of Write for a connected one. Those behind it
-// may be written by another call.
-//
-// Of a batch to an address that has yet to be resolved no more is kept than of single
-// datagrams; PacketStats.Unsent counts the rest.
-//
-// It allocates nothing.
-func (p *PacketConn) WriteBatch(ds []Datagram) (n int, err error) {
-	if n, err = p.writeAll(ds); err != nil {
+// WriteBatch implements [PacketConn.WriteBatch].
+func (p *packetConn) WriteBatch(ds []Datagram) (n int, err error) {
+	usable, held := borrowAll(ds)
+	defer unholdAll(held)
+	if n, err = p.writeAll(ds[:usable]); err == nil && n < len(ds) {
+		err = errFreed
+	}
+	if err != nil {
 		return n, opError("write", p.laddr, udpAddr(p.target(&ds[n])), err)
 	}
 	return n, nil
 }
 
+// borrowAll is borrow for the memory of a batch. It returns how many of the datagrams may
+// be used, as the one behind those, if there is one, names memory after Free, and the
+// Buffers that it holds.
+func borrowAll(ds []Datagram) (usable int, held []*Buffer) {
+	for i := range ds {
+		buf, err := borrow(ds[i].Buf)
+		if err != nil {
+			return i, held
+		}
+		if buf != nil {
+			held = append(held, buf)
+		}
+	}
+	return len(ds), held
+}
+
+// unholdAll gives back what borrowAll has held.
+func unholdAll(held []*Buffer) {
+	for _, buf := range held {
+		buf.unhold(nil)
+	}
+}
+
 // target is whom a datagram is for.
-func (p *PacketConn) target(d *Datagram) netip.AddrPort {
+func (p *packetConn) target(d *Datagram) netip.AddrPort {
 	if p.remote.IsValid() && !d.Addr.IsValid() {
 		return p.remote
 	}
@@ -61,7 +79,7 @@ func (p *PacketConn) target(d *Datagram) netip.AddrPort {
 }
 
 // writeAll sends datagrams and returns how many, and why not the next one.
-func (p *PacketConn) writeAll(ds []Datagram) (n int, err error) {
+func (p *packetConn) writeAll(ds []Datagram) (n int, err error) {
 	for n < len(ds) && err == nil {
 		var k, bytes int
 		if p.ud != nil {

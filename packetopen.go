@@ -12,7 +12,7 @@ import (
 
 // Opening a PacketConn: on which devices, and at which port.
 
-func (lc *ListenConfig) listenPacket(ctx context.Context, network, address string) (*PacketConn, net.Addr, error) {
+func (lc *ListenConfig) listenPacket(ctx context.Context, network, address string) (*packetConn, net.Addr, error) {
 	n, err := parsePacketNetwork(network)
 	if err != nil {
 		return nil, nil, err
@@ -31,7 +31,7 @@ func (lc *ListenConfig) listenPacket(ctx context.Context, network, address strin
 // bindPacket opens a PacketConn on every provider, on the same port. One that does not
 // have the address, or no datagrams, is left out, if another has. A valid group is that of
 // ListenMulticast: the port may be shared.
-func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (p *PacketConn, err error) {
+func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (p *packetConn, err error) {
 	err = onFreePort(local, func() error {
 		p, err = bindPacketOnce(ctx, cfg, providers, local, group)
 		return err
@@ -39,7 +39,7 @@ func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, loca
 	return p, err
 }
 
-func bindPacketOnce(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (*PacketConn, error) {
+func bindPacketOnce(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (*packetConn, error) {
 	p := newPacketConn(cfg)
 	p.group, p.bound = group, local.Addr()
 	var errs []error
@@ -70,7 +70,7 @@ func bindPacketOnce(ctx context.Context, cfg *Config, providers []ibv.Provider, 
 }
 
 // begin starts to receive.
-func (p *PacketConn) begin() {
+func (p *packetConn) begin() {
 	p.limit = math.MaxInt
 	if p.soft != nil {
 		p.limit = p.soft.limit
@@ -85,7 +85,7 @@ func (p *PacketConn) begin() {
 }
 
 // abandon gives up what was opened so far.
-func (p *PacketConn) abandon() error {
+func (p *packetConn) abandon() error {
 	p.shut()
 	return p.release()
 }
@@ -116,16 +116,16 @@ func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, re
 	if err != nil {
 		return nil, errors.Join(err, p.abandon())
 	}
-	return p, nil
+	return newPacketHandle(p), nil
 }
 
 // toward sets the peer of a connected one.
-func (p *PacketConn) toward(remote netip.AddrPort) {
+func (p *packetConn) toward(remote netip.AddrPort) {
 	p.remote, p.raddr = remote, udpAddr(remote)
 }
 
 // connectUD binds the address that leads to the peer, and finds the peer.
-func (p *PacketConn) connectUD(ctx context.Context, provider ibv.Provider, local netip.AddrPort) error {
+func (p *packetConn) connectUD(ctx context.Context, provider ibv.Provider, local netip.AddrPort) error {
 	at, err := p.localToward(ctx, provider, local.Addr())
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func (p *PacketConn) connectUD(ctx context.Context, provider ibv.Provider, local
 
 // localToward finds the address that leads to the peer, or to the group that is in its
 // place.
-func (p *PacketConn) localToward(ctx context.Context, provider ibv.Provider, local netip.Addr) (netip.Addr, error) {
+func (p *packetConn) localToward(ctx context.Context, provider ibv.Provider, local netip.Addr) (netip.Addr, error) {
 	if to := p.remote.Addr(); to.IsMulticast() {
 		if local.IsValid() && !local.IsUnspecified() {
 			return local, nil

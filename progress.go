@@ -26,7 +26,7 @@ var keepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 
 // await waits until something may have changed. The caller holds mu, and again
 // on return; cond and waiting are its own side's.
-func (c *Conn) await(cond *sync.Cond, waiting *int) {
+func (c *conn) await(cond *sync.Cond, waiting *int) {
 	answer := cond == &c.readable && c.answerDue()
 	if c.leading {
 		if (c.wantSend || c.moving()) && !c.cqLost {
@@ -54,16 +54,16 @@ func (c *Conn) await(cond *sync.Cond, waiting *int) {
 
 // answerDue reports whether a Read that waits does so for an answer: something was sent
 // since the peer has last sent something, and there is nothing to read.
-func (c *Conn) answerDue() bool {
+func (c *conn) answerDue() bool {
 	return c.stats.MessagesSent != c.spoken && !c.answered() && !c.stopsReading()
 }
 
 // answered reports whether there is something to read, or never will be.
-func (c *Conn) answered() bool { return c.unread.Len() > 0 || c.eof }
+func (c *conn) answered() bool { return c.unread.Len() > 0 || c.eof }
 
 // pass gives the lead to somebody who waits. Not everybody among the writers takes
 // it, see waitPosted, so all of them hear.
-func (c *Conn) pass() {
+func (c *conn) pass() {
 	if c.readers > 0 {
 		c.readable.Signal()
 	}
@@ -74,7 +74,7 @@ func (c *Conn) pass() {
 
 // lead waits for completions once and handles them. answer says that
 // somebody has sent something, and waits for what the peer says to it. The caller holds mu.
-func (c *Conn) lead(answer bool) {
+func (c *conn) lead(answer bool) {
 	c.leading = true
 	c.seat.Taken()
 	if !c.polls(c.poller.begin(answer)) {
@@ -88,12 +88,12 @@ func (c *Conn) lead(answer bool) {
 }
 
 // moving reports whether RDMA Reads or Writes of transfers are under way.
-func (c *Conn) moving() bool {
+func (c *conn) moving() bool {
 	return c.out.writing > 0 || c.in.mode == transferRead && c.in.flying.Len() > 0
 }
 
 // sleep waits for the next event: arm, look once more, then wait.
-func (c *Conn) sleep() {
+func (c *conn) sleep() {
 	if c.cqLost { // and the connection dead: there are no events, but perhaps completions
 		c.mu.Unlock()
 		time.Sleep(time.Millisecond)
@@ -109,7 +109,7 @@ func (c *Conn) sleep() {
 		c.fail(err)
 		return
 	}
-	if c.poll() > 0 || c.dead != nil && !c.moving() { // else there is memory to be had back
+	if c.poll() > 0 || c.dead != nil && !c.moving() && !c.end.disconnected { // else there is memory to be had back, or the peer's end to come
 		return
 	}
 	c.sleeping = true
@@ -128,7 +128,7 @@ func (c *Conn) sleep() {
 // reports whether there is no need to sleep. Who waits although there is a reason to stop
 // waits for the device or the peer to let go of something, which may take long: that is no
 // time to keep others from mu.
-func (c *Conn) polls(d time.Duration) (done bool) {
+func (c *conn) polls(d time.Duration) (done bool) {
 	if c.set.busyPoll > 0 {
 		return !c.stopping() && c.spin(c.set.busyPoll, false)
 	}
@@ -140,7 +140,7 @@ func (c *Conn) polls(d time.Duration) (done bool) {
 }
 
 // spin polls for d. answer says that only an answer will do, and only while there is room.
-func (c *Conn) spin(d time.Duration, answer bool) (done bool) {
+func (c *conn) spin(d time.Duration, answer bool) (done bool) {
 	for start, on := time.Now(), true; on; {
 		done = c.poll() > 0 || done // who waits sees to what that makes due
 		if !answer && (done || c.stopping()) || answer && (c.answered() || c.stopsReading()) {
@@ -159,13 +159,13 @@ func (c *Conn) spin(d time.Duration, answer bool) (done bool) {
 }
 
 // stopping reports whether some who wait have a reason not to.
-func (c *Conn) stopping() bool {
+func (c *conn) stopping() bool {
 	return c.dead != nil || c.closed || c.readDue.expired || c.writeDue.expired
 }
 
 // poll handles the completions that are there and returns how many, one more when it
 // finds the end of the connection. The caller holds mu.
-func (c *Conn) poll() int {
+func (c *conn) poll() int {
 	// The event is looked at first: what it ends was completed before it.
 	event := c.event.Load()
 	total := 0
@@ -189,6 +189,7 @@ func (c *Conn) poll() int {
 	}
 	if c.heard {
 		c.heard, c.lastHeard = false, time.Now()
+		c.confirm(c.lastHeard)
 	}
 	if event != nil && c.dead == nil {
 		c.dead = errPeerClosed
@@ -203,8 +204,14 @@ func (c *Conn) poll() int {
 		c.wakeAll()
 		total++
 	}
+	if c.dead != nil {
+		c.credits.charge.lower(c.kept) // its receives come back, and no more will be posted
+	}
 	if total > 0 {
 		c.replenish()
+		if c.grantedLate() {
+			c.useUp()
+		}
 		c.sendControl()
 		if c.turns.hungry {
 			c.tellPossible()
@@ -214,7 +221,7 @@ func (c *Conn) poll() int {
 }
 
 // complete handles one completion.
-func (c *Conn) complete(wc *ibv.WC) {
+func (c *conn) complete(wc *ibv.WC) {
 	if wc.ID&sendID != 0 {
 		c.sent(wc)
 	} else {
@@ -225,7 +232,7 @@ func (c *Conn) complete(wc *ibv.WC) {
 // status ends the connection over a failed completion. Flushed requests are
 // the consequence of an end, not its cause: the device reports that on its own,
 // or when it is asked to end the connection, which its queue pair no longer has.
-func (c *Conn) status(wc *ibv.WC, op ibv.WCOpcode) {
+func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 	if wc.Status == ibv.WCFlushErr {
 		if !c.flushed && c.dead == nil && c.event.Load() == nil {
 			c.flushed = true
@@ -239,7 +246,7 @@ func (c *Conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 // notify hears from the device that the connection is over. It comes from the
 // device's goroutines and takes no lock. A port that is down may come back while
 // the device still tries; if it does not, the completions tell.
-func (c *Conn) notify(e ibv.Event) {
+func (c *conn) notify(e ibv.Event) {
 	if e.Kind == ibv.EventPortError {
 		c.set.log.Debug("rdmanet: port went down", "device", c.id.Device().Name(), "port", c.id.Port(), "local", c.local, "remote", c.remote)
 		return
@@ -251,7 +258,7 @@ func (c *Conn) notify(e ibv.Event) {
 // rouse makes the leader look again. What it waits for may have been found by
 // another's poll, or have come about by a post; and it may be asleep for less than is
 // to be heard of from now on. A leader that is not waiting looks again anyway.
-func (c *Conn) rouse() {
+func (c *conn) rouse() {
 	if c.sleeping {
 		c.sleeping = false
 		c.cq.Interrupt()
@@ -259,7 +266,7 @@ func (c *Conn) rouse() {
 }
 
 // wakeAll makes everybody look again, the leader too.
-func (c *Conn) wakeAll() {
+func (c *conn) wakeAll() {
 	c.readable.Broadcast()
 	c.writable.Broadcast()
 	c.rouse()
@@ -267,9 +274,9 @@ func (c *Conn) wakeAll() {
 }
 
 // startKeeper is called when nobody has led for a while.
-func (c *Conn) startKeeper() { go c.keep() }
+func (c *conn) startKeeper() { go c.keep() }
 
-func (c *Conn) keep() {
+func (c *conn) keep() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// When the connection is dead there may still be memory in the device's hands.

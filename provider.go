@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // deviceEnv overrides Config.Device.
@@ -73,15 +73,26 @@ func (c *Config) providers() ([]ibv.Provider, error) {
 			return nil, fmt.Errorf("%s is %q (the software device is %q, any RDMA device %q): %w",
 				by, want, iwarp.Name, rdmacore.Name, err)
 		}
+		c.logUnusable(p)
 		return []ibv.Provider{p}, err
 	case rdmacore.Present():
 		p, err := rdmaProvider("")
 		if err == nil {
+			c.logUnusable(p)
 			return []ibv.Provider{p, software}, nil
 		}
 		c.log("no RDMA device can be used", nil, err)
 	}
 	return []ibv.Provider{software}, nil
+}
+
+// logUnusable tells the logger which devices a provider has left out, and why.
+func (c *Config) logUnusable(p ibv.Provider) {
+	if u, ok := p.(interface{ Unusable() error }); ok {
+		if err := u.Unusable(); err != nil {
+			c.log("an RDMA device cannot be used", nil, err)
+		}
+	}
 }
 
 // rdmaPatience is how long an RDMA device may try to connect before the
@@ -105,4 +116,4 @@ func sharesPorts(p ibv.Provider) bool {
 }
 
 // inUse reports whether a port is taken.
-func inUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }
+func inUse(err error) bool { return errors.Is(err, errno.EADDRINUSE) }

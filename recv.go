@@ -33,8 +33,12 @@ type delivery struct {
 }
 
 // received handles the completion of a receive.
-func (c *Conn) received(wc *ibv.WC) {
+func (c *conn) received(wc *ibv.WC) {
 	m := delivery{buf: c.posted.Pop()}
+	if c.dead != nil && wc.Status == ibv.WCSuccess {
+		c.drop(m.buf) // it may lie behind a message that could not be taken
+		return
+	}
 	if wc.Status == ibv.WCSuccess && wc.ByteLen > c.agreed.maxReceive {
 		// A receive that was posted before the agreement may be larger.
 		wc = &ibv.WC{ID: wc.ID, Status: ibv.WCLocLenErr}
@@ -60,17 +64,23 @@ func (c *Conn) received(wc *ibv.WC) {
 		c.stats.KeysInvalidated++
 	}
 	c.heard, c.probing = true, false
+	c.soiled = c.soiled || wc.ByteLen > pageSize
 	c.warmUp()
 	if m.h.Flags&flagResponseRequested != 0 {
 		c.send.answer = true
 	}
-	last, err := c.reassemble(&m)
+	var last bool
+	err := c.checkOffer(&m)
+	if err == nil {
+		last, err = c.reassemble(&m)
+	}
 	if err != nil {
 		m.buf.release()
 		c.fail(err)
 		return
 	}
 	c.store(&m, last)
+	c.staysCold(&m)
 	c.rouse()
 	if m.transfer {
 		c.credits.news = true
@@ -90,13 +100,13 @@ func (c *Conn) received(wc *ibv.WC) {
 }
 
 // drop gives a buffer back that was posted and will not be again.
-func (c *Conn) drop(buf *buffer) {
+func (c *conn) drop(buf *buffer) {
 	c.credits.posted--
 	buf.release()
 }
 
 // parse reads the headers of m, of which n bytes have come.
-func (c *Conn) parse(m *delivery, n int) (err error) {
+func (c *conn) parse(m *delivery, n int) (err error) {
 	b := m.buf.b[:min(n, len(m.buf.b))]
 	if m.payload, err = m.h.parse(b); err != nil {
 		return err
@@ -112,7 +122,7 @@ func (c *Conn) parse(m *delivery, n int) (err error) {
 
 // reassemble puts m in its place in a message and reports whether that ends with it,
 // or with its transfer.
-func (c *Conn) reassemble(m *delivery) (last bool, err error) {
+func (c *conn) reassemble(m *delivery) (last bool, err error) {
 	var first bool
 	if m.opens {
 		first, last, err = c.reasm.acceptTransfer(&m.h, &m.t)
@@ -130,7 +140,7 @@ func (c *Conn) reassemble(m *delivery) (last bool, err error) {
 }
 
 // store keeps the payload of m for a reader.
-func (c *Conn) store(m *delivery, last bool) {
+func (c *conn) store(m *delivery, last bool) {
 	last = last && (!m.opens || m.t.Length == 0) // with the payload
 	c.stats.countReceived(len(m.payload), last)
 	if len(m.payload) == 0 && !m.empty || c.deaf {
@@ -155,7 +165,7 @@ func (c *Conn) store(m *delivery, last bool) {
 }
 
 // transferred handles what a message says of a transfer.
-func (c *Conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
+func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 	switch t.Kind {
 	case transferOffer, transferRequest:
 		if t.Length == 0 {
@@ -166,7 +176,8 @@ func (c *Conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 		}
 		size := c.opened
 		c.opened = 0
-		return c.offered(t, segment{size: size, last: last, flags: flags})
+		c.offered(t, segment{size: size, last: last, flags: flags})
+		return nil
 	case transferGrant:
 		return c.granted(t)
 	case transferWritten:
@@ -194,22 +205,27 @@ func (s *Stats) countReceived(n int, last bool) {
 }
 
 // reuse posts a buffer again, or gives it back when the window is full.
-func (c *Conn) reuse(buf *buffer) {
+func (c *conn) reuse(buf *buffer) {
 	if c.dead != nil || c.flushed || c.credits.room(c.kept, c.send.waiting) == 0 {
 		buf.release()
 		return
 	}
-	if buf.pool != c.pool { // posted before the size was agreed on
+	if buf.pool() != c.pool { // posted before the size was agreed on
 		if fit, err := c.pool.get(); err == nil {
 			buf.release()
 			buf = fit
 		}
+	} else if c.cold && c.dom.private {
+		buf = c.pool.older(buf)
+	}
+	if c.cold && c.stats.moved() == c.moved && c.pool.drops() {
+		dropPosted(buf.b) // a message without payload leaves nothing to read
 	}
 	c.postRecv(buf)
 }
 
 // postRecv posts one receive.
-func (c *Conn) postRecv(buf *buffer) {
+func (c *conn) postRecv(buf *buffer) {
 	c.recvSGE[0] = buf.sge(int(c.agreed.maxReceive))
 	c.recvWR[0].SGL = c.recvSGE[:]
 	_, err := c.qp.PostRecv(c.recvWR[:])
@@ -233,7 +249,7 @@ func (c *Conn) postRecv(buf *buffer) {
 
 // replenish posts receives up to the window. On a queue pair that has failed they
 // would come back at once, again and again until the event tells why.
-func (c *Conn) replenish() {
+func (c *conn) replenish() {
 	for c.dead == nil && !c.flushed && c.credits.room(c.kept, c.send.waiting) > 0 {
 		buf, err := c.pool.get()
 		if err != nil && c.credits.vital() > 0 {
@@ -245,6 +261,7 @@ func (c *Conn) replenish() {
 			}
 			return // fewer will do
 		}
+		c.soiled = c.soiled || buf.stale
 		c.postRecv(buf)
 	}
 }
@@ -252,7 +269,7 @@ func (c *Conn) replenish() {
 // evict moves the latest payload that waits for the reader into ordinary memory, and
 // returns the buffer that it came in: nil if there is none to be had. The first one
 // stays, which the reader may be at.
-func (c *Conn) evict() *buffer {
+func (c *conn) evict() *buffer {
 	for i := c.unread.Len() - 1; i > 0; i-- {
 		if s := c.unread.At(i); s.buf != nil {
 			buf := s.buf
@@ -265,10 +282,10 @@ func (c *Conn) evict() *buffer {
 }
 
 // consumed takes the head of the unread queue off after its last byte was read.
-func (c *Conn) consumed() { c.done(c.unread.Pop()) }
+func (c *conn) consumed() { c.done(c.unread.Pop()) }
 
 // done gives back what a segment held.
-func (c *Conn) done(s segment) {
+func (c *conn) done(s segment) {
 	if s.x != nil {
 		if s.x.taken < s.x.length {
 			c.discard(s.x)
@@ -290,7 +307,7 @@ func (c *Conn) done(s segment) {
 }
 
 // dropUnread throws away what nobody will read.
-func (c *Conn) dropUnread() {
+func (c *conn) dropUnread() {
 	for c.unread.Len() > 0 {
 		c.consumed()
 	}
@@ -299,7 +316,7 @@ func (c *Conn) dropUnread() {
 
 // waitReadable waits until there is something to read, or returns why not. A
 // deadline in the past wins over data.
-func (c *Conn) waitReadable() error {
+func (c *conn) waitReadable() error {
 	for {
 		if c.readDue.expired && !c.closed {
 			return os.ErrDeadlineExceeded
@@ -319,7 +336,7 @@ func (c *Conn) waitReadable() error {
 const copyUnlocked = 4 << 10
 
 // take copies from the head of the unread queue into p.
-func (c *Conn) take(p []byte) (n int, last bool) {
+func (c *conn) take(p []byte) (n int, last bool) {
 	s := c.unread.At(0)
 	data := s.data
 	if n = min(len(p), len(data)); n >= copyUnlocked {
@@ -342,7 +359,12 @@ func (c *Conn) take(p []byte) (n int, last bool) {
 	return n, last
 }
 
-func (c *Conn) read(p []byte) (n int, err error) {
+func (c *conn) read(p []byte) (n int, err error) {
+	buf, err := borrow(p)
+	if err != nil {
+		return 0, err
+	}
+	defer buf.unhold(nil)
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
@@ -375,7 +397,7 @@ func (c *Conn) read(p []byte) (n int, err error) {
 }
 
 // next takes bytes from the head of the unread queue; see takeTransfer.
-func (c *Conn) next(p []byte, wait, message bool) (n int, last bool, err error) {
+func (c *conn) next(p []byte, wait, message bool) (n int, last bool, err error) {
 	if c.unread.At(0).x != nil {
 		return c.takeTransfer(p, wait, message)
 	}
@@ -384,13 +406,18 @@ func (c *Conn) next(p []byte, wait, message bool) (n int, last bool, err error) 
 }
 
 // replaced posts receives for those that were read, and grants them.
-func (c *Conn) replaced() {
+func (c *conn) replaced() {
 	c.replenish()
 	c.sendControl()
 }
 
 // readMsg reads a message, or with pieces set a piece of one.
-func (c *Conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error) {
+func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error) {
+	buf, err := borrow(p)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer buf.unhold(nil)
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
@@ -435,7 +462,7 @@ func (c *Conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 // writeSegment passes the next unread bytes to w without copying them. They are
 // off the queue meanwhile and no lock is held: w may take its time,
 // and Close must not wait for it. The caller holds a reference on the memory.
-func (c *Conn) writeSegment(w io.Writer) (n int, err error) {
+func (c *conn) writeSegment(w io.Writer) (n int, err error) {
 	data, done, err := c.detach()
 	if err != nil {
 		return 0, c.opError("read", err)
@@ -455,7 +482,7 @@ func (c *Conn) writeSegment(w io.Writer) (n int, err error) {
 
 // detach takes the next unread bytes off the queue, and returns how to give back
 // their memory, with mu held.
-func (c *Conn) detach() (data []byte, done func(), err error) {
+func (c *conn) detach() (data []byte, done func(), err error) {
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()

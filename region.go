@@ -17,7 +17,7 @@ import (
 // cannot be registered matches syscall.ENOBUFS.
 //
 // A Buffer that b lies in stays until the region is closed.
-func (c *Conn) expose(b []byte, access ibv.Access) (ibv.MR, error) {
+func (c *conn) expose(b []byte, access ibv.Access) (ibv.MR, error) {
 	buf := holdRegion(b)
 	if access&ibv.AccessRemoteWrite != 0 {
 		clear(b)
@@ -25,9 +25,7 @@ func (c *Conn) expose(b []byte, access ibv.Access) (ibv.MR, error) {
 	mr, err := c.dom.regFor(c.qp, b, access)
 	switch {
 	case err != nil:
-		if buf != nil {
-			buf.unhold(nil)
-		}
+		buf.unhold(nil)
 		return nil, noMemory(c.dom.dev, len(b), "TransferMemory", err)
 	case buf != nil:
 		h := &heldMR{MR: mr}
@@ -45,9 +43,10 @@ func (d *domain) regFor(qp ibv.QP, b []byte, access ibv.Access) (ibv.MR, error) 
 	return qp.RegMR(b, access)
 }
 
-// holdRegion returns the Buffer that b lies in, held.
+// holdRegion returns the Buffer that b lies in, held: the call that b was given to
+// holds it besides.
 func holdRegion(b []byte) *Buffer {
-	if buf := findRegion(b); buf != nil && buf.hold() {
+	if buf := findRegion(b); buf != nil && buf.share() {
 		return buf
 	}
 	return nil
@@ -79,9 +78,7 @@ func (s *sink) close() (err error) {
 	if s.mr != nil {
 		err = s.mr.Close()
 	}
-	if s.buf != nil {
-		s.buf.unhold(err)
-	}
+	s.buf.unhold(err)
 	*s = sink{}
 	return err
 }
@@ -90,7 +87,7 @@ func (s *sink) close() (err error) {
 // side, receives. Nobody else gets a right to it. Where peers may read all the
 // same what their domain has, b is cleared first: what lay there may be another
 // connection's. Memory that cannot be registered matches syscall.ENOBUFS.
-func (c *Conn) land(b []byte) (sink, error) {
+func (c *conn) land(b []byte) (sink, error) {
 	if c.dom.unchecked {
 		clear(b)
 	}
@@ -99,9 +96,9 @@ func (c *Conn) land(b []byte) (sink, error) {
 
 // source is land for data that the device is to take from b: RDMA Writes and
 // sends of this side. b may be memory that cannot be written.
-func (c *Conn) source(b []byte) (sink, error) { return c.register(b, 0) }
+func (c *conn) source(b []byte) (sink, error) { return c.register(b, 0) }
 
-func (c *Conn) register(b []byte, access ibv.Access) (sink, error) {
+func (c *conn) register(b []byte, access ibv.Access) (sink, error) {
 	s := sink{buf: holdRegion(b)}
 	if s.buf != nil && s.buf.span.ours && !c.dom.unchecked {
 		mr, err := s.buf.keyIn(c.dom)

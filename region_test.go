@@ -172,7 +172,7 @@ func newRig(t testing.TB, p ibv.Provider) *rig {
 		return &domain{dev: e.Dev, pd: e.PD, private: !attr.Caps.Has(ibv.CapQPRegion), unchecked: attr.ReadsUnchecked,
 			pools: make(map[int]*pool)}
 	}
-	r := &rig{t: t, sw: sw, pair: pair, Conn: &Conn{dom: newDomain(), qp: e.QP}, other: newDomain()}
+	r := &rig{t: t, sw: sw, pair: pair, Conn: &Conn{&conn{dom: newDomain(), qp: e.QP}}, other: newDomain()}
 	r.src = pair.Passive.Register(t, pattern(7, 1<<20), ibv.AccessRemoteRead)
 	t.Cleanup(func() { require.NoError(t, r.dom.forgetBuffers()) }) // as free does
 	return r
@@ -210,7 +210,7 @@ func TestLand(t *testing.T) {
 		r := newRig(t, m)
 		const size = 300 << 10
 		a := alloc(t, size)
-		scratch := (&Conn{dom: r.dom, set: settings{transferMemory: defaultTransfer}}).getScratch()
+		scratch := (&conn{dom: r.dom, set: settings{transferMemory: defaultTransfer}}).getScratch()
 		defer scratch.release()
 		for _, mem := range []struct {
 			name  string
@@ -288,7 +288,7 @@ func TestBufferAndDomainEnd(t *testing.T) {
 	if r.dom.unchecked {
 		return // nothing is kept there
 	}
-	second := &Conn{dom: r.other, qp: r.qp}
+	second := &Conn{&conn{dom: r.other, qp: r.qp}}
 	a, b := alloc(t, 1000), alloc(t, 1000)
 	for _, c := range []*Conn{r.Conn, second} {
 		for _, buf := range []*Buffer{a, b} {
@@ -438,7 +438,7 @@ func TestLandConcurrent(t *testing.T) {
 				if err != nil {
 					panic(err)
 				}
-				c := &Conn{dom: dom}
+				c := &Conn{&conn{dom: dom}}
 				for range rnd.IntN(8) {
 					s, err := land(c, rnd)
 					if err == nil {

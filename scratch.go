@@ -43,7 +43,7 @@ var scratchIdle = time.Second
 // getScratch returns a chunk for one user, to be released, or nil when
 // connections of the device have as much as this one's Config.TransferMemory or
 // the system gives none.
-func (c *Conn) getScratch() *scratch {
+func (c *conn) getScratch() *scratch {
 	scratches.mu.Lock()
 	defer scratches.mu.Unlock()
 	p := scratches.pools[c.dom.dev]

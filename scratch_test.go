@@ -12,7 +12,7 @@ import (
 
 // scratchConn is as much of a connection as scratch memory takes.
 func scratchConn(dev ibv.Device, chunks int) *Conn {
-	return &Conn{dom: &domain{dev: dev}, set: settings{transferMemory: chunks*scratchBytes + 1}}
+	return &Conn{&conn{dom: &domain{dev: dev}, set: settings{transferMemory: chunks*scratchBytes + 1}}}
 }
 
 func poolOf(dev ibv.Device) *scratchPool {

@@ -3,7 +3,8 @@ package rdmanet
 import (
 	"encoding/binary"
 	"fmt"
-	"syscall"
+
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // Every message after the negotiation is a Data Transfer message: one RDMA
@@ -52,7 +53,7 @@ const (
 // one of exactly that length passes.
 // Nothing of the message was sent and the connection stays usable. It matches
 // syscall.EMSGSIZE.
-var ErrMessageTooLong = fmt.Errorf("rdmanet: longer than the peer takes in segments (Info.MaxFragmentedSize): %w", syscall.EMSGSIZE)
+var ErrMessageTooLong = fmt.Errorf("rdmanet: longer than the peer takes in segments (Info.MaxFragmentedSize): %w", errno.EMSGSIZE)
 
 // A protocolError says which field of a received message broke which rule.
 // The connection cannot go on after one. They are made once and compared by

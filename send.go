@@ -30,6 +30,8 @@ type sending struct {
 
 	seq      uint64 // sends posted
 	done     uint64 // sends completed
+	data     uint64 // the last send with something of the program's
+	failed   uint64 // the first send that the device did not carry out, or 0
 	inFlight int    // bytes posted and not known to be completed
 	unmarked int    // bytes, and
 	since    int    // sends, since the last signalled one
@@ -94,15 +96,22 @@ type parcel struct {
 	bufs  buffers         // for the segments that do not go inline
 	head  *transferHeader // for the only segment
 	grant *grant          // answered by an RDMA Write ahead of it
+
+	control bool // nothing of it is the program's
 }
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
+
+// lost reports whether the device did not carry out a send with something of the
+// program's. A send that fails is told of even if nothing else tells of its completion, and
+// all sends behind it fail too.
+func (s *sending) lost() bool { return s.failed != 0 && s.failed <= s.data }
 
 // busy reports whether sends are not known to be completed.
 func (s *sending) busy() bool { return s.done < s.seq }
 
 // putSendBuffers takes back buffers that no send names any more.
-func (c *Conn) putSendBuffers(bufs buffers) {
+func (c *conn) putSendBuffers(bufs buffers) {
 	for b := bufs.pop(); b != nil; b = bufs.pop() {
 		if b == c.send.own {
 			c.send.spare = b
@@ -114,7 +123,7 @@ func (c *Conn) putSendBuffers(bufs buffers) {
 
 // releaseSends gives back the buffers of sends that will never complete, and
 // the connection's own.
-func (c *Conn) releaseSends() {
+func (c *conn) releaseSends() {
 	s := &c.send
 	for s.marks.Len() > 0 {
 		m := s.marks.Pop()
@@ -131,7 +140,7 @@ func (c *Conn) releaseSends() {
 }
 
 // sent handles the completion of a send.
-func (c *Conn) sent(wc *ibv.WC) {
+func (c *conn) sent(wc *ibv.WC) {
 	s := &c.send
 	op := ibv.WCSend
 	if wc.ID == barrierID {
@@ -147,6 +156,9 @@ func (c *Conn) sent(wc *ibv.WC) {
 		return
 	} else if seq := wc.ID &^ sendID; seq > s.done {
 		s.done = seq
+		if wc.Status != ibv.WCSuccess && s.failed == 0 {
+			s.failed = seq
+		}
 		if s.touch != 0 && s.done >= s.touch {
 			s.touch, c.probing = 0, false
 		}
@@ -169,16 +181,22 @@ func (c *Conn) sent(wc *ibv.WC) {
 	}
 }
 
-// freeSlots is the room in the send queue.
-func (c *Conn) freeSlots() int { return c.slots - int(c.send.seq-c.send.done) }
+// freeSlots is the room in the send queue. One that was flushed has none: the end of the
+// connection is on its way, and its disconnect under way.
+func (c *conn) freeSlots() int {
+	if c.flushed {
+		return 0
+	}
+	return c.slots - int(c.send.seq-c.send.done)
+}
 
 // canSend reports whether one more message, empty or not, may be posted now.
-func (c *Conn) canSend() bool {
+func (c *conn) canSend() bool {
 	return !c.send.posting && c.credits.maySendControl() && c.freeSlots() > 0
 }
 
 // waitToSend waits for what keeps canSend, or a batch with payload, from going.
-func (c *Conn) waitToSend() {
+func (c *conn) waitToSend() {
 	s := &c.send
 	switch {
 	case s.posting:
@@ -208,14 +226,19 @@ func (c *Conn) waitToSend() {
 
 // waitPosted waits for the end of a post by another goroutine. That needs no
 // completion, so it is no time to become the leader.
-func (c *Conn) waitPosted() {
+func (c *conn) waitPosted() {
 	c.writers++
 	c.writable.Wait()
 	c.writers--
 }
 
 // write sends p when it is its turn.
-func (c *Conn) write(p []byte, m manner) (n int, err error) {
+func (c *conn) write(p []byte, m manner) (n int, err error) {
+	buf, err := borrow(p)
+	if err != nil {
+		return 0, err
+	}
+	defer buf.unhold(nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kind := m.flags.kind()
@@ -234,7 +257,7 @@ func (c *Conn) write(p []byte, m manner) (n int, err error) {
 }
 
 // writeInTurn sends p. The caller has the turn.
-func (c *Conn) writeInTurn(p []byte, m manner) (n int, err error) {
+func (c *conn) writeInTurn(p []byte, m manner) (n int, err error) {
 	if m.token == 0 && m.flags&NonBlocking == 0 && c.large(p, m.message) {
 		c.mu.Unlock()
 		defer c.mu.Lock()
@@ -244,7 +267,7 @@ func (c *Conn) writeInTurn(p []byte, m manner) (n int, err error) {
 }
 
 // writeSegments is writeInTurn for what is not large.
-func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
+func (c *conn) writeSegments(p []byte, m manner) (n int, err error) {
 	// What may end in the middle goes in pieces, each a message for SMB Direct.
 	wait := m.flags&NonBlocking == 0
 	pieces := !m.message || !wait && c.messages
@@ -281,6 +304,9 @@ func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
 			segs, size, bufs = c.sendBuffers(segs, size)
 		}
 		switch {
+		case c.send.posting: // a grant goes out, which takes no longer than the device takes to accept it
+			c.waitPosted()
+			continue
 		case !wait && !pieces && (segs == 0 || size < len(p)): // all or nothing
 			c.putSendBuffers(bufs)
 			full := segmentData(len(p), int(c.agreed.maxSend))
@@ -318,7 +344,7 @@ func (c *Conn) writeSegments(p []byte, m manner) (n int, err error) {
 
 // sendable returns how many segments with how much payload may be posted now,
 // of n bytes to be sent.
-func (c *Conn) sendable(n int) (segs, size int) {
+func (c *conn) sendable(n int) (segs, size int) {
 	if c.send.posting {
 		return 0, 0
 	}
@@ -339,7 +365,7 @@ func (c *Conn) sendable(n int) (segs, size int) {
 }
 
 // sendEmpty sends a message without payload because the caller wants one.
-func (c *Conn) sendEmpty(m manner) error {
+func (c *conn) sendEmpty(m manner) error {
 	for {
 		if err := c.writeErr(); err != nil {
 			return err
@@ -363,7 +389,7 @@ func (c *Conn) sendEmpty(m manner) error {
 			}
 			short.buffer = true
 		}
-		if !wait {
+		if !wait && !c.send.posting {
 			_, err := c.wouldBlock(0, short)
 			return err
 		}
@@ -373,7 +399,7 @@ func (c *Conn) sendEmpty(m manner) error {
 
 // transferBuffers is sendBuffers for one message with a transfer header in front
 // of n bytes: it returns 0 where there is no buffer for it.
-func (c *Conn) transferBuffers(n int) (segs int, bufs buffers) {
+func (c *conn) transferBuffers(n int) (segs int, bufs buffers) {
 	if transferOffset+n <= c.inline {
 		return 1, bufs
 	}
@@ -386,8 +412,12 @@ func (c *Conn) transferBuffers(n int) (segs int, bufs buffers) {
 
 // post hands a parcel to the device as segments of one message. The caller holds
 // mu, has seen that all this may go, and finds mu held again.
-func (c *Conn) post(o parcel) error {
+func (c *conn) post(o parcel) error {
 	s := &c.send
+	if c.dead != nil {
+		c.putSendBuffers(o.bufs)
+		return c.dead
+	}
 	p, segs := o.p, o.segs
 	wrs, sges, hdrs := s.one.wrs[:1], s.one.sges[:], s.one.hdrs[:]
 	if segs > 1 {
@@ -436,6 +466,9 @@ func (c *Conn) post(o parcel) error {
 		left -= n
 		s.seq++
 		s.since++
+		if !o.control {
+			s.data = s.seq
+		}
 		s.unmarked += n
 		s.inFlight += n
 		wr.ID = sendID | s.seq
@@ -457,7 +490,7 @@ func (c *Conn) post(o parcel) error {
 	clear(sges) // keep the caller's memory alive no longer
 	c.mu.Lock()
 	s.posting = false
-	if err != nil && c.dead == nil {
+	if err != nil {
 		c.fail(fmt.Errorf("post send: %w", err))
 	}
 	c.sendControl()
@@ -473,8 +506,21 @@ func (c *Conn) post(o parcel) error {
 	return nil
 }
 
+// postAside hands one request to the device that is no message. Nothing is posted on a
+// connection that is over, or whose disconnect is under way.
+func (c *conn) postAside(wr ibv.SendWR) error {
+	if c.dead != nil {
+		return c.dead
+	}
+	if _, err := c.qp.PostSend([]ibv.SendWR{wr}); err != nil {
+		c.fail(fmt.Errorf("post %s: %w", wr.Op, err))
+		return c.dead
+	}
+	return nil
+}
+
 // answerGrant prepares the RDMA Write that goes ahead of a message.
-func (c *Conn) answerGrant(wr *ibv.SendWR, g *grant) {
+func (c *conn) answerGrant(wr *ibv.SendWR, g *grant) {
 	s := &c.send
 	s.seq++
 	*wr = ibv.SendWR{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled, RemoteAddr: g.addr, RKey: g.key,
@@ -500,7 +546,7 @@ func (s *Stats) countSent(n int) {
 // one for each that is too long to go inline. Where there are not enough it
 // makes do with fewer segments: none when the connection's own buffer is in
 // use, which the completion of a send brings back.
-func (c *Conn) sendBuffers(segs, size int) (_, _ int, bufs buffers) {
+func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs buffers) {
 	full := segmentData(size, int(c.agreed.maxSend))
 	if headerLen(full)+full <= c.inline {
 		return segs, size, bufs
@@ -520,7 +566,7 @@ func (c *Conn) sendBuffers(segs, size int) (_, _ int, bufs buffers) {
 }
 
 // sendBuffer returns a registered buffer for one send, nil if there is none.
-func (c *Conn) sendBuffer() *buffer {
+func (c *conn) sendBuffer() *buffer {
 	buf, err := c.sends.get()
 	if err != nil {
 		buf, c.send.spare = c.send.spare, nil
@@ -537,7 +583,7 @@ func headerLen(n int) int {
 }
 
 // stage copies a send that is too long to go inline into a registered buffer.
-func (c *Conn) stage(wr *ibv.SendWR, buf *buffer) {
+func (c *conn) stage(wr *ibv.SendWR, buf *buffer) {
 	n := 0
 	for _, e := range wr.SGL {
 		n += copy(buf.b[n:], e.Buf)
@@ -549,11 +595,11 @@ func (c *Conn) stage(wr *ibv.SendWR, buf *buffer) {
 
 // writingOver reports whether CloseWrite has nothing to do: the end was sent, or the
 // peer has closed and nobody is left to hear of it, which TCP does not tell either.
-func (c *Conn) writingOver() bool {
+func (c *conn) writingOver() bool {
 	return !c.closed && (c.send.finSent || c.dead == errPeerClosed)
 }
 
-func (c *Conn) closeWrite() error {
+func (c *conn) closeWrite() error {
 	if !c.fin {
 		return fmt.Errorf("close the writing side: the peer is not rdmanet: %w", errors.ErrUnsupported)
 	}
@@ -563,6 +609,9 @@ func (c *Conn) closeWrite() error {
 		return nil
 	}
 	if err := c.takeTurn(normal); err != nil {
+		if c.writingOver() { // meanwhile, by another CloseWrite
+			return nil
+		}
 		return err
 	}
 	defer c.passTurn()

@@ -239,6 +239,32 @@ func TestNothingInsideMessage(t *testing.T) {
 	closeBoth(t, client, server)
 }
 
+// Calls of CloseWrite that wait for their turn together all find the stream ended.
+func TestCloseWriteTwiceInLine(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{})
+	_, err := client.SendMsg([]byte("one "), Expedited|Partial)
+	require.NoError(t, err)
+	ended := make(chan error, 2)
+	for range 2 {
+		go func() { ended <- client.CloseWrite() }()
+	}
+	require.True(t, eventually(func() bool {
+		client.mu.Lock()
+		defer client.mu.Unlock()
+		return client.turns.waiting == 2
+	}))
+	_, err = client.SendMsg([]byte("message"), Expedited)
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, <-ended)
+	}
+	got, err := io.ReadAll(server)
+	require.NoError(t, err)
+	require.Equal(t, "one message", string(got))
+	closeBoth(t, client, server)
+}
+
 // An empty message is one for who reads messages, and nothing in a stream.
 func TestEmptyMessages(t *testing.T) {
 	checkLeaks(t)

@@ -8,10 +8,10 @@ import (
 	"io"
 	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // Setting a connection up: resources, the connection of the queue pairs, and
@@ -33,6 +33,7 @@ type setup struct {
 	qp  ibv.QP
 	due time.Time
 
+	slots   int // work requests in the send queue, reads and probes included
 	passive bool
 	beat    beat
 	pulse   *pulse // in it, ours, if the peer is to know one
@@ -62,7 +63,7 @@ func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
 // decline says why the connection is not accepted, as an early negotiation that
 // fails: in the private data of the rejection. It is in vain after an Accept.
 func (s *setup) decline(err error) {
-	if !errors.Is(err, syscall.ENOBUFS) && !errors.Is(err, syscall.ENOMEM) || !parsePrivate(s.id.PrivateData()).rdmanet {
+	if !errors.Is(err, errno.ENOBUFS) && !errors.Is(err, errno.ENOMEM) || !parsePrivate(s.id.PrivateData()).rdmanet {
 		return
 	}
 	var b [negotiateResponseLen]byte
@@ -76,18 +77,22 @@ func (s *setup) acquire() (err error) {
 		return err
 	}
 	attr := dev.Attr()
-	slots := min(sendSlots+readSlots, attr.MaxQPWR)
-	recvs := min(s.set.maximum+1, attr.MaxQPWR)
-	if s.cq, err = dev.CreateCQ(min(slots+recvs+1, attr.MaxCQE)); err != nil {
+	// The completion queue has room for all that may be posted: one that overflows breaks the connection.
+	s.slots = min(sendSlots+readSlots, attr.MaxQPWR, attr.MaxCQE/2)
+	recvs := min(s.set.maximum+1, attr.MaxQPWR, attr.MaxCQE-s.slots-1)
+	if s.cq, err = dev.CreateCQ(s.slots + recvs + 1); err != nil {
 		return err
 	}
-	init := ibv.QPInit{SendCQ: s.cq, RecvCQ: s.cq, Cap: ibv.QPCap{MaxSendWR: slots, MaxRecvWR: recvs,
+	init := ibv.QPInit{SendCQ: s.cq, RecvCQ: s.cq, Cap: ibv.QPCap{MaxSendWR: s.slots, MaxRecvWR: recvs,
 		MaxSendSGE: 2, MaxRecvSGE: 1, MaxInline: min(attr.MaxInline, s.set.maxSend)}}
 	if s.qp, err = s.id.CreateQP(s.dom.pd, init); err != nil {
 		return err
 	}
+	// Many devices grant longer queues than were asked for. Only what the completion queue was made for is used.
+	granted := s.qp.Cap()
+	s.slots = min(s.slots, granted.MaxSendWR)
 	// One more than the window may be posted, to have something to grant.
-	s.set.maximum = min(s.set.maximum, s.qp.Cap().MaxRecvWR-1)
+	s.set.maximum = min(s.set.maximum, recvs-1, granted.MaxRecvWR-1)
 	s.set.initial = min(s.set.initial, s.set.maximum)
 	if attr.EmptyReadsGarbled {
 		s.pulse, err = s.beat.open(s.dom, s.qp)
@@ -176,7 +181,7 @@ func (s *setup) private() privateData {
 
 // connect is the active side: from a resolved ID to a connection. It takes the
 // ID over.
-func connect(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
+func connect(ctx context.Context, cfg *Config, id ibv.ID) (*conn, error) {
 	s, err := begin(cfg, id, false)
 	if err != nil {
 		return nil, err
@@ -198,10 +203,10 @@ func connect(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 	return nil, err
 }
 
-func (s *setup) initiate(ctx context.Context) (*Conn, error) {
+func (s *setup) initiate(ctx context.Context) (*conn, error) {
 	// These are for the first messages, and can be granted right away.
 	err := s.expect(s.set.initial, s.set.maxReceive)
-	if errors.Is(err, syscall.ENOBUFS) && len(s.posted) >= minCredits {
+	if errors.Is(err, errno.ENOBUFS) && len(s.posted) >= minCredits {
 		err = nil
 	}
 	if err != nil {
@@ -262,7 +267,7 @@ func explain(err error) error {
 
 // accept is the passive side: from a connection request to a connection. It
 // takes the ID over.
-func accept(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
+func accept(ctx context.Context, cfg *Config, id ibv.ID) (*conn, error) {
 	s, err := begin(cfg, id, true)
 	if err != nil {
 		return nil, err
@@ -276,7 +281,7 @@ func accept(ctx context.Context, cfg *Config, id ibv.ID) (*Conn, error) {
 	return c, nil
 }
 
-func (s *setup) respond(ctx context.Context) (*Conn, error) {
+func (s *setup) respond(ctx context.Context) (*conn, error) {
 	peer := parsePrivate(s.id.PrivateData())
 	lim := s.set.limits(peer)
 	if c, err := s.respondEarly(ctx, lim, peer); c != nil || err != nil {
@@ -300,7 +305,7 @@ func (s *setup) respond(ctx context.Context) (*Conn, error) {
 		return nil, err
 	}
 	c, err := s.establish(a, peer, &resp)
-	if errors.Is(err, syscall.ENOBUFS) {
+	if errors.Is(err, errno.ENOBUFS) {
 		s.refuse(ctx, refusal(statusInsufficientResources))
 	}
 	return c, err
@@ -309,7 +314,7 @@ func (s *setup) respond(ctx context.Context) (*Conn, error) {
 // respondEarly negotiates by private data if the peer began it there. It returns
 // nothing where that cannot be done: without an answer the peer asks again by a
 // message, and the answer to that can be a refusal.
-func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) (*Conn, error) {
+func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) (*conn, error) {
 	request, granted := earlyRequest(s.id.PrivateData())
 	if request == nil || !s.id.MaySendFirst() || s.id.Device().Attr().MaxPrivateData < earlyResponseLen {
 		return nil, nil
@@ -320,7 +325,7 @@ func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) 
 	}
 	a.sendCredits = granted
 	c, err := s.newConn(a, peer, false)
-	if errors.Is(err, syscall.ENOBUFS) {
+	if errors.Is(err, errno.ENOBUFS) {
 		return nil, nil
 	}
 	if err != nil {
@@ -365,7 +370,7 @@ func (s *setup) refuse(ctx context.Context, resp negotiateResponse) {
 // resp is sent once receives are posted; on the active side the first message
 // grants ours. The setup's resources are the Conn's from then on, unless there
 // is an error.
-func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse) (*Conn, error) {
+func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse) (*conn, error) {
 	c, err := s.newConn(a, peer, false)
 	if err != nil {
 		return nil, err
@@ -388,7 +393,7 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 
 // findPulse finds out by what RDMA Read, if by any, the peer's device can be asked
 // whatever it does. Of iWARP devices only a peer that is rdmanet says so.
-func (s *setup) findPulse(c *Conn) error {
+func (s *setup) findPulse(c *conn) error {
 	switch {
 	case s.id.Param().InitiatorDepth == 0:
 		return nil
@@ -410,12 +415,13 @@ func (s *setup) findPulse(c *Conn) error {
 
 // newConn makes the Conn, with receives posted, that start sets going. granted
 // says that the peer knows of those that were posted before.
-func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, error) {
-	c := newConn(s.set, s.dom, s.id, s.cq, s.qp)
+func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, error) {
+	c := newConn(s.set, s.dom, s.id, s.cq, s.qp, s.slots)
 	c.agreed, c.peer = a, peer
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
 	c.messages = c.fin && peer.features&featureMessages != 0
 	c.out.mode, c.in.mode = transferModes(s.private(), peer)
+	c.in.unclaimed = s.passive
 	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
 	c.pool, c.sends = s.dom.pool(int(a.maxReceive)), s.dom.pool(int(a.maxSend))
 	c.credits = credits{
@@ -424,6 +430,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 		window:  s.set.initial,
 		initial: s.set.initial,
 		maximum: s.set.maximum,
+		charge:  charge{memory: s.dom.windows, bound: int64(s.set.receiveMemory), size: int64(c.pool.size)},
 		drained: true,
 	}
 	if c.in.mode != transferNone {
@@ -454,12 +461,18 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*Conn, err
 }
 
 // start hears of events from now on.
-func (c *Conn) start() {
+func (c *conn) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.id.Notify(c.notify)
 	c.in.depth = max(1, min(c.in.depth, c.id.Param().InitiatorDepth-1)) // one is for postBarrier
+	fetches := c.in.depth
+	if c.in.mode == transferWrite {
+		fetches = maxTransfers
+	}
+	c.in.pace = newPace(fetches)
 	c.startTimer()
+	c.warmUp() // its buffers may have pages that another connection has filled
 	// The active side's grant goes with the first Write, or ahead of the first
 	// Read that waits; if neither comes, a keeper sends it.
 	c.seat.Vacant()
@@ -467,7 +480,7 @@ func (c *Conn) start() {
 
 // provision posts the first receives and gets what sending cannot do without.
 // With fewer than minCredits the connection could come to a halt.
-func (c *Conn) provision() (err error) {
+func (c *conn) provision() (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if int(c.agreed.maxSend) > c.inline {
@@ -497,11 +510,16 @@ func (c *Conn) provision() (err error) {
 	if c.dead != nil {
 		return fmt.Errorf("post receives: %w", c.dead)
 	}
+	c.soiled = c.send.own != nil && c.send.own.stale
+	for i := range c.posted.Len() {
+		c.soiled = c.soiled || (*c.posted.At(i)).stale
+	}
 	return nil
 }
 
 // recall gives back what a failed set-up holds.
-func (c *Conn) recall() {
+func (c *conn) recall() {
+	c.credits.charge.lower(0)
 	if c.posted.Len() > 0 {
 		c.qp.Close()
 	}

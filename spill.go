@@ -22,14 +22,14 @@ const (
 var spills = sync.Pool{New: func() any { return &spill{b: make([]byte, 0, spillChunk)} }}
 
 // spillable reports whether a payload should move out of its buffer.
-func (c *Conn) spillable(payload []byte) bool {
+func (c *conn) spillable(payload []byte) bool {
 	return c.kept >= min(c.credits.window, c.credits.target)/2 &&
 		len(payload) <= min(int(c.agreed.maxReceive)/2, spillChunk) &&
 		c.spilled+spillCost+len(payload) <= spillLimit
 }
 
 // intoSpill copies a payload and returns where it lies now.
-func (c *Conn) intoSpill(payload []byte) ([]byte, *spill) {
+func (c *conn) intoSpill(payload []byte) ([]byte, *spill) {
 	s := c.spill
 	if s == nil || cap(s.b)-len(s.b) < len(payload) {
 		s = spills.Get().(*spill)
@@ -44,7 +44,7 @@ func (c *Conn) intoSpill(payload []byte) ([]byte, *spill) {
 }
 
 // outOfSpill notes that a segment of n bytes was read or dropped.
-func (c *Conn) outOfSpill(s *spill, n int) {
+func (c *conn) outOfSpill(s *spill, n int) {
 	c.spilled -= spillCost + n
 	if s.refs--; s.refs > 0 {
 		return

@@ -21,13 +21,15 @@ type straight struct {
 	message bool        // no more than one
 	ends    time.Time   // since when there is a reason to
 	late    *time.Timer // for lose, then
+	hurried bool        // late was set for a connection that is closed
 	lost    bool        // the device does not say when it is done
 }
 
-// opened is the registration of one piece of a reader's memory.
+// opened is the registration of one piece of a reader's memory. Fetches may be shorter.
 type opened struct {
-	sink sink
-	mr   ibv.MR // in its place, where the peer writes
+	from, to int // of the reader's bytes
+	sink     sink
+	mr       ibv.MR // in its place, where the peer writes
 }
 
 // straightFrom is the room that a Read must have for the device to put a transfer
@@ -38,7 +40,7 @@ const straightFrom = 512 << 10
 
 // offeredBytes returns how many of n bytes can be asked for at the head of the
 // queue, up to the end of a message if message is set.
-func (c *Conn) offeredBytes(n int, message bool) int {
+func (c *conn) offeredBytes(n int, message bool) int {
 	room := n
 	for i := 0; i < c.unread.Len() && room > 0; i++ {
 		s := c.unread.At(i)
@@ -56,7 +58,7 @@ func (c *Conn) offeredBytes(n int, message bool) int {
 // fetchInto has the device put the transfers at the head of the queue into p, and
 // waits for that: the memory is in use until it returns. It returns 0 and no error
 // if p cannot be registered.
-func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
+func (c *conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	into := &straight{p: p[:c.offeredBytes(len(p), message)], message: message}
 	for {
 		stop := c.stopsReading()
@@ -64,13 +66,16 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 			c.fill(into)
 			stop = c.stopsReading()
 		}
-		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite {
+		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite && !c.ending() {
 			break
 		}
 		switch {
 		case stop && into.late == nil:
 			into.ends = time.Now()
-			into.late = time.AfterFunc(withdrawWithin, func() { c.lose(into) })
+			into.late = time.AfterFunc(c.letGoWithin(), func() { c.lose(into) })
+		case stop && c.closed && !into.hurried:
+			into.hurried = true
+			into.late.Reset(max(c.bearsWith(into.ends), 0))
 		case !stop && into.late != nil: // the deadline was moved
 			into.late.Stop()
 			into.late = nil
@@ -102,25 +107,29 @@ func (c *Conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 
 // fill asks for what has room in a reader's memory, as far as may be now. To register
 // the memory it lets go of mu.
-func (c *Conn) fill(into *straight) {
+func (c *conn) fill(into *straight) {
 	for {
 		x := c.wanted(into)
 		room := into.p[into.asked:]
 		if x == nil || len(room) == 0 || !c.canAsk() || c.stopsReading() {
 			return
 		}
-		f := &fetch{x: x, into: into, b: room[:min(len(room), x.length-x.asked, fetchSize)]}
-		reg, err := c.openFor(f.b)
-		if err != nil {
-			into.p = into.p[:into.asked]
-			return
-		}
-		into.opened = append(into.opened, reg)
-		if x.length-x.asked < len(f.b) || !c.canAsk() || c.stopsReading() {
+		reg := into.registered()
+		if reg == nil {
+			from := into.asked
+			b := room[:min(len(room), x.length-x.asked, fetchSize)]
+			o, err := c.openFor(b)
+			if err != nil {
+				into.p = into.p[:into.asked]
+				return
+			}
+			o.from, o.to = from, from+len(b)
+			into.opened = append(into.opened, o)
 			continue // it was withdrawn meanwhile, or there is an end
 		}
+		f := &fetch{x: x, into: into, b: room[:min(reg.to-into.asked, x.length-x.asked, c.in.pace.next())]}
 		if reg.mr != nil {
-			f.addr, f.key = reg.mr.Addr(), reg.mr.RKey()
+			f.addr, f.key = reg.mr.Addr()+uint64(into.asked-reg.from), reg.mr.RKey()
 		}
 		into.asked += len(f.b)
 		into.pending++
@@ -129,10 +138,22 @@ func (c *Conn) fill(into *straight) {
 	}
 }
 
+// registered returns the registration of the byte that is to be asked for next, nil if
+// there is none. It need not be the latest one: where a transfer was withdrawn the next
+// one goes to the memory that it leaves.
+func (into *straight) registered() *opened {
+	for i := range slices.Backward(into.opened) {
+		if o := &into.opened[i]; o.from <= into.asked && into.asked < o.to {
+			return o
+		}
+	}
+	return nil
+}
+
 // wanted returns the transfer of which a reader's memory is to be filled next, nil if
 // there is none: what comes behind a message is the next call's, also if the message
 // was withdrawn.
-func (c *Conn) wanted(into *straight) *inbound {
+func (c *conn) wanted(into *straight) *inbound {
 	for i := 0; i < c.unread.Len(); i++ {
 		s := c.unread.At(i)
 		switch {
@@ -149,7 +170,7 @@ func (c *Conn) wanted(into *straight) *inbound {
 }
 
 // openFor registers memory for the device, or the peer, to fill. It lets go of mu.
-func (c *Conn) openFor(b []byte) (o opened, err error) {
+func (c *conn) openFor(b []byte) (o opened, err error) {
 	c.mu.Unlock()
 	if c.in.mode == transferRead {
 		o.sink, err = c.land(b)
@@ -173,7 +194,7 @@ func (o *opened) close() {
 
 // lose ends a wait for memory that a call must give back. If the connection is
 // alive it breaks, as the device may be writing there.
-func (c *Conn) lose(into *straight) {
+func (c *conn) lose(into *straight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -189,8 +210,9 @@ func (c *Conn) lose(into *straight) {
 		}
 		return
 	}
-	if c.dead == nil {
-		c.fail(errHoldsOn)
+	c.fail(errHoldsOn)
+	if c.ending() { // fail takes it for over, but its link lives
+		c.qp.SetError()
 	}
 	into.lost = true
 	c.wakeAll()

@@ -46,7 +46,10 @@ func eachTransferPeer(t *testing.T, f func(t *testing.T, s *scene, c *Conn, p *b
 	}
 }
 
+// transferConns is a connection with a peer of the test's, which is asked for as much at a
+// time as may be.
 func (s *scene) transferConns(active, reads bool) (*Conn, *badPeer) {
+	setPace(s.t, maxTransfers*fetchSize, time.Hour)
 	s.cfg.TransferSize = minTransfer
 	if s.cfg.LingerTimeout == 0 {
 		s.cfg.LingerTimeout = -1
@@ -382,7 +385,7 @@ func TestTransferBreaches(t *testing.T) {
 		{name: "written oftener than granted", only: 2, want: errTransferCount, reads: true, do: func(p *badPeer, reads bool) {
 			p.begin(reads, 1, n, 0, 0)
 			g := p.told(transferGrant)
-			for range 2 {
+			for range n/g.Length + 1 { // the next piece may be granted as soon as one is written
 				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length})
 			}
 		}},
@@ -467,7 +470,7 @@ func (p *badPeer) transferWithRest(reads bool, n, rest int) {
 
 // Grants that are not answered yet are bounded.
 func TestTooManyGrants(t *testing.T) {
-	c := &Conn{}
+	c := &conn{}
 	c.out.mode = transferWrite
 	for id := range uint32(2) {
 		c.out.last++
@@ -1158,7 +1161,7 @@ func plain(r result) result {
 
 // noScratch has the connection believe that it has fetched all that it may ahead of
 // its reader.
-func (c *Conn) noScratch(used bool) {
+func (c *conn) noScratch(used bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if used {
@@ -1218,7 +1221,7 @@ func TestTransferWithdrawnEnd(t *testing.T) {
 }
 
 // awaitReader waits until a call reads.
-func (c *Conn) awaitReader(t testing.TB) {
+func (c *conn) awaitReader(t testing.TB) {
 	t.Helper()
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
@@ -1228,14 +1231,14 @@ func (c *Conn) awaitReader(t testing.TB) {
 }
 
 // filling is what a large Read is under way to.
-func (c *Conn) filling() *straight {
+func (c *conn) filling() *straight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return (*c.in.flying.At(0)).into
 }
 
 // setReadDeadline sets it and waits until the call that fills into has heard of it.
-func (c *Conn) setReadDeadline(t testing.TB, into *straight, at time.Time) {
+func (c *conn) setReadDeadline(t testing.TB, into *straight, at time.Time) {
 	t.Helper()
 	require.NoError(t, c.SetReadDeadline(at))
 	require.True(t, eventually(func() bool {
@@ -1380,7 +1383,7 @@ func TestTransferNeglected(t *testing.T) {
 
 // Lengths that add up to more than an int holds, on 32-bit systems.
 func TestTransferLengthsAddUp(t *testing.T) {
-	c := &Conn{}
+	c := &conn{}
 	for range 4 {
 		c.unread.Push(segment{x: &inbound{length: transferCeiling}})
 	}

@@ -30,7 +30,7 @@ func TestBearsWith(t *testing.T) {
 		{700, 0, 0, 20},
 		{720, 0, 0, 0},
 	} {
-		c := &Conn{lastHeard: ago(test.heard)}
+		c := &conn{lastHeard: ago(test.heard)}
 		c.out.wrote = ago(test.wrote)
 		require.InDelta(t, float64(test.more), c.bearsWith(ago(test.since)).Minutes(), 0.1, "%+v", test)
 	}
@@ -172,7 +172,7 @@ func TestTransferRecalledGoesOn(t *testing.T) {
 
 // pollRead handles one completion, if there is one, and reports whether it was an
 // RDMA Read's. The caller holds mu.
-func (c *Conn) pollRead() bool {
+func (c *conn) pollRead() bool {
 	var wc [1]ibv.WC
 	if n, _ := c.cq.Poll(wc[:]); n == 0 {
 		return false

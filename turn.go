@@ -127,7 +127,7 @@ func (q *turns) leave(t *turn) {
 
 // takeTurn waits for the turn. The caller holds mu, calls passTurn in the end
 // unless there is an error, and finds mu held again.
-func (c *Conn) takeTurn(kind int) error {
+func (c *conn) takeTurn(kind int) error {
 	q := &c.turns
 	if q.free(kind) {
 		q.take(kind)
@@ -142,7 +142,7 @@ func (c *Conn) takeTurn(kind int) error {
 }
 
 // lineUp puts t behind the others of its kind.
-func (c *Conn) lineUp(t *turn, kind int) {
+func (c *conn) lineUp(t *turn, kind int) {
 	q := &c.turns
 	t.kind = kind
 	q.lines[kind].push(t)
@@ -154,7 +154,7 @@ func (c *Conn) lineUp(t *turn, kind int) {
 	}
 }
 
-func (c *Conn) awaitTurn(t *turn) error {
+func (c *conn) awaitTurn(t *turn) error {
 	c.mu.Unlock()
 	err := <-t.ready
 	c.mu.Lock()
@@ -164,7 +164,7 @@ func (c *Conn) awaitTurn(t *turn) error {
 
 // stepAside lets those go first who overtake the one who has the turn, and waits
 // for it again.
-func (c *Conn) stepAside() {
+func (c *conn) stepAside() {
 	t := calls.Get().(*turn)
 	t.kind = normal
 	c.turns.aside = t
@@ -174,7 +174,7 @@ func (c *Conn) stepAside() {
 }
 
 // passTurn gives the turn to the next.
-func (c *Conn) passTurn() {
+func (c *conn) passTurn() {
 	c.turns.taken = false
 	if c.turns.waiting > 0 {
 		if s := c.giveTurn(); s != nil {
@@ -191,7 +191,7 @@ func (c *Conn) passTurn() {
 
 // giveTurn gives the turn, which nobody has, to the next. If that is a Send it is
 // returned, and for the caller to have sent.
-func (c *Conn) giveTurn() *Send {
+func (c *conn) giveTurn() *Send {
 	q := &c.turns
 	c.turnAway()
 	t := q.next()
@@ -208,7 +208,7 @@ func (c *Conn) giveTurn() *Send {
 
 // turnAway ends the wait of all in line if nothing can be sent. Who has stepped
 // aside gets the turn back, to find out for itself.
-func (c *Conn) turnAway() {
+func (c *conn) turnAway() {
 	q := &c.turns
 	err := c.writeErr()
 	if err == nil {
@@ -232,19 +232,8 @@ func (c *Conn) turnAway() {
 	}
 }
 
-// lastTurn takes the turn for good. The connection is closed, so those in line have
-// been turned away.
-func (c *Conn) lastTurn() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.turns.taken {
-		c.waitPosted()
-	}
-	c.turns.take(normal)
-}
-
 // lookAgain is for when something has changed that those who wait should know of.
-func (c *Conn) lookAgain() {
+func (c *conn) lookAgain() {
 	q := &c.turns
 	if q.waiting > 0 {
 		c.turnAway()

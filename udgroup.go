@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // Multicast groups over RDMA devices. Each is joined by an ID of its own, bound to the
@@ -32,7 +32,7 @@ func (u *udSide) join(ifi *net.Interface, group netip.Addr) (*udQP, error) {
 		return nil, err
 	}
 	if g := l.groups[group]; g != nil && g.member {
-		return nil, syscall.EADDRINUSE
+		return nil, errno.EADDRINUSE
 	}
 	_, err = l.join(ctx, at, group, true)
 	return l, err
@@ -55,7 +55,7 @@ func (u *udSide) toward(ctx context.Context, ifi *net.Interface, group netip.Add
 	if err != nil {
 		return nil, at, err
 	}
-	err = fmt.Errorf("interface %s has no such address: %w", ifi.Name, syscall.EADDRNOTAVAIL)
+	err = fmt.Errorf("interface %s has no such address: %w", ifi.Name, errno.EADDRNOTAVAIL)
 	for _, a := range addrs {
 		n, ok := a.(*net.IPNet)
 		if !ok {
@@ -87,7 +87,7 @@ func (l *udQP) join(ctx context.Context, at, group netip.Addr, member bool) (ibv
 		}
 	}
 	if !l.roomForGroup() {
-		return ibv.UDParam{}, fmt.Errorf("%d groups: %w", len(l.groups), syscall.ENOBUFS)
+		return ibv.UDParam{}, fmt.Errorf("%d groups: %w", len(l.groups), errno.ENOBUFS)
 	}
 	id, err := l.p.ud.provider.BindUD(ctx, netip.AddrPortFrom(at, 0))
 	if err != nil {
@@ -113,7 +113,7 @@ func (l *udQP) join(ctx context.Context, at, group netip.Addr, member bool) (ibv
 
 func (l *udQP) enter(ctx context.Context, g *udGroup, group netip.Addr) (err error) {
 	if g.id.Device() != l.id.Device() || g.id.Port() != l.id.Port() {
-		return fmt.Errorf("the address has moved to %s: %w", g.id.Device().Name(), syscall.EADDRNOTAVAIL)
+		return fmt.Errorf("the address has moved to %s: %w", g.id.Device().Name(), errno.EADDRNOTAVAIL)
 	}
 	how := ibv.JoinSendOnly
 	if g.member {

@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"syscall"
+
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // Multicast groups over the software device: those of UDP.
@@ -13,7 +14,7 @@ import (
 // sockets that are bound to every address.
 func (l *udpLink) join(ifi *net.Interface, group netip.Addr) error {
 	if at := l.p.local.Addr(); !at.IsUnspecified() {
-		return fmt.Errorf("a UDP socket at %v hears no groups: listen on every address, or by ListenMulticast: %w", at, syscall.EADDRNOTAVAIL)
+		return fmt.Errorf("a UDP socket at %v hears no groups: listen on every address, or by ListenMulticast: %w", at, errno.EADDRNOTAVAIL)
 	}
 	return l.option(func(fd int) error { return groupMember(fd, ifi, group, true) })
 }

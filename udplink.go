@@ -24,7 +24,7 @@ func isSoftware(p ibv.Provider) bool { return p.Name() == softwareName }
 
 // udpLink is a UDP socket.
 type udpLink struct {
-	p         *PacketConn
+	p         *packetConn
 	conn      *net.UDPConn
 	connected bool
 	limit     int
@@ -40,7 +40,7 @@ const (
 )
 
 // openUDP opens the socket, connected if remote is valid.
-func (p *PacketConn) openUDP(ctx context.Context, local, remote netip.AddrPort) error {
+func (p *packetConn) openUDP(ctx context.Context, local, remote netip.AddrPort) error {
 	l := &udpLink{p: p, connected: remote.IsValid()}
 	if l.connected {
 		d := net.Dialer{ControlContext: func(_ context.Context, network, address string, c syscall.RawConn) error {
@@ -159,7 +159,7 @@ func (l *udpLink) receive() {
 }
 
 // received takes a datagram that came by the software device.
-func (p *PacketConn) received(from netip.AddrPort, payload []byte) {
+func (p *packetConn) received(from netip.AddrPort, payload []byte) {
 	if p.ud != nil {
 		p.ud.peers.heardSoft(from, p.now())
 	}

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/vacancy"
 )
 
@@ -32,7 +32,7 @@ import (
 //  2. Every send has a completion, so that Close knows what is out. They are looked
 //     at when the queue is full.
 type udQP struct {
-	p    *PacketConn
+	p    *packetConn
 	id   ibv.ID
 	dom  *domain
 	qp   ibv.QP
@@ -96,7 +96,7 @@ const (
 var udKeepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 
 // newUDQP makes the queue pair on an ID, which it takes over.
-func (p *PacketConn) newUDQP(id ibv.ID) (*udQP, error) {
+func (p *packetConn) newUDQP(id ibv.ID) (*udQP, error) {
 	l := &udQP{p: p, id: id}
 	if err := l.acquire(); err != nil {
 		l.close()
@@ -116,7 +116,7 @@ func (l *udQP) acquire() (err error) {
 	recvs, sends := min(udReceives, attr.MaxQPWR, attr.MaxCQE), min(udSends, attr.MaxQPWR, attr.MaxCQE)
 	for {
 		l.recvMem, err = l.dom.pool(recvs * udSlot).get()
-		if err == nil || recvs/2 < minUDReceives || !errors.Is(err, syscall.ENOBUFS) {
+		if err == nil || recvs/2 < minUDReceives || !errors.Is(err, errno.ENOBUFS) {
 			break
 		}
 		recvs /= 2 // where little memory may be registered
@@ -415,7 +415,7 @@ func (l *udQP) flush() (unsent int, err error) {
 	case errors.Is(err, ibv.ErrQueueFull):
 		err = errNoRoom
 	case errors.Is(err, ibv.ErrLimit): // the port's MTU is not what it was
-		err = fmt.Errorf("%w: %w", syscall.EMSGSIZE, err)
+		err = fmt.Errorf("%w: %w", errno.EMSGSIZE, err)
 	}
 	return k - n, err
 }

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // udSide is the RDMA devices of a PacketConn: who they are reached by, and how others
 // are found. rdma_cm's port space of UDP resolves an address to a queue pair by one
 // question and its answer (SIDR, the InfiniBand architecture's service ID resolution).
 type udSide struct {
-	p        *PacketConn
+	p        *packetConn
 	provider ibv.Provider
 	listener ibv.Listener
 	peers    *udPeers
@@ -35,7 +36,7 @@ type udSide struct {
 
 // openUD binds the address on RDMA devices. A specific one takes its device now, others
 // when a peer needs it.
-func (p *PacketConn) openUD(ctx context.Context, provider ibv.Provider, local netip.AddrPort) error {
+func (p *packetConn) openUD(ctx context.Context, provider ibv.Provider, local netip.AddrPort) error {
 	u := &udSide{p: p, provider: provider, peers: newUDPeers(), turns: make(chan struct{}, resolvers)}
 	before, beforeAddr := p.local, p.laddr
 	ln, err := provider.ListenUD(ctx, local, 0)
@@ -91,7 +92,7 @@ func (u *udSide) limitOfAll() error {
 	case !found:
 		return why
 	case u.limit == 0:
-		return fmt.Errorf("%s: all ports are down: %w", u.provider.Name(), syscall.ENETDOWN)
+		return fmt.Errorf("%s: all ports are down: %w", u.provider.Name(), errno.ENETDOWN)
 	}
 	return nil
 }
@@ -548,7 +549,7 @@ func (u *udSide) resolved(pe *udPeer, w *way, err error) {
 func (u *udSide) unresolved(pe *udPeer, now time.Duration, err error) {
 	p := u.p
 	p.stats.failures.Add(1)
-	refused := errors.Is(err, syscall.ECONNREFUSED)
+	refused := errors.Is(err, errno.ECONNREFUSED)
 	if pe.way != nil && !refused && pe.way.link.failed == nil {
 		pe.patience = min(2*pe.patience, maxPatience)
 		for _, b := range pe.waiting {
@@ -643,7 +644,7 @@ func (u *udSide) serve() {
 			}
 		case p.ctx.Err() != nil || errors.Is(err, net.ErrClosed):
 			return
-		case errors.Is(err, syscall.ENODEV):
+		case errors.Is(err, errno.ENODEV):
 			p.log.Debug("rdmanet: receives no datagrams any more", "local", p.laddr, "err", err)
 			if p.soft == nil {
 				p.rmu.Lock()

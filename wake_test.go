@@ -10,7 +10,7 @@ import (
 )
 
 // locked is f with mu held.
-func (c *Conn) locked(f func() bool) func() bool {
+func (c *conn) locked(f func() bool) func() bool {
 	return func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -1,0 +1,267 @@
+package rdmanet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+)
+
+// listenPackets opens a PacketConn, over the software device where the RDMA device has no
+// datagrams, as siw has none.
+func listenPackets(t testing.TB) *PacketConn {
+	t.Helper()
+	p, err := ListenPacket("udp4", local4)
+	if errors.Is(err, errors.ErrUnsupported) {
+		cfg := Config{Provider: iwarp.New(iwarp.Config{})}
+		p, err = (&ListenConfig{Config: cfg}).ListenPacket(tctx, "udp4", "127.0.0.1:0")
+	}
+	require.NoError(t, err)
+	return p.(*PacketConn)
+}
+
+// buffersOfBothKinds calls f with a Buffer of Alloc's and with one of memory that the
+// application owns, which is unmapped as soon as free has returned.
+func buffersOfBothKinds(t *testing.T, n int, f func(t *testing.T, buf *Buffer, free func())) {
+	t.Run("alloc", func(t *testing.T) {
+		checkLeaks(t)
+		buf, err := Alloc(n)
+		require.NoError(t, err)
+		f(t, buf, buf.Free)
+	})
+	t.Run("registered", func(t *testing.T) {
+		checkLeaks(t)
+		mem, err := allocPages(n)
+		require.NoError(t, err)
+		buf, err := RegisterMemory(mem)
+		require.NoError(t, err)
+		f(t, buf, func() {
+			buf.Free()
+			if err := freePages(mem); err != nil {
+				panic(err)
+			}
+		})
+	})
+}
+
+// freeDuring frees buf while call is at work on its memory, lets call come to its end, and
+// checks that Free has kept its promise: of the application's memory it returns only then.
+func freeDuring(t *testing.T, buf *Buffer, free func(), call func() error, finish func()) {
+	t.Helper()
+	done, freed := make(chan error, 1), make(chan struct{})
+	go func() { done <- call() }()
+	require.True(t, eventually(func() bool { return buf.inUse() }), "the call does not hold the memory")
+	go func() {
+		defer close(freed)
+		free()
+	}()
+	require.True(t, eventually(func() bool { return buf.Bytes() == nil }))
+	if buf.span.ours {
+		within(t, "Free", func() { <-freed })
+		// Its memory belongs to nobody else yet.
+		if other, err := Alloc(len(buf.b)); err == nil {
+			require.NotEqual(t, addressOf(buf.b), addressOf(other.b))
+			clear(other.b)
+			other.Free()
+		}
+	} else {
+		for range 100 {
+			runtime.Gosched()
+			select {
+			case <-freed:
+				t.Fatal("Free has returned while the call is at work")
+			default:
+			}
+		}
+	}
+	finish()
+	within(t, "the call", func() { require.NoError(t, <-done) })
+	within(t, "Free", func() { <-freed })
+	require.False(t, buf.inUse())
+}
+
+func (b *Buffer) inUse() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.uses > 0
+}
+
+// Every call that sends holds the memory of a Buffer until it has ended, and a queued
+// send until it is done: the peer gets what was in it, whenever it is freed.
+func TestFreeDuringSend(t *testing.T) {
+	for name, send := range map[string]func(c *Conn, p []byte) error{
+		"Write":              func(c *Conn, p []byte) error { _, err := c.Write(p); return err },
+		"WriteMsg":           func(c *Conn, p []byte) error { return c.WriteMsg(p) },
+		"WriteMsgInvalidate": func(c *Conn, p []byte) error { return c.WriteMsgInvalidate(p, 0) },
+		"SendMsg":            func(c *Conn, p []byte) error { _, err := c.SendMsg(p, Expedited); return err },
+		"QueueMsg":           func(c *Conn, p []byte) error { _, err := c.QueueMsg(p, 0).Result(); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, n := range []int{100 << 10, largePiece, 900 << 10} {
+				buffersOfBothKinds(t, n, func(t *testing.T, buf *Buffer, free func()) {
+					// The peer has few receives, so that all of it is far from gone when it is freed.
+					a, b := pipeOn(t, Config{TransferSize: -1, MaxReceiveSize: 4096, MaxReceiveCredits: minCredits})
+					want := pattern(1, n)
+					copy(buf.b, want)
+					freeDuring(t, buf, free, func() error { return send(a, buf.b) }, func() {
+						got := make([]byte, n)
+						_, err := io.ReadFull(b, got)
+						require.NoError(t, err)
+						require.True(t, bytes.Equal(want, got), "the peer got other bytes")
+					})
+					closeBoth(t, a, b)
+				})
+			}
+		})
+	}
+}
+
+// Every call that reads holds it as well. What it has read is the caller's who has not
+// freed it.
+func TestFreeDuringRead(t *testing.T) {
+	const n = 50 << 10
+	for name, read := range map[string]func(c *Conn, p []byte) (int, error){
+		"Read":    func(c *Conn, p []byte) (int, error) { return c.Read(p) },
+		"ReadMsg": func(c *Conn, p []byte) (int, error) { return c.ReadMsg(p) },
+		"RecvMsg": func(c *Conn, p []byte) (int, error) { n, _, err := c.RecvMsg(p); return n, err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			buffersOfBothKinds(t, n, func(t *testing.T, buf *Buffer, free func()) {
+				a, b := pipeOn(t, Config{TransferSize: -1})
+				freeDuring(t, buf, free, func() error {
+					k, err := read(b, buf.b)
+					if err == nil && (k == 0 || k < n && name != "Read") {
+						err = fmt.Errorf("%d bytes", k)
+					}
+					return err
+				}, func() {
+					require.NoError(t, a.WriteMsg(pattern(2, n)))
+				})
+				closeBoth(t, a, b)
+			})
+		})
+	}
+}
+
+func TestFreeDuringPacketRead(t *testing.T) {
+	for name, read := range map[string]func(p *PacketConn, b []byte) error{
+		"ReadFrom": func(p *PacketConn, b []byte) error { _, _, err := p.ReadFrom(b); return err },
+		"Read":     func(p *PacketConn, b []byte) error { _, err := p.Read(b); return err },
+		"ReadBatch": func(p *PacketConn, b []byte) error {
+			_, err := p.ReadBatch([]Datagram{{Buf: b[:100]}, {Buf: b[100:]}})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			buffersOfBothKinds(t, 1000, func(t *testing.T, buf *Buffer, free func()) {
+				p := listenPackets(t)
+				freeDuring(t, buf, free, func() error { return read(p, buf.b) }, func() {
+					_, err := p.WriteTo(make([]byte, 200), p.LocalAddr())
+					require.NoError(t, err)
+				})
+				require.NoError(t, p.Close())
+			})
+		})
+	}
+}
+
+// Memory after Free is refused, for as long as it is known to have been a Buffer's, and
+// the connection goes on.
+func TestCallsAfterFree(t *testing.T) {
+	checkLeaks(t)
+	keep := alloc(t, 5000) // so that the mapping stays
+	buf, err := Alloc(5000)
+	require.NoError(t, err)
+	require.Same(t, keep.span, buf.span)
+	p := buf.Bytes()
+	buf.Free()
+
+	a, b := messagePipe(t, Config{})
+	pc := listenPackets(t)
+	defer pc.Close()
+	to := pc.LocalAddr()
+	for name, call := range map[string]func() (int, error){
+		"Read":               func() (int, error) { return b.Read(p) },
+		"ReadMsg":            func() (int, error) { return b.ReadMsg(p[1:]) },
+		"RecvMsg":            func() (int, error) { n, _, err := b.RecvMsg(p); return n, err },
+		"Write":              func() (int, error) { return a.Write(p) },
+		"Write of one byte":  func() (int, error) { return a.Write(p[4999:]) },
+		"WriteMsg":           func() (int, error) { return 0, a.WriteMsg(p) },
+		"WriteMsgInvalidate": func() (int, error) { return 0, a.WriteMsgInvalidate(p, 1) },
+		"SendMsg":            func() (int, error) { return a.SendMsg(p, NonBlocking) },
+		"QueueMsg":           func() (int, error) { return a.QueueMsg(p, Expedited).Result() },
+		"ReadFrom":           func() (int, error) { n, _, err := pc.ReadFrom(p); return n, err },
+		"WriteTo":            func() (int, error) { return pc.WriteTo(p[:100], to) },
+		"ReadBatch":          func() (int, error) { return pc.ReadBatch([]Datagram{{Buf: p}}) },
+		"WriteBatch":         func() (int, error) { return pc.WriteBatch([]Datagram{{Buf: p[:10], Addr: addrPort(to)}}) },
+	} {
+		n, err := call()
+		require.ErrorIs(t, err, syscall.EFAULT, name)
+		require.ErrorContains(t, err, "after Free", name)
+		require.Zero(t, n, name)
+	}
+
+	// Of a batch those before it are sent.
+	n, err := pc.WriteBatch([]Datagram{{Buf: []byte("one"), Addr: addrPort(to)}, {Buf: p[:10], Addr: addrPort(to)}})
+	require.Equal(t, 1, n)
+	require.ErrorIs(t, err, syscall.EFAULT)
+	require.NoError(t, pc.SetReadDeadline(time.Now().Add(patience)))
+	n, err = pc.ReadBatch([]Datagram{{Buf: make([]byte, 10)}, {Buf: p}})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	exchange(t, a, b, 10<<10)
+}
+
+// Calls that hold a Buffer allocate nothing for it.
+func TestHoldingAllocatesNothing(t *testing.T) {
+	checkLeaks(t)
+	client, server := messagePipe(t, Config{})
+	out, in := alloc(t, 3000), alloc(t, 3000)
+	turn := func() {
+		if err := client.WriteMsg(out.b); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := server.ReadMsg(in.b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 50 {
+		turn()
+	}
+	require.Zero(t, testing.AllocsPerRun(500, turn))
+	closeBoth(t, client, server)
+}
+
+// Of a batch all Buffers are held, each until the call has ended.
+func TestFreeDuringBatch(t *testing.T) {
+	for i := range 3 {
+		checkLeaks(t)
+		pc := listenPackets(t)
+		var bufs []*Buffer
+		var ds []Datagram
+		for range 3 {
+			buf, err := Alloc(4096)
+			require.NoError(t, err)
+			bufs = append(bufs, buf)
+			for i := range 64 {
+				ds = append(ds, Datagram{Buf: buf.b[i*64:][:64]})
+			}
+		}
+		freeDuring(t, bufs[i], bufs[i].Free, func() error { _, err := pc.ReadBatch(ds); return err }, func() {
+			_, err := pc.WriteTo(make([]byte, 20), pc.LocalAddr())
+			require.NoError(t, err)
+		})
+		for _, buf := range bufs {
+			buf.Free()
+		}
+		require.NoError(t, pc.Close())
+	}
+}

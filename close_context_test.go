@@ -1,0 +1,150 @@
+package rdmanet
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// CloseContext tells whether the peer got everything.
+func TestCloseContext(t *testing.T) {
+	t.Run("taken", func(t *testing.T) {
+		checkLeaks(t)
+		a, b := pipeOn(t, Config{})
+		data := pattern(7, 300<<10)
+		got := make(chan []byte, 1)
+		go func() {
+			p, err := io.ReadAll(b)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- p
+		}()
+		_, err := a.Write(data)
+		require.NoError(t, err)
+		within(t, "CloseContext", func() { require.NoError(t, a.CloseContext(tctx)) })
+		require.True(t, bytes.Equal(data, <-got))
+		require.NoError(t, b.Close())
+	})
+	t.Run("deadline", func(t *testing.T) {
+		checkLeaks(t)
+		a, b := silentPair(t, Config{LingerTimeout: endless})
+		_, err := a.Write(make([]byte, 1000))
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(tctx, 20*time.Millisecond)
+		defer cancel()
+		within(t, "CloseContext", func() { err = a.CloseContext(ctx) })
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		require.NoError(t, b.Close())
+	})
+	t.Run("linger", func(t *testing.T) {
+		checkLeaks(t)
+		a, b := silentPair(t, Config{LingerTimeout: 20 * time.Millisecond})
+		expired := Lingering().Expired
+		_, err := a.Write(make([]byte, 1000))
+		require.NoError(t, err)
+		within(t, "CloseContext", func() { err = a.CloseContext(tctx) })
+		require.ErrorIs(t, err, syscall.ETIMEDOUT)
+		require.Less(t, expired, Lingering().Expired)
+		require.NoError(t, b.Close())
+	})
+	t.Run("broken", func(t *testing.T) {
+		checkLeaks(t)
+		a, b := pipeOn(t, Config{})
+		b.qp.SetError()
+		within(t, "Read", func() { _, err := a.Read(make([]byte, 1)); require.ErrorIs(t, err, syscall.ECONNRESET) })
+		within(t, "CloseContext", func() { require.ErrorIs(t, a.CloseContext(tctx), syscall.ECONNRESET) })
+		require.NoError(t, b.Close())
+	})
+	for _, known := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the peer has closed first, which is known %v", known), func(t *testing.T) {
+			checkLeaks(t)
+			for range heavy(40) {
+				a, b := pipeOn(t, Config{})
+				pass(t, a, b)
+				_, err := b.Write([]byte("answer"))
+				require.NoError(t, err)
+				require.NoError(t, b.Close())
+				got, err := io.ReadAll(a)
+				require.NoError(t, err)
+				require.Equal(t, "answer", string(got))
+				if known {
+					require.True(t, eventually(a.locked(func() bool { return a.dead != nil })))
+				}
+				within(t, "CloseContext", func() { require.NoError(t, a.CloseContext(tctx)) })
+			}
+		})
+	}
+	t.Run("the peer has closed and has not taken everything", func(t *testing.T) {
+		checkLeaks(t)
+		long := Config{TransferSize: -1, MaxSendSize: 128 << 10, MaxReceiveSize: 128 << 10, InitialReceiveCredits: 255, MaxReceiveCredits: 255}
+		gone := long
+		gone.LingerTimeout = -1
+		a, b, link := frozenPair(t, long, gone)
+		link.freeze(toListener)
+		wrote := make(chan error, 1)
+		go func() {
+			_, err := a.Write(make([]byte, 64<<20)) // more than the sockets hold
+			wrote <- err
+		}()
+		done, since := uint64(0), time.Now()
+		require.True(t, eventually(a.locked(func() bool {
+			if a.send.done != done {
+				done, since = a.send.done, time.Now()
+			}
+			return a.send.busy() && time.Since(since) > 300*time.Millisecond
+		})), "the sockets are full")
+		require.NoError(t, a.SetWriteDeadline(time.Unix(1, 0)))
+		within(t, "Write", func() { require.ErrorIs(t, <-wrote, os.ErrDeadlineExceeded) })
+		require.NoError(t, b.CloseWrite())
+		require.NoError(t, b.Close())
+		_, err := a.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		require.True(t, eventually(a.locked(func() bool { return a.dead != nil })))
+		within(t, "CloseContext", func() { require.ErrorIs(t, a.CloseContext(tctx), syscall.ECONNRESET) })
+	})
+}
+
+// Memory that Read has given back to its caller is written to by nobody, also where the
+// peer was silent for longer than Read waits after Close and its answer comes later.
+func TestCloseGivesBackMemoryOnce(t *testing.T) {
+	checkLeaks(t)
+	setWithdrawWithin(t, 100*time.Millisecond)
+	a, b, link := frozenPair(t, Config{TransferSize: 256 << 10, LingerTimeout: endless, InitialReceiveCredits: 63}, Config{TransferSize: 256 << 10})
+	require.NoError(t, a.CloseWrite()) // the end of the stream is not behind RDMA Reads
+	require.True(t, eventually(a.locked(func() bool { return a.send.done == a.send.seq })))
+	link.freeze(toListener)
+	src, dst := alloc(t, 8<<20), alloc(t, 8<<20)
+	copy(src.Bytes(), bytes.Repeat([]byte{1}, len(src.Bytes())))
+	written := make(chan error, 1)
+	go func() {
+		_, err := b.Write(src.Bytes())
+		written <- err
+	}()
+	read := make(chan error, 1)
+	go func() {
+		n, err := a.Read(dst.Bytes())
+		if n > 0 {
+			err = fmt.Errorf("read %d bytes", n)
+		}
+		read <- err
+	}()
+	require.True(t, eventually(a.locked(func() bool { return a.in.flying.Len() > 0 })), "RDMA Reads are under way")
+	require.NoError(t, a.Close())
+	within(t, "Read", func() { require.ErrorIs(t, <-read, net.ErrClosed) })
+	mine := bytes.Repeat([]byte{2}, len(dst.Bytes()))
+	copy(dst.Bytes(), mine)
+	link.thaw()
+	within(t, "Write", func() { require.Error(t, <-written) })
+	require.NoError(t, b.Close())
+	require.True(t, eventually(func() bool { return Lingering().Now == 0 }))
+	require.True(t, bytes.Equal(mine, dst.Bytes()), "the device wrote to memory that was given back")
+}

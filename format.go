@@ -1,0 +1,114 @@
+package rdmanet
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/rdmanet/rdmanet/internal/printed"
+)
+
+// Values print as one short line, by package fmt with any verb and by log/slog: their
+// fields hold received payload, and change while they are read. Nothing here takes a
+// lock, so that a value can be logged from anywhere.
+
+// String names the two ends and the device.
+func (c *Conn) String() string {
+	if c == nil {
+		return "<nil>"
+	}
+	return c.conn.String()
+}
+
+func (c *conn) String() string {
+	if c == nil || c.id == nil {
+		return "rdmanet: no connection"
+	}
+	return fmt.Sprintf("rdmanet: %v to %v on %s", c.local, c.remote, c.id.Device().Name())
+}
+
+// Format prints String's text for every verb.
+func (c *Conn) Format(s fmt.State, verb rune) { printed.Format(s, verb, c.String()) }
+
+// LogValue logs String's text.
+func (c *Conn) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+// String names the address.
+func (l *Listener) String() string {
+	switch {
+	case l == nil:
+		return "<nil>"
+	case l.listener == nil:
+		return "rdmanet: no listener"
+	}
+	return fmt.Sprintf("rdmanet: listener on %v", l.addr)
+}
+
+// Format prints String's text for every verb.
+func (l *Listener) Format(s fmt.State, verb rune) { printed.Format(s, verb, l.String()) }
+
+// LogValue logs String's text.
+func (l *Listener) LogValue() slog.Value { return slog.StringValue(l.String()) }
+
+// String names the address, of a connected one those of both ends.
+func (p *PacketConn) String() string {
+	switch {
+	case p == nil:
+		return "<nil>"
+	case p.packetConn == nil:
+		return "rdmanet: no packet connection"
+	case p.raddr == nil:
+		return fmt.Sprintf("rdmanet: datagrams at %v", p.laddr)
+	}
+	return fmt.Sprintf("rdmanet: datagrams from %v to %v", p.laddr, p.raddr)
+}
+
+// Format prints String's text for every verb.
+func (p *PacketConn) Format(s fmt.State, verb rune) { printed.Format(s, verb, p.String()) }
+
+// LogValue logs String's text.
+func (p *PacketConn) LogValue() slog.Value { return slog.StringValue(p.String()) }
+
+// String says how long the memory is.
+func (b *Buffer) String() string {
+	if b == nil {
+		return "<nil>"
+	}
+	return fmt.Sprintf("rdmanet: Buffer of %d bytes", len(b.b))
+}
+
+// Format prints String's text for every verb.
+func (b *Buffer) Format(s fmt.State, verb rune) { printed.Format(s, verb, b.String()) }
+
+// LogValue logs String's text.
+func (b *Buffer) LogValue() slog.Value { return slog.StringValue(b.String()) }
+
+// String says how long the message is, and by which connection it goes.
+func (s *Send) String() string {
+	switch {
+	case s == nil:
+		return "<nil>"
+	case s.c == nil:
+		return "rdmanet: no message"
+	}
+	return fmt.Sprintf("rdmanet: message of %d bytes, %v", s.size, s.c)
+}
+
+// Format prints String's text for every verb.
+func (s *Send) Format(f fmt.State, verb rune) { printed.Format(f, verb, s.String()) }
+
+// LogValue logs String's text.
+func (s *Send) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// String says how long Buf is, what of it was received, and the address.
+func (d Datagram) String() string {
+	if !d.Addr.IsValid() {
+		return fmt.Sprintf("rdmanet: datagram, %d of %d bytes", d.N, len(d.Buf))
+	}
+	return fmt.Sprintf("rdmanet: datagram, %d of %d bytes, %v", d.N, len(d.Buf), d.Addr)
+}
+
+// Format prints String's text for every verb.
+func (d Datagram) Format(s fmt.State, verb rune) { printed.Format(s, verb, d.String()) }
+
+// LogValue logs String's text.
+func (d Datagram) LogValue() slog.Value { return slog.StringValue(d.String()) }

@@ -1,0 +1,147 @@
+package rdmanet
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// tapReader yields what it is fed, as a socket does: all that is there and fits. It tells
+// of each Read how much room it has.
+type tapReader struct {
+	mu   sync.Mutex
+	some sync.Cond
+	data []byte
+	end  bool
+	room int // of the Read that waits, 0 if none does
+	most int // that a Read ever had
+}
+
+func newTapReader() *tapReader {
+	r := new(tapReader)
+	r.some.L = &r.mu
+	return r
+}
+
+func (r *tapReader) Read(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.most = max(r.most, len(p))
+	for len(r.data) == 0 && !r.end {
+		r.room = len(p)
+		r.some.Wait()
+	}
+	r.room = 0
+	if len(r.data) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, r.data)
+	r.data = r.data[n:]
+	return n, nil
+}
+
+func (r *tapReader) feed(data []byte, end bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.data, r.end = append(r.data, data...), end
+	r.some.Signal()
+}
+
+// waiting is how much room the Read has that waits, 0 if none does.
+func (r *tapReader) waiting() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.room
+}
+
+// ReadFrom holds little memory, and no chunk, while its reader has nothing, also after much
+// has gone by; what comes is not kept back meanwhile, and much is read at a time when there
+// is much.
+func TestReadFromWaitsWithLittle(t *testing.T) {
+	for _, cfg := range []Config{{}, {TransferSize: 128 << 10}, {TransferSize: minTransfer}, {TransferSize: -1}} {
+		t.Run(fmt.Sprint(cfg.TransferSize), func(t *testing.T) {
+			checkLeaks(t)
+			setScratchIdle(t, 0)
+			before := countScratch()
+			a, b := pipeOn(t, cfg)
+			r := newTapReader()
+			done := make(chan error, 1)
+			var copied int64
+			go func() {
+				var err error
+				copied, err = a.ReadFrom(r)
+				done <- err
+			}()
+			idle := func() {
+				t.Helper()
+				require.True(t, eventually(func() bool { return r.waiting() > 0 }))
+				require.LessOrEqual(t, r.waiting(), littleBytes)
+				require.True(t, eventually(func() bool { return countScratch() == before }), "chunks are held")
+			}
+			var sum int64
+			for _, n := range []int{100, 4096, 5000, 8192, 32 << 10, 3 << 20, 1, 64 << 10} {
+				data := pattern(uint64(n), n)
+				got := make([]byte, n)
+				idle()
+				r.feed(data, false)
+				_, err := io.ReadFull(b, got) // all of it: nothing waits for more
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(data, got))
+				sum += int64(n)
+			}
+			idle()
+			require.Equal(t, copyBytes, r.most, "much at a time")
+			r.feed(nil, true)
+			require.NoError(t, <-done)
+			require.Equal(t, sum, copied)
+			closeBoth(t, a, b)
+		})
+	}
+}
+
+// Connections that nobody has accepted take no transfer memory, whatever their peers offer.
+// When they are accepted what is offered is fetched ahead as ever.
+func TestUnacceptedTakeNoScratch(t *testing.T) {
+	checkLeaks(t)
+	setScratchIdle(t, 0)
+	cfg := Config{TransferSize: minTransfer}
+	l, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", local4)
+	require.NoError(t, err)
+	defer l.Close()
+	ln := l.(*Listener)
+	before := countScratch()
+	c, err := (&Dialer{Config: cfg}).Dial("rdma4", ln.Addr().String())
+	require.NoError(t, err)
+	client := c.(*Conn)
+	var sends []*Send
+	for range aheadPieces {
+		sends = append(sends, client.QueueMsg(pattern(1, minTransfer), 0))
+	}
+	server := <-ln.ready // as one sees it that is not accepted
+	require.True(t, eventually(server.locked(func() bool { return server.stats.TransfersReceived == aheadPieces })))
+	server.neglected() // as its timer does
+	time.Sleep(2 * neglectAfter)
+	server.mu.Lock()
+	require.Zero(t, server.in.ahead)
+	require.Zero(t, server.in.flying.Len())
+	server.mu.Unlock()
+	require.Equal(t, before, countScratch())
+
+	ln.ready <- server
+	accepted, err := ln.AcceptRDMA()
+	require.NoError(t, err)
+	require.Same(t, server, accepted.conn)
+	for _, s := range sends { // nobody reads
+		within(t, "the sends", func() {
+			n, err := s.Result()
+			require.NoError(t, err)
+			require.Equal(t, minTransfer, n)
+		})
+	}
+	closeBoth(t, client, accepted)
+}

@@ -1,0 +1,242 @@
+package rdmanet
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+)
+
+// Large transfers over a slow link: how long calls with a deadline wait for what is under
+// way, and that keep-alive does not take bytes that come slowly for silence.
+
+// slowLink forwards what the client sends at a rate, and what the server sends at once. It
+// holds some 32 KiB at a time.
+type slowLink struct {
+	ln     *net.TCPListener
+	target string
+	rate   int64
+	passed atomic.Int64 // bytes from the client
+
+	mu    sync.Mutex
+	conns []net.Conn
+	done  sync.WaitGroup
+}
+
+func newSlowLink(t testing.TB, target string, rate int64) *slowLink {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	l := &slowLink{ln: ln.(*net.TCPListener), target: target, rate: rate}
+	l.done.Go(l.serve)
+	t.Cleanup(func() {
+		ln.Close()
+		l.mu.Lock()
+		for _, c := range l.conns {
+			c.Close()
+		}
+		l.mu.Unlock()
+		l.done.Wait()
+	})
+	return l
+}
+
+func (l *slowLink) serve() {
+	for {
+		a, err := l.ln.AcceptTCP()
+		if err != nil {
+			return
+		}
+		b, err := net.Dial("tcp4", l.target)
+		if err != nil {
+			a.Close()
+			continue
+		}
+		for _, c := range []*net.TCPConn{a, b.(*net.TCPConn)} {
+			c.SetReadBuffer(16 << 10) // with less TCP stalls for its timers
+		}
+		l.mu.Lock()
+		l.conns = append(l.conns, a, b)
+		l.mu.Unlock()
+		l.done.Go(func() { l.forward(b, a) })
+		l.done.Go(func() {
+			io.Copy(a, b)
+			a.Close()
+		})
+	}
+}
+
+// forward makes up for no more than slowCatchUp that it comes late, so that the rate is an
+// upper bound at any time.
+func (l *slowLink) forward(to, from net.Conn) {
+	defer to.Close()
+	p := make([]byte, 4<<10)
+	var due time.Time
+	for {
+		n, err := from.Read(p)
+		if err != nil {
+			return
+		}
+		if now := time.Now(); due.Before(now.Add(-slowCatchUp)) {
+			due = now.Add(-slowCatchUp)
+		}
+		due = due.Add(time.Duration(n) * time.Second / time.Duration(l.rate))
+		time.Sleep(time.Until(due))
+		if _, err := to.Write(p[:n]); err != nil {
+			return
+		}
+		l.passed.Add(int64(n))
+	}
+}
+
+const slowCatchUp = 5 * time.Millisecond
+
+// slowConns is a connection over a slow link from the first to the second.
+func slowConns(t testing.TB, cfg Config, rate int64) (from, to *Conn, l *slowLink) {
+	t.Helper()
+	cfg.Provider = iwarp.New(iwarp.Config{})
+	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { ln.Close() })
+	l = newSlowLink(t, ln.Addr().String(), rate)
+	c, err := (&Dialer{Config: cfg}).Dial("rdma4", l.ln.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	a, err := ln.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { a.Close() })
+	return c.(*Conn), a.(*Conn), l
+}
+
+const slowRate = 1e6 // bytes a second
+
+// A call that has to end in the middle of a transfer waits for no more bytes than a link of
+// a megabyte a second carries in 250 ms. The bytes are counted, so that it does not matter
+// how busy the machine is.
+func TestSlowDeadline(t *testing.T) {
+	const bound = int64(slowRate * deadlineBound / time.Second)
+	for _, tt := range []struct {
+		name string
+		end  func(from, to *Conn) error
+		read bool // it ends Read
+	}{
+		{"read deadline", func(_, to *Conn) error { return to.SetReadDeadline(past) }, true},
+		{"write deadline", func(from, _ *Conn) error { return from.SetWriteDeadline(past) }, false},
+		{"Close of the reader", func(_, to *Conn) error { return to.Close() }, true},
+		{"Close of the writer", func(from, _ *Conn) error { return from.Close() }, false},
+	} {
+		for name, noRead := range map[string]bool{"read": false, "write": true} {
+			for when, after := range map[string]int64{"at the beginning": 20 << 10, "later": 600 << 10} {
+				t.Run(tt.name+"/"+name+"/"+when, func(t *testing.T) {
+					checkLeaks(t)
+					from, to, link := slowConns(t, Config{TransferSize: minTransfer, NoRDMARead: noRead}, slowRate)
+					p := alloc(t, 4<<20).Bytes()
+					read := make(chan result, 1)
+					go func() {
+						n, err := to.Read(make([]byte, len(p)))
+						read <- result{n, err}
+					}()
+					to.awaitReader(t)
+					wrote := writing(from, p)
+					require.True(t, eventually(func() bool { return link.passed.Load() >= after }))
+					before := link.passed.Load()
+					ended := make(chan error, 1)
+					go func() { ended <- tt.end(from, to) }()
+					var r result
+					within(t, tt.name, func() {
+						if tt.read {
+							r = <-read
+						} else {
+							r = <-wrote
+						}
+					})
+					more := link.passed.Load() - before
+					t.Logf("%d bytes, %v, %d of them after the call was to end", r.n, r.err, more)
+					require.Less(t, more, bound)
+					require.Less(t, r.n, len(p))
+					require.NoError(t, <-ended)
+					from.Close() // whatever still waits
+					to.Close()
+				})
+			}
+		}
+	}
+}
+
+// Keep-alive is content with bytes that come slowly: neither end hears a message for
+// longer than it would bear, were it not for them.
+func TestSlowKeepAlive(t *testing.T) {
+	const n = 4 << 20
+	for _, tt := range []struct {
+		name string
+		cfg  Config
+	}{
+		{"read", Config{TransferSize: minTransfer}},
+		{"write", Config{TransferSize: minTransfer, NoRDMARead: true}},
+		{"segments", Config{TransferSize: -1, InitialReceiveCredits: 64}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inTime(t, 500*time.Millisecond, func(d time.Duration) bool {
+				checkLeaks(t)
+				cfg := tt.cfg
+				cfg.KeepAlive, cfg.LingerTimeout = d, -1
+				from, to, _ := slowConns(t, cfg, int64(n/(5*d).Seconds()))
+				p := alloc(t, n).Bytes()
+				copy(p, pattern(1, n))
+				wrote := writing(from, p)
+				got := make([]byte, n)
+				var r, w result
+				within(t, "the transfer", func() { r = <-reading(to, got) })
+				if r.err == nil {
+					require.Equal(t, p, got)
+					within(t, "Write", func() { w = <-wrote })
+				}
+				from.Close()
+				to.Close()
+				return r.err == nil && w.err == nil
+			})
+		})
+	}
+}
+
+// The same deadline by the clock.
+func BenchmarkSlowDeadline(b *testing.B) {
+	var over [2]time.Duration
+	for range b.N {
+		for i := range over {
+			from, to, link := slowConns(b, Config{TransferSize: minTransfer}, slowRate)
+			p, err := Alloc(4 << 20)
+			require.NoError(b, err)
+			read, wrote := reading(to, make([]byte, 4<<20)), writing(from, p.Bytes())
+			for link.passed.Load() < 600<<10 {
+				time.Sleep(time.Millisecond)
+			}
+			start := time.Now()
+			if i == 0 {
+				to.SetReadDeadline(past)
+				require.ErrorIs(b, (<-read).err, os.ErrDeadlineExceeded)
+			} else {
+				from.SetWriteDeadline(past)
+				require.ErrorIs(b, (<-wrote).err, os.ErrDeadlineExceeded)
+			}
+			over[i] += time.Since(start)
+			from.Close()
+			to.Close()
+			if i == 0 {
+				<-wrote
+			} else {
+				<-read
+			}
+			p.Free()
+		}
+	}
+	b.ReportMetric(over[0].Seconds()*1e3/float64(b.N), "ms-read-late")
+	b.ReportMetric(over[1].Seconds()*1e3/float64(b.N), "ms-write-late")
+}

@@ -1,0 +1,86 @@
+package rdmanet
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The connections of a device grow together as far as Config.ReceiveMemory goes. Who finds it
+// used up carries data all the same, and grows when others have given some back.
+func TestReceiveMemory(t *testing.T) {
+	checkLeaks(t)
+	const bound = 1 << 20
+	cfg := Config{Provider: newSwitch(t, nil), KeepAlive: -1, TransferSize: -1, ReceiveMemory: bound}
+	a, b := pipeOn(t, cfg)
+	used := a.dom.windows.used.Load
+	window := func(c *Conn) (n int) {
+		c.locked(func() bool { n = c.credits.window; return true })()
+		return n
+	}
+	size := b.pool.size
+	charged := func(conns ...*Conn) (n int) { // by what their windows are, in receives
+		for _, c := range conns {
+			n += max(0, window(c)-c.credits.keep())
+		}
+		return n
+	}
+	require.True(t, eventually(func() bool { // as far as that goes
+		exchangeOneWay(t, a, b, heavy(8<<20))
+		require.LessOrEqual(t, used(), int64(bound))
+		return charged(a, b) == bound/size
+	}), "it never has all of it")
+	for _, x := range []*Conn{a, b} {
+		x.mu.Lock()
+		x.timer.Stop() // it does not idle before it is told to
+		x.mu.Unlock()
+	}
+
+	c, d := pipeOn(t, cfg)
+	exchangeOneWay(t, c, d, heavy(8<<20))
+	require.LessOrEqual(t, window(d), d.credits.keep(), "nothing is left")
+
+	// b wants fewer, but a holds on to what it was given.
+	b.idleFor(idleAfter)
+	require.Equal(t, b.set.initial, window(b))
+	require.Greater(t, used(), int64(bound/4), "what the peer holds is not to be had")
+	exchangeOneWay(t, c, d, heavy(8<<20))
+
+	a.idleFor(idleAfter)
+	require.True(t, eventually(func() bool {
+		b.idleFor(idleAfter)
+		return used() <= int64(charged(c, d))*int64(size)
+	}), "%d bytes are not given back", used())
+	require.True(t, eventually(func() bool {
+		exchangeOneWay(t, c, d, heavy(8<<20))
+		return window(d) > d.credits.keep()
+	}))
+	for _, x := range []*Conn{c, d, a, b} {
+		require.NoError(t, x.Close())
+	}
+	require.True(t, eventually(func() bool { return used() == 0 }), "%d bytes are still charged", used()) // Close does not wait for it
+}
+
+// Charges of many connections never go beyond the bound, and come back.
+func TestChargeConcurrent(t *testing.T) {
+	var w windowMemory
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			c := charge{memory: &w, bound: 1000, size: int64(7 + g)}
+			for i := range heavy(20000) {
+				if n := c.raise(i % 40); n < min(c.n, i%40) || w.used.Load() > 1000 {
+					panic("beyond the bound")
+				}
+				c.lower(i % 13)
+			}
+			c.lower(-1)
+		})
+	}
+	wg.Wait()
+	require.Zero(t, w.used.Load())
+	free := charge{}
+	require.Equal(t, 100, free.raise(100))
+	free.lower(0)
+}
