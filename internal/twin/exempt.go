@@ -1,0 +1,182 @@
+package twin
+
+import (
+	"slices"
+	"time"
+)
+
+// licence is something that the oracle forbids and an exemption may permit.
+type licence uint8
+
+const (
+	mayFail  licence = iota + 1 // a call fails although the contract has no cause for it
+	mayLose                     // a reader gets a reset in place of bytes that were taken and EOF
+	maySlow                     // a call takes longer than its bound
+	mayStall                    // nothing moves although nothing holds it up
+	mayEnd                      // a reader gets EOF in place of an error
+	mayCount                    // n is less than what the peer has read
+)
+
+// An exemption is where a network is allowed less than the contract asks.
+type exemption struct {
+	network string
+	what    licence
+	when    func(f *facts, c *Call) bool
+
+	// row is the first cell of the row of docs/semantics.md, part Streams, that says so.
+	row string
+}
+
+// exemptions are all of them. The oracle knows no other difference between the networks.
+var exemptions = []exemption{
+	{"tcp", mayLose, tcpUnread, "Close with bytes unread"},
+	{"tcp", mayFail, tcpUnread, "Close with bytes unread"},
+	{"tcp", mayLose, tcpDeaf, "Read after CloseRead"},
+	{"tcp", mayFail, tcpDeaf, "Read after CloseRead"},
+	{"tcp", mayEnd, tcpTold, "Read after a reset that another call has told"},
+	{"tcp", mayStall, func(f *facts, _ *Call) bool { return f.anyCloseRead() }, "Read after CloseRead"},
+	{"tcp", mayFail, func(f *facts, c *Call) bool { return c.Class == NotConn }, "CloseWrite and CloseRead when the connection is over"},
+	{"rdma", mayLose, lingered, "after Close, a peer that takes nothing"},
+	{"rdma", mayFail, lingered, "after Close, a peer that takes nothing"},
+	{"rdma", maySlow, holdsOn, "a deadline, or Close, in the middle of a large transfer"},
+	{"rdma", mayLose, brokenOff, "a deadline, or Close, in the middle of a large transfer"},
+	{"rdma", maySlow, queuedLarge, "a deadline of a queued send"},
+	{"rdma", mayCount, untold, "n of a large Write when the connection is over"},
+	{"rdma", mayFail, plainEnd, "the peer is not rdmanet"},
+}
+
+// allowed reports whether there is an exemption.
+func (f *facts) allowed(what licence, c *Call) bool {
+	for _, e := range exemptions {
+		if e.network == f.t.Network && e.what == what && e.when(f, c) {
+			return true
+		}
+	}
+	return false
+}
+
+// tcpUnread is TCP's reset of a connection that was closed before everything was read,
+// or to which the peer wrote afterwards.
+func tcpUnread(f *facts, c *Call) bool {
+	me, peer := &f.ends[c.End], &f.ends[1-c.End]
+	return (c.Class == ResetByPeer || c.Class == Pipe) && peer.closed <= c.Return && me.most+asked(f, c.End) > peer.closedN
+}
+
+// tcpDeaf is Linux's reset of a connection that brings bytes after CloseRead and CloseWrite.
+func tcpDeaf(f *facts, c *Call) bool {
+	return (c.Class == ResetByPeer || c.Class == Pipe) && min(f.ends[0].closeRead, f.ends[1].closeRead) <= c.Return
+}
+
+// tcpTold is Linux's: a socket tells of a reset once, to the first call in either
+// direction, and reads EOF from then on. That call may return later than the one that
+// reads EOF.
+func tcpTold(f *facts, c *Call) bool { return f.ends[c.End].told <= c.Return }
+
+// asked is what the calls of an end have tried to write and did not.
+func asked(f *facts, end int) (n int64) {
+	for i := range f.t.Calls {
+		if c := &f.t.Calls[i]; c.End == end && c.Do.writes() {
+			n += c.Asked - c.N
+		}
+	}
+	return n
+}
+
+// lingered is a reset by a peer whose linger time is over.
+func lingered(f *facts, c *Call) bool {
+	return (c.Class == ResetByPeer || c.Class == Pipe) && f.lingerOver(c)
+}
+
+// lingerOver reports whether the linger time of the peer's Close may have been over when a
+// call returned.
+func (f *facts) lingerOver(c *Call) bool {
+	closed := f.ends[1-c.End].closed
+	return closed != never && c.Return >= closed+f.p.end(1-c.End).Setup.linger()-50*time.Millisecond
+}
+
+// holdsOn is a call that gives up a large transfer whose peer is silent: the peer's device
+// may be at work on the memory. It waits 5 s in all, and 1 s after Close.
+func holdsOn(f *facts, c *Call) bool {
+	if f.freeze > c.Return || !f.lends(c) {
+		return false
+	}
+	late := 500*time.Millisecond + f.slack()
+	d, closed := f.overdue(c), max(f.ends[c.End].closed, c.Start)
+	if d != never && c.Return > max(f.freeze, d)+5*time.Second+late {
+		return false
+	}
+	return c.Return <= closed || c.Return <= max(f.freeze, closed)+time.Second+late
+}
+
+// brokenOff is a reset by a peer that was closed in the middle of a large transfer and has
+// waited 1 s in vain for this end to let go of it: this machine ran nobody who could.
+func brokenOff(f *facts, c *Call) bool {
+	closed := f.ends[1-c.End].closed
+	return 3*f.t.Noise >= time.Second && closed <= c.Return && slices.ContainsFunc(f.t.Calls, func(d Call) bool {
+		return d.End != c.End && d.Class == Closed && d.Return >= closed+time.Second && f.lends(&d)
+	})
+}
+
+// queuedLarge is a queued send that is large, or comes behind one that is: the results
+// are waited for in order.
+func queuedLarge(f *facts, c *Call) bool {
+	return c.Do == Queue && slices.ContainsFunc(f.t.Calls, func(q Call) bool {
+		return q.End == c.End && q.Do == Queue && q.Start <= c.Start && q.Return >= c.Start && f.large(&q)
+	})
+}
+
+// lends reports whether a device may be at work on the memory of a call's caller: that of
+// a large write, or of a read with as much room beside a large write of the peer's. That
+// one may have returned before.
+func (f *facts) lends(c *Call) bool {
+	switch {
+	case !f.large(c), c.Do == ReadFrom, c.Do == WriteTo: // these two have memory of rdmanet's own
+		return false
+	case c.Do.writes():
+		return true
+	}
+	return slices.ContainsFunc(f.t.Calls, func(w Call) bool {
+		return w.End != c.End && w.Do.writes() && w.Start <= c.Return && f.large(&w)
+	})
+}
+
+// large reports whether a call has bytes enough, or room, for a large transfer.
+func (f *facts) large(c *Call) bool {
+	if !c.Do.writes() && !c.Do.reads() {
+		return false
+	}
+	least := int64(f.p.end(c.End).Setup.TransferSize)
+	switch {
+	case least < 0:
+		return false
+	case least == 0:
+		least = 128 << 10 // the least from which anything is a large transfer by itself
+	case c.Do.message():
+		least = min(least, 128<<10) // what is too long for segments is one
+	case c.Do.reads():
+		least = min(least, 512<<10) // that is room enough
+	}
+	return c.Asked >= least
+}
+
+// untold is a large Write that failed as the connection was over, or before the peer could
+// say how much it had fetched.
+func untold(f *facts, c *Call) bool {
+	if !f.large(c) {
+		return false
+	}
+	switch c.Class {
+	case Pipe, ResetByPeer, TimedOut, Closed:
+		return true
+	case Deadline:
+		return min(f.freeze, f.reset, f.ends[1-c.End].closed) <= c.Return
+	}
+	return false
+}
+
+// plainEnd is for peers that have neither half-close nor an end that is not a disconnect.
+func plainEnd(f *facts, c *Call) bool { return f.p.Peer != Rdmanet && c.Class == Unsupported }
+
+func (f *facts) anyCloseRead() bool {
+	return f.ends[0].closeRead != never || f.ends[1].closeRead != never
+}

@@ -1,0 +1,102 @@
+package twin
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
+)
+
+// plainConn is an SMB Direct peer that is not rdmanet, as an end of a program. It has no
+// half-close and no deadlines, so its program has none either.
+type plainConn struct {
+	*smbdpeer.Peer
+}
+
+func (c *plainConn) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{c.Peer}, r)
+}
+func (c *plainConn) WriteTo(w io.Writer) (int64, error) {
+	return io.Copy(w, struct{ io.Reader }{c.Peer})
+}
+func (c *plainConn) CloseRead() error                 { return errors.ErrUnsupported }
+func (c *plainConn) CloseWrite() error                { return errors.ErrUnsupported }
+func (c *plainConn) SetDeadline(time.Time) error      { return errors.ErrUnsupported }
+func (c *plainConn) SetReadDeadline(time.Time) error  { return errors.ErrUnsupported }
+func (c *plainConn) SetWriteDeadline(time.Time) error { return errors.ErrUnsupported }
+func (c *plainConn) LocalAddr() net.Addr              { return nil }
+func (c *plainConn) RemoteAddr() net.Addr             { return nil }
+
+func (r *run) dialPlain(ctx context.Context, to netip.AddrPort) (conn, error) {
+	p, err := smbdpeer.Dial(ctx, r.m.Provider, to)
+	if err != nil {
+		return nil, err
+	}
+	return &plainConn{p}, nil
+}
+
+func (r *run) listenPlain(ctx context.Context) (*listener, error) {
+	host, err := netip.ParseAddr(r.m.Host)
+	if err != nil {
+		return nil, err
+	}
+	ln, err := smbdpeer.Listen(ctx, r.m.Provider, netip.AddrPortFrom(host, 0))
+	if err != nil {
+		return nil, err
+	}
+	return &listener{
+		addr: ln.Addr().String(),
+		accept: func() (conn, error) {
+			p, err := ln.Accept(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &plainConn{p}, nil
+		},
+		close: ln.Close,
+	}, nil
+}
+
+// breaches are the ways in which a message can be malformed.
+const breaches = 6
+
+// malformed sends a message with bytes of the stream that is malformed in the given way,
+// right between two that are not. Only the first one may reach the reader; it has
+// breachBytes bytes.
+func (c *plainConn) malformed(way int, s stream, at int64) error {
+	message := func(off int64, change func(h *smbdpeer.Header)) []byte {
+		h := smbdpeer.Header{CreditsRequested: 255, CreditsGranted: 1, DataOffset: 24, DataLength: breachBytes}
+		if change != nil {
+			change(&h)
+		}
+		b := h.Append(nil)
+		p := make([]byte, breachBytes)
+		s.fill(p, off)
+		return append(b, p...)
+	}
+	bad := message(at+breachBytes, func(h *smbdpeer.Header) {
+		switch way % breaches {
+		case 0:
+			h.CreditsRequested = 0
+		case 1:
+			h.DataOffset = 20 // not a multiple of eight
+		case 2:
+			h.DataLength = 100_000 // behind the end
+		case 3:
+			h.DataOffset = 8 // inside the header
+		case 4:
+			h.Remaining = 1 << 31 // longer than any message may be
+		}
+	})
+	if way%breaches == 5 {
+		bad = bad[:12] // shorter than the header
+	}
+	return c.Post(message(at, nil), bad, message(at+2*breachBytes, nil))
+}
+
+// breachBytes is the payload of each of the messages around a malformed one.
+const breachBytes = 64

@@ -1,0 +1,515 @@
+package twin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rdmanet/rdmanet"
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/errno"
+)
+
+// A Machine is where programs run.
+type Machine struct {
+	Host     string       // address of both ends
+	Device   string       // rdmanet.Config.Device
+	Provider ibv.Provider // of the peers that are not rdmanet
+	Linked   bool         // a Link can lie between the ends
+	Slow     bool         // the device is emulated
+	Noise    *Noise
+}
+
+// conn is what the two networks have in common.
+type conn interface {
+	net.Conn
+	io.ReaderFrom
+	io.WriterTo
+	CloseRead() error
+	CloseWrite() error
+}
+
+const (
+	meetTime  = 200 * time.Millisecond // how long lanes wait for each other
+	awaitTime = 500 * time.Millisecond // and for bytes
+	hangTime  = 20 * time.Second       // until a call that does not return after Close hangs
+)
+
+// run is a program that runs.
+type run struct {
+	*recorder
+	p       *Program
+	m       *Machine
+	network string
+	ends    [2]*end
+	link    *link
+	meets   *meetings
+	moved   atomic.Int64 // changes whenever something happens
+	resting atomic.Int64 // lanes that pause
+	closing sync.WaitGroup
+	over    chan struct{}
+}
+
+// end is one end of it.
+type end struct {
+	*run
+	i      int
+	spec   *End
+	conn   conn
+	sent   stream // what this end writes
+	wanted stream // what it reads
+	taken  atomic.Int64
+	read   atomic.Int64
+	wrote  chan struct{} // closed when the writing lane is through
+	closed chan struct{} // closed when Close has begun
+	once   sync.Once
+}
+
+// Run runs a program over "tcp" or "rdma".
+func Run(m *Machine, p *Program, network string) *Trace {
+	t := &Trace{Network: network, Slow: m.Slow && network == "rdma"}
+	began := time.Now()
+	r := &run{recorder: &recorder{}, p: p, m: m, network: network, over: make(chan struct{}), meets: newMeetings(p)}
+	conns, err := r.connect()
+	if err != nil {
+		t.Failed, t.Duration = err.Error(), time.Since(began)
+		if r.link != nil {
+			r.link.close()
+		}
+		return t
+	}
+	r.start = time.Now()
+	if r.link != nil {
+		r.link.begin(r.start)
+	}
+	var lanes sync.WaitGroup
+	for i, c := range conns {
+		e := &end{run: r, i: i, spec: p.end(i), conn: c, sent: newStream(p.Seed, i), wanted: newStream(p.Seed, 1-i),
+			wrote: make(chan struct{}), closed: make(chan struct{})}
+		r.ends[i] = e
+	}
+	for _, e := range r.ends {
+		lanes.Go(e.run3)
+	}
+	done := make(chan struct{})
+	go func() {
+		lanes.Wait()
+		r.closing.Wait() // watch adds to it while a lane hangs, or not at all
+		close(done)
+	}()
+	r.watch(t, done)
+	t.Duration = r.now()
+	if r.link != nil {
+		t.Link = r.link.faults()
+		r.link.close()
+	}
+	if t.Hang != "" { // the link's end may have helped
+		select {
+		case <-done:
+		case <-time.After(hangTime):
+			t.Hang += "\nand not after the link was reset either"
+		}
+	}
+	r.mu.Lock()
+	t.Calls = append([]Call(nil), r.calls...)
+	r.mu.Unlock()
+	t.Noise = m.Noise.Since(began)
+	return t
+}
+
+// stall is how long nothing may move.
+func (r *run) stall() time.Duration {
+	d := 12 * time.Second
+	switch {
+	case r.p.Link.frozen():
+		d = 1200 * time.Millisecond
+		for i := range r.ends {
+			if s := r.p.end(i).Setup; s.KeepAlive != 0 {
+				d = max(d, s.silence()+1500*time.Millisecond)
+			}
+		}
+	case r.network == "tcp":
+		d = 3 * time.Second
+	case r.m.Slow:
+		d = time.Minute
+	}
+	return d
+}
+
+// watch waits for the lanes. When nothing moves any more it closes both ends.
+func (r *run) watch(t *Trace, done chan struct{}) {
+	defer close(r.over)
+	limit := r.stall()
+	last, since := int64(-1), time.Now()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		now := r.moved.Load()
+		if r.link != nil {
+			now += r.link.carried.Load() / 4096 // keep-alive alone is not enough
+		}
+		if now != last || r.resting.Load() > 0 {
+			last, since = now, time.Now()
+		}
+		if time.Since(since) > limit {
+			break
+		}
+	}
+	t.GaveUp = r.now()
+	r.closing.Add(len(r.ends))
+	for _, e := range r.ends {
+		go func() {
+			defer r.closing.Done()
+			e.close(Closing)
+		}()
+	}
+	select {
+	case <-done:
+	case <-time.After(hangTime):
+		buf := make([]byte, 1<<20)
+		t.Hang = string(buf[:runtime.Stack(buf, true)])
+	}
+}
+
+// connect makes the connection, and the link between its ends.
+func (r *run) connect() ([2]conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	first, other := 0, 1 // who listens, who dials
+	if !r.p.Swap {
+		first, other = 1, 0
+	}
+	for attempt := 0; ; attempt++ {
+		c, err := r.connectOnce(ctx, first, other)
+		if err == nil || attempt == 4 || !r.portTaken(err) {
+			return c, err
+		}
+		if r.link != nil {
+			r.link.close()
+			r.link = nil
+		}
+	}
+}
+
+// portTaken reports whether the port that a plain peer's device chose cannot be had, as
+// happens on siw once in thousands of connections. A Dialer of rdmanet takes another one
+// by itself.
+func (r *run) portTaken(err error) bool {
+	return r.network == "rdma" && r.m.Device != iwarp.Name && errors.Is(err, errno.EADDRNOTAVAIL)
+}
+
+func (r *run) connectOnce(ctx context.Context, listens, dials int) (conns [2]conn, err error) {
+	ln, err := r.listen(ctx, listens)
+	if err != nil {
+		return conns, err
+	}
+	defer ln.close()
+	target := ln.addr
+	if r.m.Linked && !r.p.Link.direct() {
+		if r.link, err = newLink(r.p.Link, target); err != nil {
+			return conns, err
+		}
+		target = r.link.addr()
+	}
+	type result struct {
+		c   conn
+		err error
+	}
+	accepted := make(chan result, 1)
+	go func() {
+		c, err := ln.accept()
+		accepted <- result{c, err}
+	}()
+	c, err := r.dial(ctx, dials, target)
+	if err != nil {
+		ln.close()
+		if a := <-accepted; a.err == nil {
+			a.c.Close()
+		}
+		return conns, fmt.Errorf("dial: %w", err)
+	}
+	conns[dials] = c
+	select {
+	case a := <-accepted:
+		if a.err != nil {
+			c.Close()
+			return conns, fmt.Errorf("accept: %w", a.err)
+		}
+		conns[listens] = a.c
+	case <-ctx.Done():
+		c.Close()
+		ln.close()
+		if a := <-accepted; a.err == nil {
+			a.c.Close()
+		}
+		return conns, fmt.Errorf("accept: %w", ctx.Err())
+	}
+	return conns, nil
+}
+
+// listener is one of any kind.
+type listener struct {
+	addr   string
+	accept func() (conn, error)
+	close  func() error
+}
+
+func (r *run) listen(ctx context.Context, i int) (*listener, error) {
+	if r.network == "rdma" && i == 1 && r.p.Peer != Rdmanet {
+		return r.listenPlain(ctx)
+	}
+	var ln net.Listener
+	var err error
+	local := net.JoinHostPort(r.m.Host, "0")
+	if r.network == "tcp" {
+		ln, err = net.Listen("tcp4", "127.0.0.1:0")
+	} else {
+		lc := rdmanet.ListenConfig{Config: r.p.end(i).Setup.config(r.m.Device)}
+		ln, err = lc.Listen(ctx, "rdma4", local)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	return &listener{
+		addr: ln.Addr().String(),
+		accept: func() (conn, error) {
+			c, err := ln.Accept()
+			if err != nil {
+				return nil, err
+			}
+			return c.(conn), nil
+		},
+		close: ln.Close,
+	}, nil
+}
+
+func (r *run) dial(ctx context.Context, i int, target string) (conn, error) {
+	switch {
+	case r.network == "tcp":
+		c, err := net.Dial("tcp4", target)
+		if err != nil {
+			return nil, err
+		}
+		return c.(conn), nil
+	case i == 1 && r.p.Peer != Rdmanet:
+		at, err := netip.ParseAddrPort(target)
+		if err != nil {
+			return nil, err
+		}
+		return r.dialPlain(ctx, at)
+	}
+	d := rdmanet.Dialer{Config: r.p.end(i).Setup.config(r.m.Device)}
+	c, err := d.DialContext(ctx, "rdma4", target)
+	if err != nil {
+		return nil, err
+	}
+	return c.(conn), nil
+}
+
+// run3 runs the three lanes, then closes the end.
+func (e *end) run3() {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(e.wrote)
+		l := e.lane(Writing, e.spec.Writing)
+		l.run()
+		l.endWriting()
+	})
+	wg.Go(func() {
+		l := e.lane(Reading, e.spec.Reading)
+		if l.run() {
+			l.endReading()
+		}
+	})
+	wg.Go(func() { e.lane(Control, e.spec.Control).run() })
+	wg.Wait()
+	if !e.isClosed() {
+		e.close(Closing)
+	}
+}
+
+func (e *end) isClosed() bool {
+	select {
+	case <-e.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+func (e *end) close(lane Lane) {
+	c := Call{End: e.i, Lane: lane, Do: Close, Start: e.now()}
+	e.once.Do(func() { close(e.closed) })
+	err := e.conn.Close()
+	e.add(c, err)
+	e.moved.Add(1)
+}
+
+// lane runs a list of operations.
+type lane struct {
+	*end
+	which Lane
+	ops   []Op
+	meets []int // to which it has still to come
+	fatal int   // calls that have failed for good
+}
+
+func (e *end) lane(which Lane, ops []Op) *lane {
+	l := &lane{end: e, which: which, ops: ops}
+	for _, op := range ops {
+		if op.Do == Meet {
+			l.meets = append(l.meets, op.Size)
+		}
+	}
+	return l
+}
+
+// run does all operations, or those before the connection was found to be unusable, and
+// reports whether it is usable still.
+func (l *lane) run() bool {
+	defer func() {
+		for _, id := range l.meets {
+			l.run3meets().come(id)
+		}
+	}()
+	for _, op := range l.ops {
+		select {
+		case <-l.over:
+			return false
+		default:
+		}
+		l.do(op)
+		l.moved.Add(1)
+		if l.fatal > 1 { // one call more shows whether the error stays
+			return false
+		}
+	}
+	return l.fatal == 0
+}
+
+func (l *lane) run3meets() *meetings { return l.end.run.meets }
+
+// rest waits for so long, or until the run is over.
+func (l *lane) rest(d time.Duration, until <-chan struct{}) {
+	l.resting.Add(1)
+	defer l.resting.Add(-1)
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-l.over:
+	case <-until:
+	}
+}
+
+// await waits until a counter has come so far, for a while.
+func (l *lane) await(counter *atomic.Int64, n int64) {
+	l.resting.Add(1)
+	defer l.resting.Add(-1)
+	for end := time.Now().Add(awaitTime); counter.Load() < n && time.Now().Before(end) && !l.isClosed(); {
+		time.Sleep(500 * time.Microsecond)
+	}
+}
+
+func (l *lane) do(op Op) {
+	switch {
+	case op.Do.writes():
+		l.write(op)
+		return
+	case op.Do.reads():
+		l.receive(op)
+		return
+	}
+	switch op.Do {
+	case Pause:
+		l.rest(op.Wait, nil)
+	case Meet:
+		if len(l.meets) > 0 && l.meets[0] == op.Size {
+			l.meets = l.meets[1:]
+		}
+		l.rest(meetTime, l.run3meets().come(op.Size))
+	case AwaitTaken:
+		l.await(&l.taken, int64(op.Size))
+	case AwaitRead:
+		l.await(&l.read, int64(op.Size))
+	case SetRead:
+		l.deadline(op, l.conn.SetReadDeadline)
+	case SetWrite:
+		l.deadline(op, l.conn.SetWriteDeadline)
+	case SetBoth:
+		l.deadline(op, l.conn.SetDeadline)
+	case ClearRead:
+		l.clear(op.Do, l.conn.SetReadDeadline)
+	case ClearWrite:
+		l.clear(op.Do, l.conn.SetWriteDeadline)
+	case CloseWrite:
+		l.call(op.Do, l.conn.CloseWrite)
+	case CloseRead:
+		l.call(op.Do, l.conn.CloseRead)
+	case Close:
+		l.end.close(l.which)
+	}
+}
+
+func (l *lane) call(do Kind, f func() error) Class {
+	c := Call{End: l.i, Lane: l.which, Do: do, Start: l.now()}
+	class := l.add(c, f())
+	l.moved.Add(1)
+	return class
+}
+
+func (l *lane) deadline(op Op, set func(time.Time) error) {
+	due := time.Now().Add(op.Wait)
+	c := Call{End: l.i, Lane: l.which, Do: op.Do, Start: l.now(), Due: due.Sub(l.recorder.start)}
+	l.add(c, set(due))
+}
+
+func (l *lane) clear(do Kind, set func(time.Time) error) {
+	c := Call{End: l.i, Lane: l.which, Do: do, Start: l.now()}
+	l.add(c, set(time.Time{}))
+}
+
+// meetings are the points that several lanes come to.
+type meetings struct {
+	mu   sync.Mutex
+	left map[int]int // lanes that are still to come
+	all  map[int]chan struct{}
+}
+
+func newMeetings(p *Program) *meetings {
+	m := &meetings{left: make(map[int]int), all: make(map[int]chan struct{})}
+	for _, l := range p.lanes() {
+		for _, op := range *l {
+			if op.Do == Meet {
+				m.left[op.Size]++
+				m.all[op.Size] = make(chan struct{})
+			}
+		}
+	}
+	return m
+}
+
+// come says that a lane has come to a meeting, and returns what is closed when all have.
+func (m *meetings) come(id int) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.left[id]--; m.left[id] == 0 {
+		close(m.all[id])
+	}
+	return m.all[id]
+}
+
+var errEnough = errors.New("enough was read")

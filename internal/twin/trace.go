@@ -1,0 +1,183 @@
+package twin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rdmanet/rdmanet"
+	"github.com/rdmanet/rdmanet/internal/errno"
+)
+
+// Class is the kind of an error, as a program sees it by errors.Is.
+type Class string
+
+// The classes of errors.
+const (
+	OK          Class = ""
+	EOF         Class = "EOF"
+	Deadline    Class = "deadline exceeded"
+	Closed      Class = "closed"
+	ResetByPeer Class = "reset"
+	Pipe        Class = "broken pipe"
+	TimedOut    Class = "timed out"
+	Again       Class = "would block"
+	Short       Class = "short buffer"
+	TooLong     Class = "too long"
+	Unsupported Class = "unsupported"
+	NotConn     Class = "not connected"
+	Broken      Class = "unexpected EOF"
+	Other       Class = "other"
+)
+
+// classify returns the class of an error.
+func classify(err error) Class {
+	switch {
+	case err == nil:
+		return OK
+	case err == io.EOF:
+		return EOF
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return Deadline
+	case errors.Is(err, net.ErrClosed):
+		return Closed
+	case errors.Is(err, syscall.ETIMEDOUT):
+		return TimedOut
+	case errors.Is(err, errno.EPIPE):
+		return Pipe
+	case errors.Is(err, errno.ECONNRESET):
+		return ResetByPeer
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return Broken
+	case errors.Is(err, errno.EAGAIN):
+		return Again
+	case errors.Is(err, io.ErrShortBuffer):
+		return Short
+	case errors.Is(err, rdmanet.ErrMessageTooLong):
+		return TooLong
+	case errors.Is(err, errors.ErrUnsupported):
+		return Unsupported
+	case errors.Is(err, errno.ENOTCONN):
+		return NotConn
+	}
+	return Other
+}
+
+// shape says what is wrong with an error's type, which callers look at too.
+func shape(err error, class Class) string {
+	if class == OK || class == EOF {
+		return ""
+	}
+	var op *net.OpError
+	if !errors.As(err, &op) {
+		return fmt.Sprintf("is a %T, not a *net.OpError", err)
+	}
+	if timeout := class == Deadline || class == TimedOut || class == Again; op.Timeout() != timeout {
+		return fmt.Sprintf("Timeout is %v", op.Timeout())
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "matches context.DeadlineExceeded"
+	}
+	return ""
+}
+
+// A Lane is one of the goroutines of an end.
+type Lane uint8
+
+// The lanes of an end. The last one closes it when the others are through, or hang.
+const (
+	Writing Lane = iota
+	Reading
+	Control
+	Closing
+)
+
+var laneNames = [...]string{"writing", "reading", "control", "closing"}
+
+// String returns the name in lower case.
+func (l Lane) String() string { return laneNames[l] }
+
+// A Call is one call of a method of the connection. Times count from when the connection
+// was there.
+type Call struct {
+	End    int
+	Lane   Lane
+	Do     Kind
+	Start  time.Duration
+	Return time.Duration
+	Asked  int64         // bytes to be written, or room to read into
+	N      int64         // bytes that the call says that it took or brought
+	More   int64         // bytes that it may have taken beyond that, where it does not say
+	Piece  bool          // of a message that it did not end
+	Due    time.Duration // the deadline that it set
+	Class  Class
+	Err    string // the error in words
+	Shape  string // what was wrong with the error's type
+	Wrong  string // what was wrong with the bytes
+}
+
+// String describes the call in a line.
+func (c Call) String() string {
+	s := fmt.Sprintf("%7.1f to %7.1f ms  end %d %-7v %v", ms(c.Start), ms(c.Return), c.End, c.Lane, c.Do)
+	switch {
+	case c.Do == SetRead || c.Do == SetWrite || c.Do == SetBoth:
+		s += fmt.Sprintf(" due at %.1f ms", ms(c.Due))
+	case c.Do.writes() || c.Do.reads():
+		s += fmt.Sprintf(" %d of %d", c.N, c.Asked)
+		if c.Piece {
+			s += " (piece)"
+		}
+	}
+	if c.Err != "" {
+		s += ": " + c.Err
+	}
+	for _, wrong := range []string{c.Wrong, c.Shape} {
+		if wrong != "" {
+			s += " !! " + wrong
+		}
+	}
+	return s
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// A Trace is what happened when a program ran.
+type Trace struct {
+	Network  string // "tcp" or "rdma"
+	Calls    []Call // in the order in which they returned
+	Link     []Event
+	Duration time.Duration // of the set-up where that failed
+	Noise    time.Duration // how late this process's goroutines ran
+	Slow     bool          // the device is emulated
+	GaveUp   time.Duration // when nothing had moved for too long, zero for never
+	Hang     string        // calls that had not returned long after Close, and all stacks
+	Failed   string        // why the connection could not be made
+}
+
+// recorder collects the calls of a run.
+type recorder struct {
+	start time.Time
+	mu    sync.Mutex
+	calls []Call
+}
+
+func (r *recorder) now() time.Duration { return time.Since(r.start) }
+
+func (r *recorder) add(c Call, err error) Class {
+	c.Return = r.now()
+	c.Class = classify(err)
+	if err != nil {
+		c.Err = err.Error()
+		c.Shape = shape(err, c.Class)
+	}
+	r.mu.Lock()
+	r.calls = append(r.calls, c)
+	r.mu.Unlock()
+	return c.Class
+}
