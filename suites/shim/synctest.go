@@ -1,0 +1,36 @@
+package shim
+
+import (
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+)
+
+// OutsideEnv names, with commas between, the tests that SynctestTest runs, with all
+// their subtests, outside of bubbles.
+const OutsideEnv = "RDMANET_SUITES_OUTSIDE"
+
+// SynctestTest stands for synctest.Test. Tests that connect to a server in a bubble
+// run without one: in it every goroutine must end with the test, and those that look
+// after rdmanet's connections belong to the process.
+func SynctestTest(t *testing.T, f func(*testing.T)) {
+	test, _, _ := strings.Cut(t.Name(), "/")
+	if slices.Contains(strings.Split(os.Getenv(OutsideEnv), ","), test) {
+		f(t)
+		return
+	}
+	synctest.Test(t, f)
+}
+
+// requireNoBubble panics in a bubble. A connection that is made there may go well, or it
+// ends the bubble, or the process, when the bubble is long gone.
+func requireNoBubble() {
+	var buf [256]byte
+	header, _, _ := strings.Cut(string(buf[:runtime.Stack(buf[:], false)]), "\n")
+	if strings.Contains(header, "synctest bubble") {
+		panic("shim: a connection in a bubble of testing/synctest: the test belongs to those that run outside")
+	}
+}
