@@ -6,6 +6,10 @@ SHELL       := bash
 GO          ?= go
 COUNT       ?= 3
 FUZZTIME    ?= 10000x
+N           ?= 20000
+SEED        ?= 1
+DURATION    ?= 60m
+DEVICE      ?= iwarp
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
@@ -16,7 +20,7 @@ MODULES := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testd
 # $(call each,command) runs command in the directory of every module.
 each = @for m in $(MODULES); do (echo "== $$m: $(1)"; cd $$m; $(1)) || exit 1; done
 
-.PHONY: all test unit word32 ccall vm race bench fuzz lint format vet staticcheck vuln tidy-check cross
+.PHONY: all test unit word32 ccall vm suites suites-quick race twins soak bench fuzz lint format vet staticcheck vuln tidy-check cross
 
 all: lint cross test
 
@@ -37,7 +41,7 @@ word32:
 # is left out there.
 ccall:
 	$(GO) test ./internal/ccall
-	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) test -skip FaultIsFatal \
+	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) test -skip 'FaultIsFatal|WithoutMemory' \
 		-exec 'qemu-aarch64-static -L /usr/aarch64-linux-gnu' ./internal/ccall
 	$(GO) test -tags rdmanet_cgocall ./internal/ccall
 
@@ -47,9 +51,37 @@ vm:
 	@[[ -n "$${RDMANET_SKIP_VM-}" ]] || vm/install
 	vm/test
 
-# The same several times over, in random order, on one processor and on two.
+# The tests of other people's modules, over TCP and over rdmanet: all, or those that
+# SUITE names. DEVICE=rxe and DEVICE=siw run them in guests. suites/table.go has the
+# versions.
+suites:
+	@[[ "$(DEVICE)" == iwarp || -n "$${RDMANET_SKIP_VM-}" ]] || vm/install
+	cd suites && $(GO) run . -device $(DEVICE) $(SUITE)
+
+# Those of them that take less than a minute, on the software device.
+suites-quick:
+	cd suites && $(GO) run . -quick
+
+# Every test several times over, in random order, on one processor and on two.
 race:
 	$(call each,$(GO) test -race -shuffle=on -count=$(COUNT) -cpu=1$(comma)2 -timeout=60m ./...)
+
+# N random programs over TCP and over the software device, from SEED on, with the race
+# detector, on 1, 2 and 4 processors in turn. What is done is kept in twins.state, so that
+# a run that was stopped goes on where it was, while the code is the same.
+twins:
+	$(GO) test -race -timeout=0 -v -run='^TestTwins$$' ./internal/twin -twin.n=$(N) -twin.seed=$(SEED) -twin.state='$(CURDIR)/twins.state'
+
+# Connections of all kinds with random faults for DURATION, on the software device or in a
+# guest (DEVICE=rxe, siw); internal/soak says what it looks at. The plot is soak.svg, or
+# soak-rxe.svg and soak-siw.svg. It ends by itself, so the guest has no limit.
+SOAK := soak$(if $(filter-out iwarp,$(DEVICE)),-$(DEVICE))
+soak:
+	@[[ "$(DEVICE)" == iwarp || -n "$${RDMANET_SKIP_VM-}" ]] || vm/install
+	$(GO) build -o $(SOAK).bin ./internal/soak
+	@if [[ "$(DEVICE)" == iwarp ]]; then ./$(SOAK).bin -duration $(DURATION) -rate 300 -o $(SOAK).svg; else \
+		vm/run -device $(DEVICE) -timeout 0 -leaks -results . -- \
+		sh -c './$(SOAK).bin -device rdma -addr $$RDMANET_VM_ADDR -conns 30 -duration $(DURATION) -o $$RDMANET_VM_RESULTS/$(SOAK).svg'; fi
 
 # Every benchmark once; docs/performance.md has the commands for real figures.
 bench:
@@ -88,6 +120,10 @@ vuln:
 tidy-check:
 	$(call each,$(GO) mod tidy -diff)
 
+# Systems that the root module is built for besides, without its tests.
+BUILDS := android/arm64 netbsd/amd64 openbsd/amd64 dragonfly/amd64 solaris/amd64 illumos/amd64 aix/ppc64 plan9/amd64 \
+	js/wasm wasip1/wasm
+
 # What cannot run here must at least compile, tests included.
 cross:
 	$(call each,CGO_ENABLED=0 $(GO) build ./...)
@@ -95,5 +131,7 @@ cross:
 	$(call each,GOOS=freebsd GOARCH=amd64 $(GO) vet ./...)
 	$(call each,GOOS=darwin GOARCH=arm64 $(GO) vet ./...)
 	$(call each,GOOS=windows GOARCH=amd64 $(GO) vet ./...)
+	@for os in $(BUILDS); do (echo "== $$os: go build ./..."; \
+		CGO_ENABLED=0 GOOS=$${os%/*} GOARCH=$${os#*/} $(GO) build ./...) || exit 1; done
 
 comma := ,
