@@ -80,6 +80,11 @@ func (d *doctor) list(p ibv.Provider) error {
 	for _, dev := range devs {
 		d.device(p, dev)
 	}
+	if p, ok := p.(interface{ Unusable() error }); ok {
+		if err := p.Unusable(); err != nil {
+			d.printf("\nCannot be used: %v", err)
+		}
+	}
 	return nil
 }
 
