@@ -95,17 +95,32 @@ func (f *facts) lingerOver(c *Call) bool {
 }
 
 // holdsOn is a call that gives up a large transfer whose peer is silent: the peer's device
-// may be at work on the memory. It waits 5 s in all, and 1 s after Close.
+// may be at work on the memory. It waits 5 s in all, and 1 s after Close. A link that stands
+// still for a while makes a peer as silent for that long.
 func holdsOn(f *facts, c *Call) bool {
-	if f.freeze > c.Return || !f.lends(c) {
+	if !f.lends(c) {
 		return false
 	}
-	late := 500*time.Millisecond + f.slack()
 	d, closed := f.overdue(c), max(f.ends[c.End].closed, c.Start)
+	if f.freeze > c.Return {
+		since := min(d, closed)
+		return c.Return-since <= f.overrun()+f.slack()+f.stood(since, c.Return)
+	}
+	late := 500*time.Millisecond + f.slack()
 	if d != never && c.Return > max(f.freeze, d)+5*time.Second+late {
 		return false
 	}
 	return c.Return <= closed || c.Return <= max(f.freeze, closed)+time.Second+late
+}
+
+// stood is for how long the link carried nothing between two moments.
+func (f *facts) stood(from, to time.Duration) (sum time.Duration) {
+	for _, e := range f.t.Link {
+		if e.Do == Stop {
+			sum += max(0, min(e.When+e.For, to)-max(e.When, from))
+		}
+	}
+	return sum
 }
 
 // brokenOff is a reset by a peer that was closed in the middle of a large transfer and has

@@ -429,15 +429,19 @@ func (f *facts) slack() time.Duration {
 	return s
 }
 
-// judgeTime looks at how long a call took.
-func (f *facts) judgeTime(c *Call, found report) {
-	took := c.Return - c.Start
-	slack := f.slack()
+// overrun is by how much a deadline, or Close, may be overrun on the program's link.
+func (f *facts) overrun() time.Duration {
 	bound := deadlineBound
 	if r := f.p.Link.Rate; r > 0 && r < bulkRate {
 		bound = bound * bulkRate / time.Duration(r)
 	}
-	bound += 4 * f.p.Link.Delay
+	return bound + 4*f.p.Link.Delay
+}
+
+// judgeTime looks at how long a call took.
+func (f *facts) judgeTime(c *Call, found report) {
+	took := c.Return - c.Start
+	slack, bound := f.slack(), f.overrun()
 	switch c.Do {
 	case Close, CloseRead, SetRead, SetWrite, SetBoth, ClearRead, ClearWrite:
 		if took > closeBound+slack && !f.allowed(maySlow, c) {

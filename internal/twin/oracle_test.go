@@ -37,6 +37,7 @@ func TestOracle(t *testing.T) {
 	patient := frozen
 	patient.Other.Setup.TransferSize = 4 * 128 << 10
 	freeze := []Event{{Fault{Do: Freeze}, 2 * at}}
+	stop := []Event{{Fault{Do: Stop, For: 400 * at}, 1 * at}}
 	var large Program
 	large.First.Setup.TransferSize = 100
 	piece := wrote
@@ -172,6 +173,12 @@ func TestOracle(t *testing.T) {
 			[]Call{other(call(Writing, Write, 1, 3100, 0, transfer, Closed)), gaveUp}},
 		{"a large Write that is not given up", "a deadline is overrun", frozen, Trace{Link: freeze},
 			[]Call{dueWrite, other(call(Writing, Write, 1, 5700, 0, transfer, Deadline))}},
+		{"a large Write on a link that stands still", "", Program{}, Trace{Link: stop},
+			[]Call{dueWrite, other(call(Writing, Write, 1, 650, 0, transfer, Deadline))}},
+		{"a large Write that outlasts a link that stands still", "a deadline is overrun", Program{}, Trace{Link: stop},
+			[]Call{dueWrite, other(call(Writing, Write, 1, 800, 0, transfer, Deadline))}},
+		{"a small Write on a link that stands still", "a deadline is overrun", Program{}, Trace{Link: stop},
+			[]Call{dueWrite, other(call(Writing, Write, 1, 650, 0, 100, Deadline))}},
 		{"a slow Close", "Close returns", frozen, Trace{Link: freeze}, []Call{call(Control, Close, 4, 200, 0, 0, OK)}},
 		{"a read that outlives Close", "calls return within", Program{}, Trace{}, []Call{closed, call(Reading, Read, 1, 400, 0, 100, Closed)}},
 		{"a silent peer", "", impatient, Trace{Link: freeze}, []Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
