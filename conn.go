@@ -182,7 +182,7 @@ func (c *Conn) Close() error {
 // CloseContext is Close for programs that must know whether the peer got everything. It
 // returns nil when the peer's device has taken all that was written and has ended the
 // connection. Of a peer that closed first it returns nil unless the device knows of
-// something that was not taken. Otherwise the error says why that may not be so: ctx's
+// something that was not taken, or cannot tell. Otherwise the error says why that may not be so: ctx's
 // own when ctx ends, while the connection lingers on as after Close; one that matches
 // syscall.ETIMEDOUT when the connection was given up, because nothing moved for
 // Config.LingerTimeout or too many others linger; and syscall.ECONNRESET when the
