@@ -114,10 +114,13 @@ func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs buffers) {
 	return segs, bufs
 }
 
-// hearOfSends makes sure that the next completion of a send is noticed.
+// hearOfSends makes sure that the next completion of a send is noticed. Where somebody
+// wants that already the leader is not roused: it wakes others, who come here again.
 func (c *conn) hearOfSends() {
-	c.wantSend = true
-	c.rouse() // it may sleep for receives only
+	if !c.wantSend {
+		c.wantSend = true
+		c.rouse() // it may sleep for receives only
+	}
 }
 
 // hasSlots reports whether the send queue has room for n. If it has not, the
@@ -185,7 +188,7 @@ func (c *conn) postBarrier() bool {
 	if c.send.barrier {
 		return true
 	}
-	if c.id.Param().InitiatorDepth == 0 || c.dead != nil || c.flushed {
+	if c.id.Param().InitiatorDepth == 0 || c.dead != nil || c.hasFailed() {
 		return false
 	}
 	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}

@@ -36,7 +36,7 @@ type conn struct {
 	local       *net.TCPAddr
 	remote      *net.TCPAddr
 
-	// One Read at a time; it is held while the call waits. Who writes has the turn.
+	// readMu lets one Read in at a time and is held while it waits. Writers take turns.
 	readMu sync.Mutex
 
 	event atomic.Pointer[ibv.Event] // the end of the connection, from the device
@@ -47,10 +47,10 @@ type conn struct {
 	dead   error // why the connection is over; errPeerClosed for an orderly end
 	stats  Stats
 
-	flushed bool // the queue pair was seen to have failed, not why
+	flushed time.Time // when the queue pair was seen to have failed, not why
 	end     closing
 
-	// Who waits for completions: see progress.go.
+	// The wait for completions; see progress.go.
 	seat     vacancy.Seat
 	poller   poller
 	spoken   uint64 // Stats.MessagesSent when the peer last sent something

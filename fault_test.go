@@ -241,6 +241,37 @@ func TestFaultsOfCompletions(t *testing.T) {
 	}
 }
 
+// A queue pair that has failed, of which the device does not say why, ends its connection
+// by itself, with and without keep-alive: nothing is posted to it any more, so nobody
+// learns anything by asking the peer.
+func TestUntoldFailure(t *testing.T) {
+	for _, keepAlive := range []time.Duration{-1, time.Hour} {
+		t.Run(fmt.Sprintf("KeepAlive %v", keepAlive), func(t *testing.T) {
+			checkLeaks(t)
+			old := reasonWithin
+			reasonWithin = 50 * time.Millisecond
+			t.Cleanup(func() { reasonWithin = old })
+			m := newModest(t, 1<<20, 1<<14, false)
+			m.mute = true
+			a, b := pipeOn(t, Config{Provider: m, KeepAlive: keepAlive, LingerTimeout: 50 * time.Millisecond})
+			exchange(t, a, b, 100)
+			errs := make(chan error, 2)
+			go func() { errs <- drain(a) }()
+			go func() { errs <- flood(a) }()
+			require.True(t, eventually(a.locked(func() bool { return a.readers+a.writers > 0 && a.leading })), "both wait")
+			require.NoError(t, a.qp.SetError())
+			within(t, "Read and Write", func() {
+				require.ErrorIs(t, <-errs, syscall.ECONNRESET)
+				require.ErrorIs(t, <-errs, syscall.ECONNRESET)
+			})
+			within(t, "Close", func() {
+				a.Close()
+				b.Close()
+			})
+		})
+	}
+}
+
 // A queue pair that has failed and does not say so leaves nothing undone: deadlines
 // pass, Close ends.
 func TestSilentFailure(t *testing.T) {
@@ -259,7 +290,7 @@ func TestSilentFailure(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return a.flushed
+		return a.hasFailed()
 	}))
 	posts := sw.Calls(verbstest.PostRecv)
 	within(t, "Read", func() {

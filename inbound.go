@@ -193,7 +193,7 @@ func (c *conn) neglected() {
 
 // canAsk reports whether one more fetch may be under way.
 func (c *conn) canAsk() bool {
-	if c.dead != nil || c.flushed || c.in.pace.next() == 0 {
+	if c.dead != nil || c.hasFailed() || c.in.pace.next() == 0 {
 		return false
 	}
 	if c.in.mode == transferRead {

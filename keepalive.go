@@ -89,6 +89,13 @@ func (c *conn) look(now time.Time) time.Duration {
 	if c.closed || c.dead != nil {
 		return 0
 	}
+	if c.hasFailed() {
+		wait := reasonWithin - now.Sub(c.flushed)
+		if wait <= 0 {
+			c.fail(errUntold)
+		}
+		return wait
+	}
 	if c.warm && now.Sub(c.reckoned) >= lookEvery {
 		c.reckoned = now
 		if moved := c.stats.moved(); moved != c.moved {

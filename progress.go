@@ -229,19 +229,28 @@ func (c *conn) complete(wc *ibv.WC) {
 	}
 }
 
+// reasonWithin is how long the device may take to tell why a queue pair has failed.
+var reasonWithin = 5 * time.Second
+
 // status ends the connection over a failed completion. Flushed requests are
 // the consequence of an end, not its cause: the device reports that on its own,
-// or when it is asked to end the connection, which its queue pair no longer has.
+// or when it is asked to end the connection, which its queue pair no longer has. A device
+// that does not, as Soft-RoCE does not where its link is down, has reasonWithin to.
 func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 	if wc.Status == ibv.WCFlushErr {
-		if !c.flushed && c.dead == nil && c.event.Load() == nil {
-			c.flushed = true
+		if !c.hasFailed() && c.dead == nil && c.event.Load() == nil {
+			c.flushed = time.Now()
 			c.id.Disconnect()
+			c.lookIn(reasonWithin)
 		}
 	} else {
 		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ barrierID, VendorErr: wc.VendorErr, Device: c.id.Device().Name()})
 	}
 }
+
+// hasFailed reports whether the queue pair was seen to have failed. Nothing is posted to it
+// any more, whether or not the reason is known.
+func (c *conn) hasFailed() bool { return !c.flushed.IsZero() }
 
 // notify hears from the device that the connection is over. It comes from the
 // device's goroutines and takes no lock. A port that is down may come back while

@@ -206,7 +206,7 @@ func (s *Stats) countReceived(n int, last bool) {
 
 // reuse posts a buffer again, or gives it back when the window is full.
 func (c *conn) reuse(buf *buffer) {
-	if c.dead != nil || c.flushed || c.credits.room(c.kept, c.send.waiting) == 0 {
+	if c.dead != nil || c.hasFailed() || c.credits.room(c.kept, c.send.waiting) == 0 {
 		buf.release()
 		return
 	}
@@ -250,7 +250,7 @@ func (c *conn) postRecv(buf *buffer) {
 // replenish posts receives up to the window. On a queue pair that has failed they
 // would come back at once, again and again until the event tells why.
 func (c *conn) replenish() {
-	for c.dead == nil && !c.flushed && c.credits.room(c.kept, c.send.waiting) > 0 {
+	for c.dead == nil && !c.hasFailed() && c.credits.room(c.kept, c.send.waiting) > 0 {
 		buf, err := c.pool.get()
 		if err != nil && c.credits.vital() > 0 {
 			buf = c.evict()

@@ -182,9 +182,9 @@ func (c *conn) sent(wc *ibv.WC) {
 }
 
 // freeSlots is the room in the send queue. One that was flushed has none: the end of the
-// connection is on its way, and its disconnect under way.
+// connection is on its way.
 func (c *conn) freeSlots() int {
-	if c.flushed {
+	if c.hasFailed() {
 		return 0
 	}
 	return c.slots - int(c.send.seq-c.send.done)

@@ -296,7 +296,7 @@ func TestTransferSilentFailure(t *testing.T) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			a.poll()
-			return a.flushed
+			return a.hasFailed()
 		}))
 		read := make(chan error, 1)
 		go func() { read <- drainBy(a, size) }()

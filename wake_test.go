@@ -207,3 +207,46 @@ func TestArmFailsBesideLeader(t *testing.T) {
 	})
 	require.Equal(t, before+1, s.device.Calls(verbstest.Arm))
 }
+
+// A send queue that is full wakes nobody over and over: neither the writer that waits for
+// room in it, nor the reader beside it, because of an answer to keep-alive that waits for
+// room as well.
+func TestFullQueueIsQuiet(t *testing.T) {
+	checkLeaks(t)
+	m := newModest(t, 1<<20, 1<<14, false)
+	m.cqe = 100
+	sw := newSwitch(t, m)
+	cfg := Config{Provider: sw, KeepAlive: -1, InitialReceiveCredits: 255, MaxReceiveCredits: 255, LingerTimeout: 50 * time.Millisecond}
+	asks := cfg
+	asks.KeepAlive = 300 * time.Millisecond
+	ln, err := (&ListenConfig{Config: asks}).Listen(tctx, "rdma4", local4)
+	require.NoError(t, err)
+	defer ln.Close()
+	nc, err := (&Dialer{Config: cfg}).Dial("rdma4", ln.Addr().String())
+	require.NoError(t, err)
+	c := nc.(*Conn)
+	defer c.Close()
+	peer, err := ln.Accept()
+	require.NoError(t, err)
+	defer peer.Close()
+	exchange(t, c, peer, 100)
+
+	m.setSlow(true)
+	ends := make(chan error, 2)
+	go func() {
+		for {
+			if _, err := c.Write([]byte("message")); err != nil {
+				ends <- err
+				return
+			}
+		}
+	}()
+	require.True(t, eventually(func() bool { return c.Stats().QueueStalls > 0 }), "the writer waits, and leads")
+	go func() { ends <- drain(c) }()
+	waits := sw.Calls(verbstest.Wait)
+	within(t, "Read and Write", func() { // the peer does not hear the answer
+		require.Error(t, <-ends)
+		require.Error(t, <-ends)
+	})
+	require.Less(t, sw.Calls(verbstest.Wait)-waits, int64(100))
+}
