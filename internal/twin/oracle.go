@@ -245,7 +245,7 @@ func (f *facts) judgeResult(c *Call, found report) {
 	case Short:
 		permitted = c.Do == ReadMsg || c.Do == RecvMsg
 	case TooLong:
-		permitted = c.Do.writes() && c.Do.message() && c.Asked >= 128<<10 && c.N == 0
+		permitted = c.Do.writes() && c.Do.message() && c.Asked >= mayBeTooLong && c.N == 0
 	case Unsupported:
 		permitted = f.p.Peer != Rdmanet && (c.Do == CloseWrite || c.Do == Pieces)
 	case Broken:
@@ -428,6 +428,9 @@ func (f *facts) slack() time.Duration {
 	}
 	return s
 }
+
+// mayBeTooLong is the length of the shortest message that a program's limits may refuse.
+const mayBeTooLong = 128 << 10
 
 // overrun is by how much a deadline, or Close, may be overrun on the program's link.
 func (f *facts) overrun() time.Duration {

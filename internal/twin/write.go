@@ -164,6 +164,9 @@ func (l *lane) queue(rc *rdmanet.Conn, b []byte, part int) {
 	var bufs [][]byte
 	for rest := b; len(rest) > 0; {
 		n := min(part, len(rest))
+		if n < part && part >= mayBeTooLong && len(rest) < len(b) {
+			break // it would be sent although those before it were refused for their length
+		}
 		calls, bufs = append(calls, l.begin(Queue, rest[:n])), append(bufs, rest[:n])
 		sends = append(sends, rc.QueueMsg(rest[:n], 0))
 		rest = rest[n:]
