@@ -163,8 +163,8 @@ func (c *Conn) CloseWrite() error {
 // Close ends the connection. Calls in progress, and what is queued, return with
 // net.ErrClosed at once, but for those in the middle of a large transfer, whose memory the
 // peer has to let go of first; bytes that were not read, and that still arrive, are dropped.
-// What was written reaches the peer first, and so do large transfers of QueueMsg's and
-// ReadFrom's that the peer was told of. Where a message has not got its last piece the
+// Everything that was written reaches the peer first, and so do large transfers of
+// QueueMsg's and ReadFrom's that the peer was told of. Where a message has not got its last piece the
 // peer reads an error in place of io.EOF.
 //
 // As with TCP, Close does not wait for the peer. It waits until what was written has left
@@ -182,9 +182,9 @@ func (c *Conn) Close() error {
 // CloseContext is Close for programs that must know whether the peer got everything. It
 // returns nil when the peer's device has taken all that was written and has ended the
 // connection. Of a peer that closed first it returns nil unless the device knows of
-// something that was not taken, or cannot tell. Otherwise the error says why that may not be so: ctx's
-// own when ctx ends, while the connection lingers on as after Close; one that matches
-// syscall.ETIMEDOUT when the connection was given up, because nothing moved for
+// something that was not taken, or cannot tell. Otherwise the error says why that may not
+// be so: ctx's own when ctx ends, while the connection lingers on as after Close; one that
+// matches syscall.ETIMEDOUT when the connection was given up, because nothing moved for
 // Config.LingerTimeout or too many others linger; and syscall.ECONNRESET when the
 // connection broke. Whether the peer's program has read what its device has taken, only
 // the program can tell.
@@ -229,7 +229,7 @@ func (c *Conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
 // message that was sent whole is one piece. Pieces, and whole messages, come in the
 // order in which they were handed to the sender's device.
 //
-// What does not fit into p is treated as ReadMsg does. Where n bytes of a piece
+// A message that does not fit into p is treated as by ReadMsg. Where n bytes of a piece
 // come with an error, Partial is set, and the next call has the rest of it.
 //
 // It allocates nothing for what comes in segments.
@@ -246,8 +246,8 @@ func (c *Conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
 // p is in use until the Send is done, and must neither be changed nor unmapped
 // before. The queue has no limit but the memory that the program puts into it.
 //
-// What goes by a large transfer (Config.TransferSize) is done when the peer has fetched
-// it. Up to four such sends are under way at a time, so that the peer finds the next
+// A message that goes by a large transfer (Config.TransferSize) is done when the peer has
+// fetched it. Up to four such sends are under way at a time, so that the peer finds the next
 // one when it has one: many in the queue move more than as many calls of SendMsg.
 //
 // The write deadline holds for queued sends too: those that have not been sent, and

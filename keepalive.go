@@ -38,7 +38,7 @@ const (
 
 func (c *conn) startTimer() {
 	c.lastHeard = time.Now()
-	if c.set.keepAlive > 0 {
+	if c.set.keepAlive > 0 && !c.hasFailed() { // else reasonWithin runs already
 		c.lookIn(c.set.keepAlive)
 	}
 }

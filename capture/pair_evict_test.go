@@ -136,7 +136,7 @@ var givenUp = []struct {
 	}},
 }
 
-// What was given up is still among those that an answer may be for.
+// A request that was given up is still among those that an answer may be for.
 func TestPairGivenUp(t *testing.T) {
 	for _, tt := range givenUp {
 		t.Run(tt.name, func(t *testing.T) {

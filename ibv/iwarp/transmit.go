@@ -323,8 +323,8 @@ func (l *tcp) txFailed() {
 	}
 }
 
-// endOfPeer reports whether a write failed because the connection has ended, which those
-// who read meet as well.
+// endOfPeer reports whether a write failed because the connection has ended, which reading
+// meets as well.
 func endOfPeer(err error) bool {
 	return errors.Is(err, errno.EPIPE) || errors.Is(err, errno.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT) ||
 		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed)
