@@ -39,7 +39,6 @@ type incoming struct {
 	ahead   int      // landings that are in use
 	filling *landing // of these, the one that takes the next piece, nil for none
 	refused error    // why there was no memory for one more
-	spare   []*landing
 	keeps   bool     // a landing of its own,
 	own     *landing // for a piece when there is no other memory, unless it is in use
 	neglect *time.Timer
@@ -52,9 +51,6 @@ func (in *incoming) trim() {
 	in.live.Trim()
 	in.flying.Trim()
 	in.untold.Trim()
-	if len(in.spare) == 0 {
-		in.spare = nil
-	}
 }
 
 // inbound is one transfer.
@@ -95,7 +91,6 @@ type landing struct {
 	b       []byte
 	lkey    uint32
 	scratch *scratch
-	sink    sink
 	buf     *buffer
 	mr      ibv.MR // by which the peer may write to it as long as it lives
 	used    int    // bytes of b that pieces were made of
@@ -485,22 +480,14 @@ func (c *conn) openPiece(f *fetch) bool {
 // landing returns memory for one piece. When there is no scratch, one buffer at a
 // time has to do. nil means neither.
 func (c *conn) landing() *landing {
-	if n := len(c.in.spare); n > 0 {
-		l := c.in.spare[n-1]
-		c.in.spare = c.in.spare[:n-1]
-		return l
+	get := c.getSink
+	if c.in.mode == transferWrite { // registered for each grant
+		get = func() (*scratch, error) { return c.getScratch(), nil }
 	}
-	if s := c.getScratch(); s != nil {
-		l := &landing{b: s.b, scratch: s}
-		if c.in.mode == transferWrite {
-			return l // registered for each grant
-		}
-		var err error
-		if l.sink, err = c.land(s.b); err == nil {
-			l.lkey = l.sink.lkey
-			return l
-		}
-		s.release()
+	if s, err := get(); s != nil {
+		return &landing{b: s.b, lkey: s.sink.lkey, scratch: s}
+	} else if err != nil {
+		c.in.refused = err
 	}
 	if l := c.lastResort(); l != nil || c.in.ahead > 0 || c.in.keeps {
 		return l
@@ -526,13 +513,11 @@ func (c *conn) lastResort() *landing {
 
 // putLanding takes back what landing has returned.
 func (c *conn) putLanding(l *landing) {
+	over := c.closed || c.dead != nil
 	switch {
-	case c.closed, c.dead != nil:
-		l.release()
-	case l.buf == nil:
-		c.in.spare = append(c.in.spare, l)
-		c.warmUp()
-	case c.in.keeps && c.in.own == nil:
+	case l.scratch != nil && over && !l.scratch.unregister():
+		// The device may still use it.
+	case l.buf != nil && !over && c.in.keeps && c.in.own == nil:
 		c.in.own = l // there may be scratch next time
 	default:
 		l.release()
@@ -570,7 +555,7 @@ func (c *conn) releaseOwn() {
 
 func (l *landing) release() {
 	switch {
-	case l.mr != nil && l.mr.Close() != nil, l.sink.close() != nil:
+	case l.mr != nil && l.mr.Close() != nil:
 		// The device may still use it.
 	case l.buf != nil:
 		l.buf.release()
@@ -591,15 +576,6 @@ func (c *conn) donePiece(f *fetch) {
 	if c.in.eager {
 		c.readAhead()
 	}
-}
-
-// releaseSpare gives back scratch that is not in use.
-func (c *conn) releaseSpare() {
-	for _, l := range c.in.spare {
-		l.release()
-	}
-	clear(c.in.spare)
-	c.in.spare = c.in.spare[:0]
 }
 
 // discard ends a transfer that nobody will read. The peer is told that it was
@@ -625,7 +601,7 @@ func (c *conn) releaseFetches() {
 	for c.in.flying.Len() > 0 {
 		c.landed(c.in.flying.Pop())
 	}
-	c.releaseSpare()
+	c.releaseSinks()
 	c.releaseOwn()
 }
 

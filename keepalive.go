@@ -69,7 +69,7 @@ func (c *conn) warmUp() {
 
 // grown reports whether there is something to give back when idle.
 func (c *conn) grown() bool {
-	return c.soiled || c.credits.window > c.set.initial || c.credits.have > c.credits.keep() || len(c.in.spare) > 0
+	return c.soiled || c.credits.window > c.set.initial || c.credits.have > c.credits.keep()
 }
 
 func (c *conn) tick() {
@@ -192,7 +192,6 @@ func (c *conn) ask() {
 // coolDown brings an idle connection back to its initial size.
 func (c *conn) coolDown() {
 	c.credits.window = c.set.initial
-	c.releaseSpare()
 	again := !c.cold // once more: the peer's last messages come after this, and bring pages back
 	c.warm, c.cold, c.untidy = false, true, true
 	c.shifts = 2 * (c.set.initial + c.credits.pocket)

@@ -14,6 +14,10 @@ import (
 // or wants filled, for the time of the transfer, by expose and land. So what an
 // earlier user has left in a chunk reaches nobody, and nothing need be cleared
 // in between.
+//
+// A connection has a chunk for as long as there is data in it, or on the way to it, and no
+// longer: what it had last it most likely gets again, registered as it was, but as soon as
+// others want it they have it.
 
 const scratchBytes = 256 << 10
 
@@ -22,6 +26,8 @@ type scratch struct {
 	b     []byte
 	pool  *scratchPool
 	since time.Time // idle
+	sink  sink      // by which the device may fill it for
+	by    *conn     // this connection, nil if it is not registered
 }
 
 // scratchPool is the scratch memory of one device.
@@ -43,7 +49,25 @@ var scratchIdle = time.Second
 // getScratch returns a chunk for one user, to be released, or nil when
 // connections of the device have as much as this one's Config.TransferMemory or
 // the system gives none.
-func (c *conn) getScratch() *scratch {
+func (c *conn) getScratch() *scratch { return c.takeScratch(nil) }
+
+// getSink is getScratch for a chunk that is registered for the device to fill.
+func (c *conn) getSink() (*scratch, error) {
+	s := c.takeScratch(c)
+	if s == nil || s.by == c {
+		return s, nil
+	}
+	var err error
+	if s.sink, err = c.land(s.b); err != nil {
+		s.release()
+		return nil, err
+	}
+	s.by = c
+	return s, nil
+}
+
+// takeScratch returns a chunk that is registered by the given connection or by none.
+func (c *conn) takeScratch(by *conn) *scratch {
 	scratches.mu.Lock()
 	defer scratches.mu.Unlock()
 	p := scratches.pools[c.dom.dev]
@@ -53,10 +77,16 @@ func (c *conn) getScratch() *scratch {
 	if (p.chunks-len(p.idle)+1)*scratchBytes > c.set.transferMemory {
 		return nil
 	}
-	if k := len(p.idle); k > 0 {
-		s := p.idle[k-1] // the warmest
-		p.idle = slices.Delete(p.idle, k-1, k)
-		return s
+	full := (p.chunks+1)*scratchBytes > c.set.transferMemory
+	for i := p.pick(by, full); i >= 0; i = p.pick(by, full) {
+		s := p.idle[i]
+		p.idle = slices.Delete(p.idle, i, i+1)
+		if s.by == by || s.unregister() {
+			return s
+		}
+	}
+	if full {
+		return nil
 	}
 	mem, err := allocPages(scratchBytes)
 	if err != nil {
@@ -69,6 +99,41 @@ func (c *conn) getScratch() *scratch {
 		scratches.pools[p.dev] = p
 	}
 	return &scratch{b: mem, pool: p}
+}
+
+// pick returns which of the idle chunks one gets that wants it registered by the given
+// connection, -1 for none: the warmest that is, or that is not registered at all. What
+// others have registered is theirs as long as there may be more chunks.
+func (p *scratchPool) pick(by *conn, full bool) int {
+	best := -1
+	for i, s := range slices.Backward(p.idle) {
+		switch {
+		case s.by == by:
+			return i
+		case s.by == nil && best < 0:
+			best = i
+		}
+	}
+	if best < 0 && full && len(p.idle) > 0 {
+		return 0
+	}
+	return best
+}
+
+// unregister ends the registration and reports whether that went well: otherwise the
+// device may still use the chunk, and it must be kept.
+func (s *scratch) unregister() bool {
+	s.by = nil
+	return s.sink.close() == nil
+}
+
+// releaseSinks ends what the connection has registered of the idle chunks.
+func (c *conn) releaseSinks() {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	if p := scratches.pools[c.dom.dev]; p != nil {
+		p.idle = slices.DeleteFunc(p.idle, func(s *scratch) bool { return s.by == c && !s.unregister() })
+	}
 }
 
 // fill reads into the chunk, which is given back if the program's reader panics or
@@ -86,8 +151,8 @@ func (s *scratch) fill(r io.Reader) (n int, err error) {
 	return n, err
 }
 
-// release gives the chunk back. It must not be registered any more: if a region
-// of it could not be closed it must be kept.
+// release gives the chunk back. But for its sink it must not be registered any more: if
+// a region of it could not be closed it must be kept.
 func (s *scratch) release() {
 	scratches.mu.Lock()
 	defer scratches.mu.Unlock()
@@ -122,10 +187,13 @@ func (p *scratchPool) trim() {
 // free unmaps the n chunks that have been idle for longest.
 func (p *scratchPool) free(n int) {
 	for _, s := range p.idle[:n] {
-		freePages(s.b)
+		if s.unregister() {
+			freePages(s.b)
+			p.chunks--
+		}
 	}
 	p.idle = slices.Delete(p.idle, 0, n)
-	if p.chunks -= n; p.chunks == 0 {
+	if p.chunks == 0 {
 		delete(scratches.pools, p.dev)
 	}
 }

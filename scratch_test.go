@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"bytes"
 	"sync"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
 // scratchConn is as much of a connection as scratch memory takes.
@@ -128,4 +130,92 @@ func TestScratchConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// A connection that has received much and is not idle otherwise holds no memory back from
+// others: where there is a single chunk they take turns.
+func TestScratchIsLeftToOthers(t *testing.T) {
+	checkLeaks(t)
+	for _, m := range transferPeers {
+		t.Run(m.name, func(t *testing.T) {
+			sw := newSwitch(t, nil)
+			setScratchIdle(t, time.Hour)
+			cfg := Config{Provider: sw, TransferSize: minTransfer, TransferMemory: scratchBytes, MaxReceiveSize: 1024, NoRDMARead: !m.reads}
+			const size = 2 * scratchBytes
+			// move returns how many regions and posts moving that much takes.
+			move := func(from, to *Conn) (regions, posts int64) {
+				regions, posts = sw.Calls(verbstest.RegMR), sw.Calls(verbstest.PostSend)
+				data := pattern(1, size)
+				wrote := make(chan error, 1)
+				go func() {
+					_, err := from.Write(data)
+					wrote <- err
+				}()
+				got := make([]byte, size)
+				for p := got; len(p) > 0; {
+					n, err := to.Read(p[:min(1000, len(p))])
+					require.NoError(t, err)
+					p = p[n:]
+				}
+				require.NoError(t, <-wrote)
+				require.True(t, bytes.Equal(data, got))
+				return sw.Calls(verbstest.RegMR) - regions, sw.Calls(verbstest.PostSend) - posts
+			}
+			a, b := pipeOn(t, cfg)
+			c, d := pipeOn(t, cfg)
+			defer closeBoth(t, a, b)
+			defer closeBoth(t, c, d)
+			first, posts := move(a, b)
+			again, _ := move(a, b)
+			if m.reads {
+				require.Equal(t, first-1, again, "what it gets again is registered as it was")
+			}
+			for range 2 {
+				for _, ends := range [][2]*Conn{{c, d}, {d, c}, {b, a}, {a, b}} {
+					_, others := move(ends[0], ends[1])
+					require.LessOrEqual(t, others, 2*posts)
+				}
+			}
+			require.Equal(t, 1, chunksOf(a.dom.dev))
+			setScratchIdle(t, 0)
+			poolOf(a.dom.dev).trim()
+		})
+	}
+}
+
+// A chunk that could not be taken from the device stays with it, and counts.
+func TestScratchThatStaysRegistered(t *testing.T) {
+	checkLeaks(t)
+	r := newRig(t, nil)
+	setScratchIdle(t, time.Hour)
+	end := func(chunks int) *Conn {
+		return &Conn{&conn{dom: r.dom, qp: r.qp, set: settings{transferMemory: chunks * scratchBytes}}}
+	}
+	owner, other := end(1), end(1)
+	kept, err := owner.getSink()
+	require.NoError(t, err)
+	regions := []ibv.MR{kept.sink.mr}
+	kept.release()
+	f := r.sw.FailNth(1, nil, verbstest.CloseMR)
+	require.Nil(t, other.getScratch(), "the device may use it")
+	require.True(t, f.Fired())
+	require.Nil(t, owner.getScratch())
+
+	second, err := end(2).getSink()
+	require.NoError(t, err)
+	require.NotSame(t, kept, second)
+	regions = append(regions, second.sink.mr)
+	second.release()
+	require.Equal(t, 2, chunksOf(r.dom.dev))
+	f = r.sw.FailNth(1, nil, verbstest.CloseMR)
+	setScratchIdle(t, 0)
+	poolOf(r.dom.dev).trim()
+	require.True(t, f.Fired())
+	p := poolOf(r.dom.dev)
+	require.Equal(t, 2, p.chunks, "neither was unmapped")
+	for i, s := range []*scratch{kept, second} { // now it is done with them
+		require.NoError(t, regions[i].Close())
+		s.release()
+	}
+	require.Zero(t, p.chunks)
 }
