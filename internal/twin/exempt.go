@@ -104,7 +104,7 @@ func holdsOn(f *facts, c *Call) bool {
 	d, closed := f.overdue(c), max(f.ends[c.End].closed, c.Start)
 	if f.freeze > c.Return {
 		since := min(d, closed)
-		return c.Return-since <= f.overrun()+f.slack()+f.stood(since, c.Return)
+		return c.Return-since <= f.overrun()+f.slack()+f.stood(since, c.Return)+f.behind(c, since)
 	}
 	late := 500*time.Millisecond + f.slack()
 	if d != never && c.Return > max(f.freeze, d)+5*time.Second+late {
@@ -121,6 +121,27 @@ func (f *facts) stood(from, to time.Duration) (sum time.Duration) {
 		}
 	}
 	return sum
+}
+
+// mostBehind is how many bytes of what an end has written may lie in front of its answer.
+const mostBehind = 256 << 10
+
+// behind is how long the link takes for what the peer had written and the caller's end had
+// not read when the call was due.
+func (f *facts) behind(c *Call, due time.Duration) time.Duration {
+	if f.p.Link.Rate <= 0 {
+		return 0
+	}
+	var n int64
+	for i := range f.t.Calls {
+		switch d := &f.t.Calls[i]; {
+		case d.End != c.End && d.Do.writes() && d.Start <= c.Return:
+			n += d.N
+		case d.End == c.End && d.Do.reads() && d.Return <= due:
+			n -= d.N
+		}
+	}
+	return time.Duration(max(0, min(n, mostBehind))) * time.Second / time.Duration(f.p.Link.Rate)
 }
 
 // brokenOff is a reset by a peer that was closed in the middle of a large transfer and has

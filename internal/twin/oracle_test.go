@@ -38,6 +38,8 @@ func TestOracle(t *testing.T) {
 	patient.Other.Setup.TransferSize = 4 * 128 << 10
 	freeze := []Event{{Fault{Do: Freeze}, 2 * at}}
 	stop := []Event{{Fault{Do: Stop, For: 400 * at}, 1 * at}}
+	slow := Program{Link: Link{Rate: bulkRate}}
+	wroteMuch := call(Writing, Write, 1, 2, 128<<10, 128<<10, OK)
 	var large Program
 	large.First.Setup.TransferSize = 100
 	piece := wrote
@@ -177,6 +179,12 @@ func TestOracle(t *testing.T) {
 			[]Call{dueWrite, other(call(Writing, Write, 1, 650, 0, transfer, Deadline))}},
 		{"a large Write that outlasts a link that stands still", "a deadline is overrun", Program{}, Trace{Link: stop},
 			[]Call{dueWrite, other(call(Writing, Write, 1, 800, 0, transfer, Deadline))}},
+		{"a large Write whose answer comes behind the peer's own bytes", "", slow, Trace{},
+			[]Call{dueWrite, wroteMuch, other(call(Writing, Write, 1, 400, 0, transfer, Deadline))}},
+		{"a large Write whose answer comes later than the peer's own bytes", "a deadline is overrun", slow, Trace{},
+			[]Call{dueWrite, wroteMuch, other(call(Writing, Write, 1, 450, 0, transfer, Deadline))}},
+		{"a large Write whose answer comes late, when the peer's own bytes had come", "a deadline is overrun", slow, Trace{},
+			[]Call{dueWrite, wroteMuch, other(call(Reading, Read, 1, 2, 128<<10, 128<<10, OK)), other(call(Writing, Write, 1, 400, 0, transfer, Deadline))}},
 		{"a small Write on a link that stands still", "a deadline is overrun", Program{}, Trace{Link: stop},
 			[]Call{dueWrite, other(call(Writing, Write, 1, 650, 0, 100, Deadline))}},
 		{"a slow Close", "Close returns", frozen, Trace{Link: freeze}, []Call{call(Control, Close, 4, 200, 0, 0, OK)}},
