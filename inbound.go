@@ -95,6 +95,7 @@ type landing struct {
 	mr      ibv.MR // by which the peer may write to it as long as it lives
 	used    int    // bytes of b that pieces were made of
 	pieces  int    // that have not been given back
+	stuck   bool   // a region of it could not be closed: the peer may still write to it
 }
 
 const (
@@ -302,7 +303,9 @@ func (c *conn) landed(f *fetch) {
 		c.in.pace.drop(len(f.b))
 	}
 	if f.mr != nil {
-		f.mr.Close() // before anybody looks at what came
+		if f.mr.Close() != nil && f.in != nil { // before anybody looks at what came
+			f.in.stuck = true
+		}
 		f.mr = nil
 	}
 	if f.into != nil {
@@ -515,7 +518,7 @@ func (c *conn) lastResort() *landing {
 func (c *conn) putLanding(l *landing) {
 	over := c.closed || c.dead != nil
 	switch {
-	case l.scratch != nil && over && !l.scratch.unregister():
+	case l.stuck, l.scratch != nil && over && !l.scratch.unregister():
 		// The device may still use it.
 	case l.buf != nil && !over && c.in.keeps && c.in.own == nil:
 		c.in.own = l // there may be scratch next time

@@ -76,9 +76,13 @@ func (c *conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wait := c.look(time.Now())
-	if wait > 0 && !c.closed && c.dead == nil { // by now: to send something it lets go of mu
-		c.lookIn(wait)
+	if wait <= 0 || c.closed || c.dead != nil { // by now: to send something it lets go of mu
+		return
 	}
+	if c.hasFailed() {
+		wait = min(wait, reasonWithin)
+	}
+	c.lookIn(wait)
 }
 
 // look does what is due, and returns when to look again, 0 for never.

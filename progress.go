@@ -235,7 +235,7 @@ var reasonWithin = 5 * time.Second
 // status ends the connection over a failed completion. Flushed requests are
 // the consequence of an end, not its cause: the device reports that on its own,
 // or when it is asked to end the connection, which its queue pair no longer has. A device
-// that does not, as Soft-RoCE does not where its link is down, has reasonWithin to.
+// that does not, as Soft-RoCE does not where its link is down, is given reasonWithin.
 func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 	if wc.Status == ibv.WCFlushErr {
 		if !c.hasFailed() && c.dead == nil && c.event.Load() == nil {

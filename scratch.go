@@ -10,14 +10,13 @@ import (
 )
 
 // Scratch memory is where large writes from and to ordinary memory pass through.
-// It belongs to no domain: a connection registers the part that it has written,
-// or wants filled, for the time of the transfer, by expose and land. So what an
-// earlier user has left in a chunk reaches nobody, and nothing need be cleared
-// in between.
+// It belongs to no domain. A connection registers the part that it has written, for the
+// time of the transfer, by expose, and a chunk that it wants filled by land. So what an
+// earlier user has left in a chunk reaches nobody, and nothing need be cleared in between.
 //
 // A connection has a chunk for as long as there is data in it, or on the way to it, and no
-// longer: what it had last it most likely gets again, registered as it was, but as soon as
-// others want it they have it.
+// longer. One that was filled stays registered behind that, and the same connection most
+// likely gets it again as it is, but others get it before they go without.
 
 const scratchBytes = 256 << 10
 
@@ -26,8 +25,8 @@ type scratch struct {
 	b     []byte
 	pool  *scratchPool
 	since time.Time // idle
-	sink  sink      // by which the device may fill it for
-	by    *conn     // this connection, nil if it is not registered
+	by    *conn     // the connection that has registered it, nil if none has
+	sink  sink      // if one has, what that has registered
 }
 
 // scratchPool is the scratch memory of one device.
@@ -58,7 +57,10 @@ func (c *conn) getSink() (*scratch, error) {
 		return s, nil
 	}
 	var err error
-	if s.sink, err = c.land(s.b); err != nil {
+	if s.sink, err = c.land(s.b); err != nil && s.pool.unregisterIdle() {
+		s.sink, err = c.land(s.b) // there is room for it now
+	}
+	if err != nil {
 		s.release()
 		return nil, err
 	}
@@ -74,23 +76,15 @@ func (c *conn) takeScratch(by *conn) *scratch {
 	if p == nil {
 		p = &scratchPool{dev: c.dom.dev}
 	}
-	if (p.chunks-len(p.idle)+1)*scratchBytes > c.set.transferMemory {
-		return nil
+	if s := p.reuse(c, by, (p.chunks+1)*scratchBytes > c.set.transferMemory); s != nil {
+		return s
 	}
-	full := (p.chunks+1)*scratchBytes > c.set.transferMemory
-	for i := p.pick(by, full); i >= 0; i = p.pick(by, full) {
-		s := p.idle[i]
-		p.idle = slices.Delete(p.idle, i, i+1)
-		if s.by == by || s.unregister() {
-			return s
-		}
-	}
-	if full {
+	if (p.chunks+1)*scratchBytes > c.set.transferMemory {
 		return nil
 	}
 	mem, err := allocPages(scratchBytes)
 	if err != nil {
-		return nil
+		return p.reuse(c, by, true)
 	}
 	if p.chunks++; p.chunks == 1 {
 		if scratches.pools == nil {
@@ -99,6 +93,22 @@ func (c *conn) takeScratch(by *conn) *scratch {
 		scratches.pools[p.dev] = p
 	}
 	return &scratch{b: mem, pool: p}
+}
+
+// reuse returns an idle chunk that pick finds, nil if c may have none.
+func (p *scratchPool) reuse(c, by *conn, full bool) *scratch {
+	for (p.chunks-len(p.idle)+1)*scratchBytes <= c.set.transferMemory {
+		i := p.pick(by, full)
+		if i < 0 {
+			break
+		}
+		s := p.idle[i]
+		p.idle = slices.Delete(p.idle, i, i+1)
+		if s.by == by || s.unregister() {
+			return s
+		}
+	}
+	return nil
 }
 
 // pick returns which of the idle chunks one gets that wants it registered by the given
@@ -125,6 +135,21 @@ func (p *scratchPool) pick(by *conn, full bool) int {
 func (s *scratch) unregister() bool {
 	s.by = nil
 	return s.sink.close() == nil
+}
+
+// unregisterIdle ends the registrations of all idle chunks and reports whether there were any.
+func (p *scratchPool) unregisterIdle() (found bool) {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	p.idle = slices.DeleteFunc(p.idle, func(s *scratch) bool {
+		if s.by == nil {
+			return false
+		}
+		gone := s.unregister()
+		found = found || gone
+		return !gone
+	})
+	return found
 }
 
 // releaseSinks ends what the connection has registered of the idle chunks.
@@ -170,18 +195,27 @@ func (s *scratch) release() {
 
 // trim frees what has been idle for scratchIdle and comes back for the rest.
 func (p *scratchPool) trim() {
+	for p.trimOne() {
+	}
+}
+
+// trimOne frees the chunk that has been idle for longest, if that is scratchIdle, and
+// reports whether there may be another. The lock is not held for all of them at once, as
+// to end a registration takes its time.
+func (p *scratchPool) trimOne() bool {
 	scratches.mu.Lock()
 	defer scratches.mu.Unlock()
-	now := time.Now()
-	n := 0
-	for n < len(p.idle) && now.Sub(p.idle[n].since) >= scratchIdle {
-		n++
-	}
-	p.free(n)
 	p.trimmed = len(p.idle) > 0
-	if p.trimmed {
-		time.AfterFunc(scratchIdle-now.Sub(p.idle[0].since), p.trim)
+	if !p.trimmed {
+		return false
 	}
+	left := scratchIdle - time.Since(p.idle[0].since)
+	if left > 0 {
+		time.AfterFunc(left, p.trim)
+		return false
+	}
+	p.free(1)
+	return true
 }
 
 // free unmaps the n chunks that have been idle for longest.

@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"bytes"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -181,6 +182,31 @@ func TestScratchIsLeftToOthers(t *testing.T) {
 			poolOf(a.dom.dev).trim()
 		})
 	}
+}
+
+// Where no more can be registered a connection gets what others keep registered and do
+// not use.
+func TestScratchUnderMemoryLimit(t *testing.T) {
+	checkLeaks(t)
+	r := newRig(t, nil)
+	setScratchIdle(t, time.Hour)
+	end := func() *Conn {
+		return &Conn{&conn{dom: r.dom, qp: r.qp, set: settings{transferMemory: defaultTransfer}}}
+	}
+	owner, other := end(), end()
+	kept, err := owner.getSink()
+	require.NoError(t, err)
+	r.sw.LimitMemory(r.sw.RegisteredBytes())
+	_, err = other.getSink()
+	require.ErrorIs(t, err, syscall.ENOBUFS, "it is in use")
+	kept.release()
+	got, err := other.getSink()
+	require.NoError(t, err)
+	_, err = owner.getSink()
+	require.ErrorIs(t, err, syscall.ENOBUFS)
+	setScratchIdle(t, 0)
+	got.release()
+	require.Zero(t, chunksOf(r.dom.dev))
 }
 
 // A chunk that could not be taken from the device stays with it, and counts.
