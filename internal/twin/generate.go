@@ -2,6 +2,7 @@ package twin
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -37,7 +38,38 @@ func Generate(seed uint64) *Program {
 			break
 		}
 	}
+	for i := range 2 {
+		g.p.end(i).steadyQueue()
+	}
 	return g.p
+}
+
+// steadyQueue leaves the write deadline alone beside messages that wait in a queue. Each
+// fails or is sent by itself, so that with a deadline that comes and goes again one may be
+// missing between two, and nobody could say where in the stream those behind it belong.
+func (e *End) steadyQueue() {
+	queues := slices.ContainsFunc(e.Writing, func(op Op) bool { return op.Do == Queue && op.Size > op.Part })
+	changes := 0
+	for _, lane := range [][]Op{e.Writing, e.Reading, e.Control} {
+		for _, op := range lane {
+			if op.Do == SetWrite || op.Do == SetBoth || op.Do == ClearWrite {
+				changes++
+			}
+		}
+	}
+	if !queues || changes < 2 {
+		return
+	}
+	for _, lane := range [][]Op{e.Reading, e.Control} {
+		for i := range lane {
+			switch lane[i].Do {
+			case SetWrite, SetBoth:
+				lane[i].Do = SetRead
+			case ClearWrite:
+				lane[i].Do = ClearRead
+			}
+		}
+	}
 }
 
 // one is true once in n times.
