@@ -114,8 +114,10 @@ type Config struct {
 	// negative BusyPoll none ever does.
 	BusyPoll time.Duration
 
-	// Logger hears of connections that fail to be set up or break, at level
-	// Debug. nil means nobody does.
+	// Logger receives at level Debug what fails: set-ups, connections, queue pairs for
+	// datagrams, devices. It receives at level Warn a line for each Conn, Listener and
+	// PacketConn that the program drops without Close. nil discards the former, and the
+	// warnings go to slog.Default().
 	Logger *slog.Logger
 }
 

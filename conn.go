@@ -20,7 +20,8 @@ import (
 // syscall.EPIPE on a Write after CloseWrite or after the peer has closed.
 //
 // A Conn that the program drops without Close is closed when the garbage collector finds
-// it, as those of package net are; the log has a warning.
+// it, as those of package net are. Config.Logger receives a warning, or slog.Default() if
+// that is nil.
 type Conn struct {
 	*conn
 }

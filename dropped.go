@@ -60,8 +60,9 @@ func (p *packetConn) dropped() {
 	}
 }
 
-// warnDropped tells of a program that forgets to close: to the program's own log if nil
-// was configured, since memory and descriptors were in use until now.
+// warnDropped logs that the program has dropped something without Close. A nil log means
+// slog.Default(): memory and descriptors were in use until now, so the warning is not
+// discarded.
 func warnDropped(log *slog.Logger, what string, args ...any) {
 	if log == nil {
 		log = slog.Default()

@@ -161,9 +161,11 @@ func (l *listener) bindOnce(ctx context.Context, providers []ibv.Provider, local
 // When the RDMA device of its address is removed, and the software device does
 // not listen beside it, Accept fails with an error that matches syscall.ENODEV.
 //
-// Each device that it listens on has a goroutine, as connections are set up before Accept.
-// A Listener that the program drops without Close is closed when the garbage collector
-// finds it; the log has a warning.
+// Connections are set up before Accept, so an open Listener has goroutines: two for the
+// software device, one for all devices of rdma-core together, and one for each connection
+// that is being set up. A Listener that the program drops without Close is closed when the
+// garbage collector finds it. Config.Logger receives a warning, or slog.Default() if that
+// is nil.
 type Listener struct {
 	*listener
 }

@@ -39,7 +39,7 @@ import (
 // that was started anew is found.
 //
 // A PacketConn that the program drops without Close is closed when the garbage collector
-// finds it; the log has a warning.
+// finds it. Config.Logger receives a warning, or slog.Default() if that is nil.
 type PacketConn struct {
 	*packetConn
 }
