@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"io"
 	"net"
 	"os"
 	"sync"
@@ -17,24 +16,25 @@ import (
 // Large transfers over a slow link: how long calls with a deadline wait for what is under
 // way, and that keep-alive does not take bytes that come slowly for silence.
 
-// slowLink forwards what the client sends at a rate, and what the server sends at once. It
-// holds some 32 KiB at a time.
+// slowLink forwards what the client sends at one rate, and what the server sends at another,
+// or at once if that is 0. It holds some 32 KiB a direction at a time.
 type slowLink struct {
-	ln     *net.TCPListener
-	target string
-	rate   int64
-	passed atomic.Int64 // bytes from the client
+	ln         *net.TCPListener
+	target     string
+	rate, back int64
+	passed     atomic.Int64 // bytes from the client
+	returned   atomic.Int64 // bytes to it
 
 	mu    sync.Mutex
 	conns []net.Conn
 	done  sync.WaitGroup
 }
 
-func newSlowLink(t testing.TB, target string, rate int64) *slowLink {
+func newSlowLink(t testing.TB, target string, rate, back int64) *slowLink {
 	t.Helper()
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
-	l := &slowLink{ln: ln.(*net.TCPListener), target: target, rate: rate}
+	l := &slowLink{ln: ln.(*net.TCPListener), target: target, rate: rate, back: back}
 	l.done.Go(l.serve)
 	t.Cleanup(func() {
 		ln.Close()
@@ -65,17 +65,14 @@ func (l *slowLink) serve() {
 		l.mu.Lock()
 		l.conns = append(l.conns, a, b)
 		l.mu.Unlock()
-		l.done.Go(func() { l.forward(b, a) })
-		l.done.Go(func() {
-			io.Copy(a, b)
-			a.Close()
-		})
+		l.done.Go(func() { forward(b, a, l.rate, &l.passed) })
+		l.done.Go(func() { forward(a, b, l.back, &l.returned) })
 	}
 }
 
 // forward makes up for no more than slowCatchUp that it comes late, so that the rate is an
 // upper bound at any time.
-func (l *slowLink) forward(to, from net.Conn) {
+func forward(to, from net.Conn, rate int64, passed *atomic.Int64) {
 	defer to.Close()
 	p := make([]byte, 4<<10)
 	var due time.Time
@@ -87,25 +84,27 @@ func (l *slowLink) forward(to, from net.Conn) {
 		if now := time.Now(); due.Before(now.Add(-slowCatchUp)) {
 			due = now.Add(-slowCatchUp)
 		}
-		due = due.Add(time.Duration(n) * time.Second / time.Duration(l.rate))
-		time.Sleep(time.Until(due))
+		if rate > 0 {
+			due = due.Add(time.Duration(n) * time.Second / time.Duration(rate))
+			time.Sleep(time.Until(due))
+		}
 		if _, err := to.Write(p[:n]); err != nil {
 			return
 		}
-		l.passed.Add(int64(n))
+		passed.Add(int64(n))
 	}
 }
 
 const slowCatchUp = 5 * time.Millisecond
 
-// slowConns is a connection over a slow link from the first to the second.
-func slowConns(t testing.TB, cfg Config, rate int64) (from, to *Conn, l *slowLink) {
+// slowConns is a connection over a slow link from the first to the second, and back.
+func slowConns(t testing.TB, cfg Config, rate, back int64) (from, to *Conn, l *slowLink) {
 	t.Helper()
 	cfg.Provider = iwarp.New(iwarp.Config{})
 	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { ln.Close() })
-	l = newSlowLink(t, ln.Addr().String(), rate)
+	l = newSlowLink(t, ln.Addr().String(), rate, back)
 	c, err := (&Dialer{Config: cfg}).Dial("rdma4", l.ln.Addr().String())
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
@@ -136,7 +135,7 @@ func TestSlowDeadline(t *testing.T) {
 			for when, after := range map[string]int64{"at the beginning": 20 << 10, "later": 600 << 10} {
 				t.Run(tt.name+"/"+name+"/"+when, func(t *testing.T) {
 					checkLeaks(t)
-					from, to, link := slowConns(t, Config{TransferSize: minTransfer, NoRDMARead: noRead}, slowRate)
+					from, to, link := slowConns(t, Config{TransferSize: minTransfer, NoRDMARead: noRead}, slowRate, 0)
 					p := alloc(t, 4<<20).Bytes()
 					read := make(chan result, 1)
 					go func() {
@@ -170,6 +169,50 @@ func TestSlowDeadline(t *testing.T) {
 	}
 }
 
+// Where the peer writes as well its answer comes behind that, once or, by RDMA Read, twice:
+// no more than what this end has receives for.
+func TestSlowDeadlineBothWays(t *testing.T) {
+	cfg := Config{TransferSize: minTransfer, MaxReceiveSize: 1024, MaxReceiveCredits: 64}
+	window := int64(cfg.MaxReceiveCredits * (cfg.MaxReceiveSize + 100)) // with the headers below
+	bound := int64(slowRate*deadlineBound/time.Second) + 2*max(window, 128<<10)
+	for name, noRead := range map[string]bool{"read": false, "write": true} {
+		for what, size := range map[string]int{"segments": 1000, "transfers": 1 << 20} {
+			t.Run(name+"/"+what, func(t *testing.T) {
+				checkLeaks(t)
+				cfg := cfg
+				cfg.NoRDMARead = noRead
+				from, to, link := slowConns(t, cfg, slowRate, slowRate)
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				defer to.Close()
+				defer from.Close()
+				for _, c := range []*Conn{from, to} {
+					wg.Go(func() {
+						p := make([]byte, 64<<10)
+						for err := error(nil); err == nil; _, err = c.Read(p) {
+						}
+					})
+				}
+				wg.Go(func() {
+					p := make([]byte, size)
+					for err := error(nil); err == nil; _, err = to.Write(p) {
+					}
+				})
+				wrote := writing(from, make([]byte, 16<<20))
+				require.True(t, eventually(func() bool { return min(link.passed.Load(), link.returned.Load()) >= 300<<10 }))
+				before := link.returned.Load()
+				require.NoError(t, from.SetWriteDeadline(past))
+				var r result
+				within(t, "Write", func() { r = <-wrote })
+				more := link.returned.Load() - before
+				t.Logf("%d bytes, %v, %d came back after the call was to end", r.n, r.err, more)
+				requireTimeout(t, r.err)
+				require.Less(t, more, bound)
+			})
+		}
+	}
+}
+
 // Keep-alive is content with bytes that come slowly: neither end hears a message for
 // longer than it would bear, were it not for them.
 func TestSlowKeepAlive(t *testing.T) {
@@ -187,7 +230,7 @@ func TestSlowKeepAlive(t *testing.T) {
 				checkLeaks(t)
 				cfg := tt.cfg
 				cfg.KeepAlive, cfg.LingerTimeout = d, -1
-				from, to, _ := slowConns(t, cfg, int64(n/(5*d).Seconds()))
+				from, to, _ := slowConns(t, cfg, int64(n/(5*d).Seconds()), 0)
 				p := alloc(t, n).Bytes()
 				copy(p, pattern(1, n))
 				wrote := writing(from, p)
@@ -211,7 +254,7 @@ func BenchmarkSlowDeadline(b *testing.B) {
 	var over [2]time.Duration
 	for range b.N {
 		for i := range over {
-			from, to, link := slowConns(b, Config{TransferSize: minTransfer}, slowRate)
+			from, to, link := slowConns(b, Config{TransferSize: minTransfer}, slowRate, 0)
 			p, err := Alloc(4 << 20)
 			require.NoError(b, err)
 			read, wrote := reading(to, make([]byte, 4<<20)), writing(from, p.Bytes())

@@ -123,11 +123,10 @@ func (f *facts) stood(from, to time.Duration) (sum time.Duration) {
 	return sum
 }
 
-// mostBehind is how many bytes of what an end has written may lie in front of its answer.
-const mostBehind = 256 << 10
-
 // behind is how long the link takes for what the peer had written and the caller's end had
-// not read when the call was due.
+// not read when the call was due: the peer's answer comes behind that, and so may the
+// requests of RDMA Reads that it answers for. The peer can send what the caller's end has
+// receives for, or what that end has asked for of a large transfer.
 func (f *facts) behind(c *Call, due time.Duration) time.Duration {
 	if f.p.Link.Rate <= 0 {
 		return 0
@@ -141,7 +140,8 @@ func (f *facts) behind(c *Call, due time.Duration) time.Duration {
 			n -= d.N
 		}
 	}
-	return time.Duration(max(0, min(n, mostBehind))) * time.Second / time.Duration(f.p.Link.Rate)
+	most := max(f.p.end(c.End).Setup.window(), 128<<10)
+	return time.Duration(2*max(0, min(n, most))) * time.Second / time.Duration(f.p.Link.Rate)
 }
 
 // brokenOff is a reset by a peer that was closed in the middle of a large transfer and has

@@ -478,13 +478,15 @@ func Compare(p *Program, tcp, rdma *Trace) []Violation {
 		return nil
 	}
 	allowance := 2*time.Second + 10*rdma.Noise
-	segment := int64(8 << 10)
-	for i := range 2 {
-		if n := p.end(i).Setup.MaxSegment; n > 0 {
-			segment = min(segment, int64(n))
-		}
+	a, b := p.First.Setup, p.Other.Setup
+	allowance += time.Duration(p.bytes()/min(a.segment(), b.segment())) * time.Millisecond // each may wake up both ends
+	// Where TCP drops bytes at Close rdmanet delivers them, half a window for each time that
+	// the link takes both ways.
+	rounds := time.Duration(2 * p.bytes() / min(a.window(), b.window()))
+	allowance += rounds * 2 * p.Link.Delay
+	if r := p.Link.Rate; r > 0 {
+		allowance += time.Duration(p.bytes()) * time.Second / time.Duration(r)
 	}
-	allowance += time.Duration(p.bytes()/segment) * time.Millisecond // each may wake up both ends
 	if rdma.Slow {
 		allowance += 30 * time.Second
 	}

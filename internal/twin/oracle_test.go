@@ -40,6 +40,10 @@ func TestOracle(t *testing.T) {
 	stop := []Event{{Fault{Do: Stop, For: 400 * at}, 1 * at}}
 	slow := Program{Link: Link{Rate: bulkRate}}
 	wroteMuch := call(Writing, Write, 1, 2, 128<<10, 128<<10, OK)
+	wroteMost := call(Writing, Write, 1, 2, 512<<10, 512<<10, OK)
+	narrow := slow
+	narrow.First.Setup = Setup{MaxSegment: 512, MaxCredits: 4}
+	narrow.Other.Setup = narrow.First.Setup
 	var large Program
 	large.First.Setup.TransferSize = 100
 	piece := wrote
@@ -180,9 +184,13 @@ func TestOracle(t *testing.T) {
 		{"a large Write that outlasts a link that stands still", "a deadline is overrun", Program{}, Trace{Link: stop},
 			[]Call{dueWrite, other(call(Writing, Write, 1, 800, 0, transfer, Deadline))}},
 		{"a large Write whose answer comes behind the peer's own bytes", "", slow, Trace{},
-			[]Call{dueWrite, wroteMuch, other(call(Writing, Write, 1, 400, 0, transfer, Deadline))}},
+			[]Call{dueWrite, wroteMuch, other(call(Writing, Write, 1, 525, 0, transfer, Deadline))}},
 		{"a large Write whose answer comes later than the peer's own bytes", "a deadline is overrun", slow, Trace{},
-			[]Call{dueWrite, wroteMuch, other(call(Writing, Write, 1, 450, 0, transfer, Deadline))}},
+			[]Call{dueWrite, wroteMuch, other(call(Writing, Write, 1, 575, 0, transfer, Deadline))}},
+		{"a large Write whose answer comes later than what a small window lets the peer send", "a deadline is overrun", narrow, Trace{},
+			[]Call{dueWrite, wroteMost, other(call(Writing, Write, 1, 575, 0, transfer, Deadline))}},
+		{"a large Write whose answer comes behind what a wide window lets the peer send", "", slow, Trace{},
+			[]Call{dueWrite, wroteMost, other(call(Writing, Write, 1, 1250, 0, transfer, Deadline))}},
 		{"a large Write whose answer comes late, when the peer's own bytes had come", "a deadline is overrun", slow, Trace{},
 			[]Call{dueWrite, wroteMuch, other(call(Reading, Read, 1, 2, 128<<10, 128<<10, OK)), other(call(Writing, Write, 1, 400, 0, transfer, Deadline))}},
 		{"a small Write on a link that stands still", "a deadline is overrun", Program{}, Trace{Link: stop},

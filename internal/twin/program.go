@@ -122,6 +122,22 @@ func (s Setup) linger() time.Duration {
 	return s.Linger
 }
 
+// segment is the largest message, and window how many bytes the peer may send that nobody
+// has read.
+func (s Setup) segment() int64 {
+	if s.MaxSegment == 0 {
+		return 8 << 10
+	}
+	return int64(s.MaxSegment)
+}
+
+func (s Setup) window() int64 {
+	if s.MaxCredits == 0 {
+		return 255 * s.segment()
+	}
+	return int64(s.MaxCredits) * s.segment()
+}
+
 // silence is how long an end may be silent before the other one ends the connection.
 func (s Setup) silence() time.Duration {
 	if s.KeepAlive == 0 {
