@@ -2,7 +2,9 @@ package rdmanet
 
 import (
 	"context"
+	"maps"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -134,7 +136,7 @@ func setScratchIdle(t testing.TB, d time.Duration) {
 	set := func(d time.Duration) (old time.Duration) {
 		scratches.mu.Lock()
 		defer scratches.mu.Unlock()
-		old, scratchIdle = scratchIdle, d
+		old, scratches.idle = scratches.idle, d
 		return old
 	}
 	old := set(d)
@@ -143,9 +145,12 @@ func setScratchIdle(t testing.TB, d time.Duration) {
 
 func countScratch() (n int) {
 	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
-	for _, p := range scratches.pools {
+	pools := slices.Collect(maps.Values(scratches.pools))
+	scratches.mu.Unlock()
+	for _, p := range pools {
+		p.mu.Lock()
 		n += p.chunks
+		p.mu.Unlock()
 	}
 	return n
 }

@@ -29,21 +29,65 @@ type scratch struct {
 	sink  sink      // if one has, what that has registered
 }
 
-// scratchPool is the scratch memory of one device.
+// scratchPool is the scratch memory of one device. Its lock is held while a registration
+// ends, which may take its time: only connections of the same device wait for that.
 type scratchPool struct {
-	dev     ibv.Device
+	dev ibv.Device
+
+	mu      sync.Mutex
 	chunks  int        // that there are
 	idle    []*scratch // of these, the longest idle first
 	trimmed bool       // a timer will see to it
 }
 
-var scratches struct {
-	mu    sync.Mutex
-	pools map[ibv.Device]*scratchPool // of those that have chunks
+var scratches = struct {
+	mu    sync.Mutex // taken when that of a pool is held, or alone
+	pools map[ibv.Device]*scratchPool
+	idle  time.Duration // how long a chunk stays unused until it goes back to the system
+}{pools: make(map[ibv.Device]*scratchPool), idle: time.Second}
+
+func scratchIdle() time.Duration {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	return scratches.idle
 }
 
-// scratchIdle is how long a chunk stays unused until it goes back to the system.
-var scratchIdle = time.Second
+// poolOf returns the pool of a device, nil if the device has no chunks.
+func poolOf(dev ibv.Device) *scratchPool {
+	scratches.mu.Lock()
+	defer scratches.mu.Unlock()
+	return scratches.pools[dev]
+}
+
+// lockPool returns the pool of a device, locked. It is made if there is none.
+func lockPool(dev ibv.Device) *scratchPool {
+	for {
+		scratches.mu.Lock()
+		p := scratches.pools[dev]
+		if p == nil {
+			p = &scratchPool{dev: dev}
+			scratches.pools[dev] = p
+		}
+		scratches.mu.Unlock()
+		p.mu.Lock()
+		if poolOf(dev) == p {
+			return p
+		}
+		p.mu.Unlock() // its last chunk went meanwhile
+	}
+}
+
+// unlock lets go of the pool, which is forgotten while it has no chunks.
+func (p *scratchPool) unlock() {
+	if p.chunks == 0 {
+		scratches.mu.Lock()
+		if scratches.pools[p.dev] == p {
+			delete(scratches.pools, p.dev)
+		}
+		scratches.mu.Unlock()
+	}
+	p.mu.Unlock()
+}
 
 // getScratch returns a chunk for one user, to be released, or nil when
 // connections of the device have as much as this one's Config.TransferMemory or
@@ -57,8 +101,8 @@ func (c *conn) getSink() (*scratch, error) {
 		return s, nil
 	}
 	var err error
-	if s.sink, err = c.land(s.b); err != nil && s.pool.unregisterIdle() {
-		s.sink, err = c.land(s.b) // there is room for it now
+	for s.sink, err = c.land(s.b); err != nil && s.pool.unregisterOldest(); {
+		s.sink, err = c.land(s.b) // there may be room for it now
 	}
 	if err != nil {
 		s.release()
@@ -70,28 +114,17 @@ func (c *conn) getSink() (*scratch, error) {
 
 // takeScratch returns a chunk that is registered by the given connection or by none.
 func (c *conn) takeScratch(by *conn) *scratch {
-	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
-	p := scratches.pools[c.dom.dev]
-	if p == nil {
-		p = &scratchPool{dev: c.dom.dev}
-	}
-	if s := p.reuse(c, by, (p.chunks+1)*scratchBytes > c.set.transferMemory); s != nil {
+	p := lockPool(c.dom.dev)
+	defer p.unlock()
+	full := (p.chunks+1)*scratchBytes > c.set.transferMemory
+	if s := p.reuse(c, by, full); s != nil || full {
 		return s
-	}
-	if (p.chunks+1)*scratchBytes > c.set.transferMemory {
-		return nil
 	}
 	mem, err := allocPages(scratchBytes)
 	if err != nil {
 		return p.reuse(c, by, true)
 	}
-	if p.chunks++; p.chunks == 1 {
-		if scratches.pools == nil {
-			scratches.pools = make(map[ibv.Device]*scratchPool)
-		}
-		scratches.pools[p.dev] = p
-	}
+	p.chunks++
 	return &scratch{b: mem, pool: p}
 }
 
@@ -137,26 +170,29 @@ func (s *scratch) unregister() bool {
 	return s.sink.close() == nil
 }
 
-// unregisterIdle ends the registrations of all idle chunks and reports whether there were any.
-func (p *scratchPool) unregisterIdle() (found bool) {
-	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
-	p.idle = slices.DeleteFunc(p.idle, func(s *scratch) bool {
-		if s.by == nil {
-			return false
+// unregisterOldest ends the registration of the chunk that has been idle for longest, of
+// those that have one, and reports whether there was any.
+func (p *scratchPool) unregisterOldest() bool {
+	p.mu.Lock()
+	defer p.unlock()
+	for i := 0; i < len(p.idle); {
+		switch s := p.idle[i]; {
+		case s.by == nil:
+			i++
+		case s.unregister():
+			return true
+		default:
+			p.idle = slices.Delete(p.idle, i, i+1)
 		}
-		gone := s.unregister()
-		found = found || gone
-		return !gone
-	})
-	return found
+	}
+	return false
 }
 
 // releaseSinks ends what the connection has registered of the idle chunks.
 func (c *conn) releaseSinks() {
-	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
-	if p := scratches.pools[c.dom.dev]; p != nil {
+	if p := poolOf(c.dom.dev); p != nil {
+		p.mu.Lock()
+		defer p.unlock()
 		p.idle = slices.DeleteFunc(p.idle, func(s *scratch) bool { return s.by == c && !s.unregister() })
 	}
 }
@@ -179,37 +215,37 @@ func (s *scratch) fill(r io.Reader) (n int, err error) {
 // release gives the chunk back. But for its sink it must not be registered any more: if
 // a region of it could not be closed it must be kept.
 func (s *scratch) release() {
-	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
 	p := s.pool
+	p.mu.Lock()
+	defer p.unlock()
 	s.since = time.Now()
 	p.idle = append(p.idle, s)
 	switch {
-	case scratchIdle == 0:
+	case scratchIdle() == 0:
 		p.free(len(p.idle))
 	case !p.trimmed:
 		p.trimmed = true
-		time.AfterFunc(scratchIdle, p.trim)
+		time.AfterFunc(scratchIdle(), p.trim)
 	}
 }
 
-// trim frees what has been idle for scratchIdle and comes back for the rest.
+// trim frees what has been idle for long enough and comes back for the rest.
 func (p *scratchPool) trim() {
 	for p.trimOne() {
 	}
 }
 
-// trimOne frees the chunk that has been idle for longest, if that is scratchIdle, and
+// trimOne frees the chunk that has been idle for longest, if that is long enough, and
 // reports whether there may be another. The lock is not held for all of them at once, as
 // to end a registration takes its time.
 func (p *scratchPool) trimOne() bool {
-	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
+	p.mu.Lock()
+	defer p.unlock()
 	p.trimmed = len(p.idle) > 0
 	if !p.trimmed {
 		return false
 	}
-	left := scratchIdle - time.Since(p.idle[0].since)
+	left := scratchIdle() - time.Since(p.idle[0].since)
 	if left > 0 {
 		time.AfterFunc(left, p.trim)
 		return false
@@ -227,7 +263,4 @@ func (p *scratchPool) free(n int) {
 		}
 	}
 	p.idle = slices.Delete(p.idle, 0, n)
-	if p.chunks == 0 {
-		delete(scratches.pools, p.dev)
-	}
 }

@@ -278,10 +278,11 @@ func TestTransferMemory(t *testing.T) {
 }
 
 func chunksOf(dev ibv.Device) int {
-	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
-	if p := scratches.pools[dev]; p != nil {
-		return p.chunks
+	p := poolOf(dev)
+	if p == nil {
+		return 0
 	}
-	return 0
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.chunks
 }
