@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"testing"
 	"time"
@@ -179,4 +180,32 @@ func (c *conn) pollRead() bool {
 	}
 	c.complete(&wc[0])
 	return wc[0].Op == ibv.WCRead
+}
+
+// A peer withdraws a transfer as a whole while a Read lends it memory, ends its stream and
+// closes, all before the Read looks again. The Read finds the end of the stream.
+func TestWithdrawnThenClosed(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			c, p := s.transferConns(side.active, false)
+			read := reading(c, make([]byte, recalledRead))
+			c.awaitReader(t)
+			p.begin(false, 1, 100<<10, 0, 0)
+			g := p.told(transferGrant)
+			c.mu.Lock()
+			p.withdraw(false, 1, 0)
+			p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}))
+			there := p.rdma(ibv.OpWrite, make([]byte, 8), g.Addr, g.Key) // with what was said before
+			gone := p.id.Disconnect()
+			heard := eventually(func() bool { return c.event.Load() != nil })
+			c.mu.Unlock()
+			require.Equal(t, ibv.WCSuccess, there)
+			require.NoError(t, gone)
+			require.True(t, heard)
+			var r result
+			within(t, "Read", func() { r = <-read })
+			require.Equal(t, result{0, io.EOF}, r)
+		})
+	}
 }
