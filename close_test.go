@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -368,43 +367,6 @@ func TestCloseOfSilentPeerFull(t *testing.T) {
 	})
 }
 
-func TestServerCloseOfSilentPeers(t *testing.T) {
-	checkLeaks(t)
-	cfg := Config{LingerTimeout: endless, Provider: iwarp.New(iwarp.Config{})}
-	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
-	require.NoError(t, err)
-	link := newFrozenLink(t, ln.Addr())
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })
-	stops := []func(*http.Server){
-		func(s *http.Server) { s.Close() },
-		func(s *http.Server) { s.Shutdown(tctx) },
-	}
-	srv := &http.Server{Handler: handler}
-	go srv.Serve(ln)
-	d := &Dialer{Config: cfg}
-	tr := &http.Transport{DialContext: d.DialContext}
-	cl := &http.Client{Transport: tr}
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			resp, err := cl.Get("http://" + link.ln.Addr().String())
-			if err == nil {
-				io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}
-		})
-	}
-	within(t, "requests", wg.Wait)
-	idle, err := d.Dial("rdma4", link.ln.Addr().String()) // accepted, with no request
-	require.NoError(t, err)
-	link.freeze(toListener, fromListener)
-	within(t, "CloseIdleConnections", tr.CloseIdleConnections)
-	for _, stop := range stops {
-		within(t, "the server's end", func() { stop(srv) })
-	}
-	within(t, "Close", func() { idle.Close() })
-}
-
 // Connections that nobody has accepted are reset by Listener.Close, which waits for none.
 func TestListenerCloseResets(t *testing.T) {
 	checkLeaks(t)
@@ -494,70 +456,6 @@ func TestLingeringIsBounded(t *testing.T) {
 	require.True(t, eventually(func() bool { return Lingering().Now <= before.Now+2 }))
 	require.Equal(t, before.Evicted+3, Lingering().Evicted)
 	require.Equal(t, before.Total+5, Lingering().Total)
-}
-
-// Nothing is posted on a connection whose disconnect is under way.
-func TestNothingAfterDisconnect(t *testing.T) {
-	checkLeaks(t)
-	for i := range heavy(40) {
-		sw := newSwitch(t, nil)
-		a, b := pipeOn(t, Config{Provider: sw, MaxSendSize: 4 << 10, MaxReceiveSize: 4 << 10, TransferSize: -1})
-		post := &postAfter{QP: a.qp}
-		a.mu.Lock()
-		a.qp, a.id = post, &disconnectSeen{a.id, post}
-		a.mu.Unlock()
-		go func() {
-			for p := make([]byte, 8<<10); ; {
-				if _, err := b.Write(p); err != nil {
-					return
-				}
-			}
-		}()
-		data := pattern(uint64(i), 60<<10)
-		go func() {
-			a.Write(data)
-			a.Close()
-		}()
-		var got []byte
-		var err error
-		within(t, "the reader", func() { got, err = io.ReadAll(b) })
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(data, got))
-		require.NoError(t, b.Close())
-		require.True(t, eventually(func() bool { return len(sw.Live()) == 0 }))
-		require.Zero(t, post.late.Load(), "posts after the disconnect")
-	}
-}
-
-// postAfter counts what is posted after the disconnect.
-type postAfter struct {
-	ibv.QP
-	over atomic.Bool
-	late atomic.Int32
-}
-
-func (q *postAfter) PostSend(wrs []ibv.SendWR) (int, error) {
-	if q.over.Load() {
-		q.late.Add(1)
-	}
-	return q.QP.PostSend(wrs)
-}
-
-func (q *postAfter) PostRecv(wrs []ibv.RecvWR) (int, error) {
-	if q.over.Load() {
-		q.late.Add(1)
-	}
-	return q.QP.PostRecv(wrs)
-}
-
-type disconnectSeen struct {
-	ibv.ID
-	qp *postAfter
-}
-
-func (i *disconnectSeen) Disconnect() error {
-	i.qp.over.Store(true)
-	return i.ID.Disconnect()
 }
 
 // Nothing behind a message that breaks the protocol reaches the reader, nor does what

@@ -33,6 +33,7 @@ type modest struct {
 	reads  atomic.Int64
 	empty  atomic.Int64 // of these, those of no bytes
 	slow   atomic.Bool  // sends do not complete
+	held   atomic.Bool  // RDMA Reads of large transfers do not complete
 
 	mu   sync.Mutex
 	devs map[ibv.Device]*modestDevice
@@ -125,13 +126,19 @@ func (d *modestDevice) CreateCQ(depth int) (ibv.CQ, error) {
 }
 
 // setSlow keeps the completions of a Conn's sends back, or lets those go that were.
-func (m *modest) setSlow(slow bool) {
-	m.slow.Store(slow)
+func (m *modest) setSlow(slow bool) { m.keepBack(&m.slow, slow) }
+
+// holdReads is setSlow for the RDMA Reads of large transfers alone.
+func (m *modest) holdReads(hold bool) { m.keepBack(&m.held, hold) }
+
+// keepBack sets one of the two flags. The completions go on when both are unset.
+func (m *modest) keepBack(which *atomic.Bool, on bool) {
+	which.Store(on)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, q := range m.cqs {
 		q.mu.Lock()
-		if !slow && q.any && q.kept.Len() > 0 {
+		if !on && q.any && q.kept.Len() > 0 {
 			q.any = false
 			q.CQ.Interrupt()
 		}
@@ -184,8 +191,8 @@ func (q *modestCQ) Wait(deadline time.Time) error {
 func (q *modestCQ) Poll(wcs []ibv.WC) (n int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	slow := q.m.slow.Load()
-	for !slow && n < len(wcs) && q.kept.Len() > 0 {
+	slow, held := q.m.slow.Load(), q.m.held.Load()
+	for !slow && !held && n < len(wcs) && q.kept.Len() > 0 {
 		wcs[n] = q.kept.Pop()
 		n++
 	}
@@ -194,7 +201,7 @@ func (q *modestCQ) Poll(wcs []ibv.WC) (n int, err error) {
 		if k == 0 || err != nil {
 			return n, err
 		}
-		if slow && wcs[n].ID&sendID != 0 {
+		if id := wcs[n].ID; slow && id&sendID != 0 || held && id == fetchID {
 			q.kept.Push(wcs[n])
 		} else {
 			n++

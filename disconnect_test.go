@@ -1,0 +1,322 @@
+package rdmanet
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// Nothing is posted on a connection whose disconnect is under way, while its peer writes as
+// fast as it can, by segments and by large transfers.
+func TestNothingAfterDisconnect(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		cfg  Config
+	}{
+		{"segments", Config{TransferSize: -1}},
+		{"RDMA Reads", Config{TransferSize: minTransfer}},
+		{"RDMA Writes", Config{TransferSize: minTransfer, NoRDMARead: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			checkLeaks(t)
+			for i := range heavy(40) {
+				sw := newSwitch(t, nil)
+				cfg := tt.cfg
+				cfg.Provider, cfg.MaxSendSize, cfg.MaxReceiveSize = sw, 4<<10, 4<<10
+				a, b := pipeOn(t, cfg)
+				post, _ := watchDisconnect(a)
+				go func() {
+					for p := make([]byte, 8<<10); ; {
+						if _, err := b.Write(p); err != nil {
+							return
+						}
+					}
+				}()
+				data := pattern(uint64(i), 60<<10)
+				go func() {
+					a.Write(data)
+					a.Close()
+				}()
+				var got []byte
+				var err error
+				within(t, "the reader", func() { got, err = io.ReadAll(b) })
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(data, got))
+				require.NoError(t, b.Close())
+				require.True(t, requireReleased(t, sw))
+				require.Zero(t, post.late(), "posts after the disconnect")
+			}
+		})
+	}
+}
+
+// Nothing that comes due after the disconnect is posted: no keep-alive probe, no answer to
+// the peer, no receive. The device learns of the disconnect only when all of that has come
+// due, so it would take every post. Each case also runs on an open connection, where it
+// must lead to a post.
+func TestNothingDueAfterDisconnect(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		noRead  bool                                         // large transfers go by RDMA Write
+		receive bool                                         // a receive comes due, else a send
+		ready   func(t *testing.T, s *heldPair) (due func()) // ready runs before Close, due after the disconnect
+	}{
+		{name: "a keep-alive probe", ready: func(t *testing.T, s *heldPair) func() {
+			return func() { s.probes(t) }
+		}},
+		{name: "a keep-alive probe by RDMA Read", ready: func(t *testing.T, s *heldPair) func() {
+			return func() { s.withoutCredits(func() { s.probes(t) }) }
+		}},
+		{name: "a keep-alive probe by RDMA Write", ready: func(t *testing.T, s *heldPair) func() {
+			s.a.locked(func() bool { s.a.answers = false; return true })()
+			return func() { s.withoutCredits(func() { s.probes(t) }) }
+		}},
+		{name: "an idle connection uses up its credits", ready: func(t *testing.T, s *heldPair) func() {
+			require.True(t, eventually(s.a.locked(func() bool { return s.a.credits.have > s.a.set.initial })))
+			return func() {
+				s.a.mu.Lock()
+				s.a.warm, s.a.moved = true, s.a.stats.moved()
+				s.a.reckoned, s.a.stirred = time.Time{}, time.Time{}
+				s.a.mu.Unlock()
+				s.a.tick()
+			}
+		}},
+		{name: "the peer sends a keep-alive probe", ready: func(t *testing.T, s *heldPair) func() {
+			return func() {
+				s.arrives(t, func() {
+					require.True(t, eventually(func() bool {
+						if !s.b.isProbing() {
+							s.b.quietFor(time.Hour) // no probe is due if a message has just come
+						}
+						return s.b.Stats().KeepAliveSent > 0
+					}))
+				})
+			}
+		}},
+		{name: "the peer offers a transfer", ready: offersTransfer},
+		{name: "the peer requests a transfer", noRead: true, ready: offersTransfer},
+		{name: "RDMA Reads complete", ready: func(t *testing.T, s *heldPair) func() {
+			s.m.holdReads(true)
+			s.peerWrites(t)
+			require.True(t, eventually(s.a.locked(func() bool { return s.a.in.flying.Len() > 0 })))
+			return func() {
+				s.m.holdReads(false)
+				require.True(t, eventually(s.a.locked(func() bool { return s.a.in.flying.Len() == 0 && !s.a.send.posting })))
+			}
+		}},
+		{name: "the peer has written", noRead: true, ready: func(t *testing.T, s *heldPair) func() {
+			s.a.locked(func() bool { s.a.in.unclaimed = true; return true })() // nothing is granted yet
+			s.peerWrites(t)
+			require.True(t, eventually(s.a.locked(func() bool { return s.a.in.live.Len() > 0 })))
+			s.b.mu.Lock() // the peer does not answer
+			s.a.claim()
+			require.True(t, eventually(s.a.locked(func() bool { return s.a.in.flying.Len() > 0 && s.a.in.untold.Len() == 0 && !s.a.send.posting })))
+			require.NoError(t, s.a.CloseRead()) // b waits to hear that a wants no more of it
+			return func() { s.arrives(t, s.b.mu.Unlock) }
+		}},
+		{name: "a receive comes back", receive: true, ready: func(t *testing.T, s *heldPair) func() {
+			w := &heldWriter{come: make(chan struct{}), leave: make(chan struct{})}
+			wrote := make(chan struct{})
+			s.busy.Go(func() {
+				defer close(wrote)
+				s.a.WriteTo(w)
+			})
+			_, err := s.b.Write(make([]byte, 1000))
+			require.NoError(t, err)
+			within(t, "WriteTo", func() { <-w.come })
+			return func() {
+				close(w.leave)
+				if s.closed {
+					within(t, "WriteTo", func() { <-wrote })
+				}
+			}
+		}},
+		// Every message and every other work request is posted by one of these two functions.
+		{name: "a message", ready: func(t *testing.T, s *heldPair) func() {
+			return s.withLock(func() { s.a.postEmpty(1) })
+		}},
+		{name: "a request", ready: func(t *testing.T, s *heldPair) func() {
+			return s.withLock(func() { s.a.postAside(ibv.SendWR{ID: sendID, Op: ibv.OpWrite, Flags: ibv.SendSignaled}) })
+		}},
+	} {
+		for _, closed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/closed=%v", tt.name, closed), func(t *testing.T) {
+				checkLeaks(t)
+				s := newHeldPair(t, tt.noRead)
+				s.closed = closed
+				due := tt.ready(t, s)
+				if !closed {
+					posts := &s.post.sends
+					if tt.receive {
+						posts = &s.post.recvs
+					}
+					s.post.over.Store(true)
+					due()
+					require.True(t, eventually(func() bool { return posts.Load() > 0 }), "nothing comes due")
+					s.id.held.Store(false)
+					require.NoError(t, s.a.Close())
+				} else {
+					require.NoError(t, s.a.Close())
+					require.True(t, eventually(s.a.locked(func() bool { return s.a.end.disconnected })))
+					due()
+					require.Zero(t, s.post.late(), "posts after the disconnect")
+					require.NoError(t, s.id.ID.Disconnect())
+				}
+				within(t, "the peer", func() {
+					require.NoError(t, s.b.Close())
+					s.busy.Wait()
+				})
+			})
+		}
+	}
+}
+
+// heldPair is a connection from a to b. The device does not learn of a's disconnect until
+// the test ends, so that something can come due in between.
+type heldPair struct {
+	a, b   *Conn
+	m      *modest
+	post   *postAfter
+	id     *disconnectSeen
+	closed bool // a is closed before something comes due
+	busy   sync.WaitGroup
+}
+
+func newHeldPair(t *testing.T, noRead bool) *heldPair {
+	t.Helper()
+	s := &heldPair{m: newModest(t, 1<<20, 1<<14, testDevice(t).Attr().PinsMemory)}
+	cfg := Config{Provider: newSwitch(t, s.m), KeepAlive: time.Hour, LingerTimeout: endless, TransferSize: minTransfer, NoRDMARead: noRead}
+	peer := cfg
+	peer.InitialReceiveCredits = 32 // a has more credits than it keeps when it is idle
+	s.a, s.b = pipe(t, "rdma4", local4, &ListenConfig{Config: peer}, &Dialer{Config: cfg})
+	pass(t, s.a, s.b) // both have credits
+	pass(t, s.b, s.a)
+	s.post, s.id = watchDisconnect(s.a)
+	s.id.held.Store(true)
+	return s
+}
+
+// probes makes a's timer fire after a long silence of the peer, which calls for a keep-alive
+// probe.
+func (s *heldPair) probes(t *testing.T) {
+	t.Helper()
+	require.True(t, eventually(func() bool {
+		s.a.quietFor(time.Hour) // no probe is due if a message has just come
+		return s.closed || s.post.sends.Load() > 0
+	}), "no keep-alive probe")
+}
+
+// withLock returns a function that runs f with a.mu held and no post under way.
+func (s *heldPair) withLock(f func()) func() {
+	return func() {
+		s.a.mu.Lock()
+		defer s.a.mu.Unlock()
+		for s.a.send.posting {
+			s.a.waitPosted()
+		}
+		f()
+	}
+}
+
+// withoutCredits runs f while a has no send credits.
+func (s *heldPair) withoutCredits(f func()) {
+	have := 0
+	s.withLock(func() { have, s.a.credits.have = s.a.credits.have, 0 })()
+	f()
+	s.withLock(func() { s.a.credits.have += have })()
+}
+
+// arrives runs f, which makes b send a message, and waits until a has handled the message.
+func (s *heldPair) arrives(t *testing.T, f func()) {
+	t.Helper()
+	oldest := func() *buffer { return *s.a.posted.At(0) }
+	var before *buffer
+	s.a.locked(func() bool { before = oldest(); return true })()
+	f()
+	require.True(t, eventually(s.a.locked(func() bool { return oldest() != before && !s.a.send.posting })))
+}
+
+// peerWrites makes b write one large transfer, which is moved in one piece.
+func (s *heldPair) peerWrites(t *testing.T) {
+	t.Helper()
+	p := alloc(t, minTransfer).Bytes()
+	s.busy.Go(func() { s.b.Write(p) }) // an error is no concern of the test: a may close first
+}
+
+func offersTransfer(t *testing.T, s *heldPair) func() {
+	return func() {
+		s.arrives(t, func() { s.peerWrites(t) })
+		s.a.neglected()
+	}
+}
+
+// heldWriter is a writer whose calls wait until leave is closed. come is closed by the first.
+type heldWriter struct {
+	once        sync.Once
+	come, leave chan struct{}
+}
+
+func (w *heldWriter) Write(p []byte) (int, error) {
+	w.once.Do(func() { close(w.come) })
+	<-w.leave
+	return len(p), nil
+}
+
+// watchDisconnect makes postAfter count what a posts after its disconnect.
+func watchDisconnect(a *Conn) (*postAfter, *disconnectSeen) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for a.send.posting {
+		a.waitPosted()
+	}
+	post := &postAfter{QP: a.qp}
+	id := &disconnectSeen{ID: a.id, qp: post}
+	a.qp, a.id = post, id
+	return post, id
+}
+
+// postAfter counts what is posted after the disconnect.
+type postAfter struct {
+	ibv.QP
+	over         atomic.Bool
+	sends, recvs atomic.Int32
+}
+
+func (q *postAfter) late() int32 { return q.sends.Load() + q.recvs.Load() }
+
+func (q *postAfter) PostSend(wrs []ibv.SendWR) (int, error) {
+	if q.over.Load() {
+		q.sends.Add(1)
+	}
+	return q.QP.PostSend(wrs)
+}
+
+func (q *postAfter) PostRecv(wrs []ibv.RecvWR) (int, error) {
+	if q.over.Load() {
+		q.recvs.Add(1)
+	}
+	return q.QP.PostRecv(wrs)
+}
+
+// disconnectSeen makes postAfter count from the disconnect on.
+type disconnectSeen struct {
+	ibv.ID
+	qp   *postAfter
+	held atomic.Bool // the device does not learn of the disconnect
+}
+
+func (i *disconnectSeen) Disconnect() error {
+	i.qp.over.Store(true)
+	if i.held.Load() {
+		return nil
+	}
+	return i.ID.Disconnect()
+}
