@@ -187,11 +187,11 @@ func TestShutdownOfSilentPeers(t *testing.T) {
 				var err error
 				within(t, "Shutdown", func() { err = s.Shutdown(ctx) })
 				require.ErrorIs(t, err, tt.want)
-				s.await(t, http.StateClosed, tt.idle)
+				s.await(t, http.StateIdle, 0)
 				s.await(t, http.StateActive, len(tt.requests)-tt.idle)
 				within(t, "Server.Close", func() { err = s.Close() })
 				require.NoError(t, err)
-				s.await(t, http.StateClosed, len(tt.requests))
+				s.awaitClosed(t)
 				s.closeClients(t)
 			})
 		}
@@ -209,7 +209,7 @@ func TestServerCloseOfSilentPeers(t *testing.T) {
 		var err error
 		within(t, "Server.Close", func() { err = s.Close() })
 		require.NoError(t, err)
-		s.await(t, http.StateClosed, 5)
+		s.awaitClosed(t)
 		s.closeClients(t)
 	})
 }
