@@ -408,6 +408,12 @@ func (g *generator) slow() {
 		}
 	}
 	total := 2<<20 + g.IntN(1<<20)
+	if a, b := &g.p.First.Setup, &g.p.Other.Setup; a.TransferSize < 0 || b.TransferSize < 0 {
+		// The device takes all segments at once and the link takes seconds for them. The end
+		// that wrote them stays meanwhile, and no grant tells it that its peer lives.
+		a.InitialCredits, b.InitialCredits = 64, 64
+		g.p.First.Control = []Op{{Do: Pause, Wait: 3 * time.Second}}
+	}
 	g.p.First.Writing = []Op{{Do: Write, Size: total, Own: g.one(2)}}
 	if g.one(3) {
 		g.p.Other.Writing = []Op{{Do: Write, Size: g.size(1 << 20)}}
