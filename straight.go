@@ -99,7 +99,7 @@ func (c *conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 		n += k
 		last = c.passed()
 	}
-	// What was withdrawn as a whole stands in the way of nothing: what comes behind it, such
+	// A transfer that was withdrawn as a whole holds nothing back: what comes behind it, such
 	// as the end of the stream, tells how to go on.
 	if n == 0 && c.stopsReading() {
 		if x := c.unread.At(0).x; x.taken < x.length {
