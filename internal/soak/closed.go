@@ -116,7 +116,8 @@ func givenUp(l rdmanet.LingerStats) uint64 { return l.Expired + l.Evicted }
 
 // excused reports whether a stream may have been lost because its connection was given up,
 // when before of the process had been. Most kinds of connections have an end that closes
-// right behind its last bytes, and the other one may get no processor for LingerTimeout. Nothing says which were, so each excuses one stream.
+// right behind its last bytes, and the other one may get no processor for LingerTimeout.
+// Nothing says which were, so each excuses one stream.
 func (e *end) excused(before uint64) bool {
 	for late := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		l := rdmanet.Lingering()
