@@ -216,14 +216,17 @@ func (l *tcp) beginFrame(ulen int) fpdu { return fpdu{l: l, ulen: ulen} }
 // chunk when that is scratch too.
 func (f *fpdu) grow(n int) []byte {
 	t := &f.l.tx
+	if t.mem == nil {
+		t.mem = batchPool.Get().(*batchMemory)
+	}
 	at := t.used
-	b := t.scratch[at : at+n]
+	b := t.mem.scratch[at : at+n]
 	t.used += n
 	t.framed += uint64(n)
 	if k := len(t.out); k > 0 {
 		last := &t.out[k-1]
 		if end := len(last.b); last.mr == nil && !last.inline && end > 0 && at > 0 &&
-			&last.b[end-1] == &t.scratch[at-1] {
+			&last.b[end-1] == &t.mem.scratch[at-1] {
 			last.b = last.b[:end+n] // its capacity reaches to the end of scratch
 			return b
 		}

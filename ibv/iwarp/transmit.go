@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -33,9 +34,9 @@ type transmitter struct {
 
 	// The batch: framed, and not yet taken by the socket.
 	out      []chunk
-	scratch  [scratchSize]byte // headers and small payloads of the batch
-	used     int               // bytes of it
-	owned    *[]byte           // copies of inline data in out
+	mem      *batchMemory // nil while there is no batch
+	used     int          // bytes of its scratch
+	owned    *[]byte      // copies of inline data in out
 	ends     []uint64
 	framed   uint64 // bytes framed so far on this connection
 	taken    uint64 // bytes that the socket has taken
@@ -48,7 +49,6 @@ type transmitter struct {
 	resp    []response // Read Responses owed, oldest first
 	turn    bool       // a response goes before the next request
 
-	iov          [batchChunks][]byte
 	write, flush func(uintptr) bool
 	n            int // result of write
 	wait         bool
@@ -68,6 +68,15 @@ const (
 
 	frameOverhead = 2 + iwarpwire.ReadRequestLen + 3 + 4 // length, header, padding, CRC at most
 )
+
+// batchMemory is what a batch needs until the socket has taken it. An idle queue pair has
+// none: it would be a fifth of what an idle connection takes.
+type batchMemory struct {
+	scratch [scratchSize]byte   // headers and small payloads
+	iov     [batchChunks][]byte // for writev
+}
+
+var batchPool = sync.Pool{New: func() any { return new(batchMemory) }}
 
 type rtrKind uint8
 
@@ -156,7 +165,10 @@ func (l *tcp) writeSome(fd uintptr) bool {
 // gate is held on return. ok is false when a region was taken away under it.
 func (l *tcp) gather() (bufs [][]byte, gated, ok bool) {
 	t := &l.tx
-	bufs = t.iov[:0]
+	if t.mem == nil {
+		return nil, false, true
+	}
+	bufs = t.mem.iov[:0]
 	for i := range t.out {
 		if i == batchChunks {
 			break
@@ -307,7 +319,11 @@ func (t *transmitter) trim() {
 func (l *tcp) releaseBatch() {
 	t := &l.tx
 	t.used = 0
-	clear(t.iov[:]) // keep the poster's memory alive no longer
+	if t.mem != nil {
+		clear(t.mem.iov[:]) // keep the poster's memory alive no longer
+		batchPool.Put(t.mem)
+		t.mem = nil
+	}
 	putBlock(t.owned)
 	t.owned = nil
 }
