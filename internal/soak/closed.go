@@ -68,12 +68,12 @@ func (a *arrivals) forget(seed uint64) {
 }
 
 // writeAndClose writes the stream and closes at once, with CloseContext if it is to be
-// sure. It returns an error if that fails, or if the stream has not arrived whole and this
-// process can tell; whether there was a reason is the caller's to know. There is none where
-// CloseContext has said that everything arrived. A connection that was given up after Close
-// is one, and is no error: the other end got no processor for LingerTimeout.
+// sure. It returns an error if that fails, and errLost if the stream has not arrived whole
+// and this process can tell; whether there was a reason is the caller's to know. There is
+// none where CloseContext has said that everything arrived. That CloseContext gives up when
+// LingerTimeout is over is no error: the other end may have got no processor.
 func (e *end) writeAndClose(c *rdmanet.Conn, t target, h header, sure bool) error {
-	calm, before := e.disturbance.Load(), givenUp(rdmanet.Lingering())
+	calm, before := e.disturbance.Load(), givenUp()
 	arrived := e.arrivals.expect(h.Seed)
 	defer e.arrivals.forget(h.Seed)
 	p := make([]byte, h.N)
@@ -103,34 +103,12 @@ func (e *end) writeAndClose(c *rdmanet.Conn, t target, h header, sure bool) erro
 		err = errors.New("it never arrived")
 	}
 	switch {
-	case err == nil, !sure && e.excused(before):
+	case err == nil:
 		return nil
-	case sure && calm%2 == 0 && e.disturbance.Load() == calm:
+	case !sure:
+		return fmt.Errorf("%w: %w", errLost, err)
+	case calm%2 == 0 && e.disturbance.Load() == calm:
 		return fmt.Errorf("%w: CloseContext returned nil, and %w", errWrong, err)
 	}
 	return err
-}
-
-// givenUp is how many connections were given up after Close.
-func givenUp(l rdmanet.LingerStats) uint64 { return l.Expired + l.Evicted }
-
-// excused reports whether a stream may have been lost because its connection was given up,
-// when before of the process had been. Most kinds of connections have an end that closes
-// right behind its last bytes, and the other one may get no processor for LingerTimeout.
-// Nothing says which were, so each excuses one stream.
-func (e *end) excused(before uint64) bool {
-	for late := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		l := rdmanet.Lingering()
-		if n := givenUp(l); n > before {
-			for k := e.excuses.Load(); k < n-e.givenUp; k = e.excuses.Load() {
-				if e.excuses.CompareAndSwap(k, k+1) {
-					return true
-				}
-			}
-		}
-		// A connection is counted when it lingers no more, which its other end may hear first.
-		if l.Now == 0 || time.Now().After(late) {
-			return false
-		}
-	}
 }

@@ -42,7 +42,7 @@ func (e *end) dialOn(ctx context.Context, to func() target) {
 			h.N = uint32(rnd.IntN(2 << 20))
 		}
 		h.N++
-		calm, before := e.disturbance.Load(), givenUp(rdmanet.Lingering())
+		calm, before := e.disturbance.Load(), givenUp()
 		e.open.Add(1)
 		err := e.active(ctx, t, h, rnd)
 		e.open.Add(-1)
@@ -50,7 +50,7 @@ func (e *end) dialOn(ctx context.Context, to func() target) {
 		case err == nil:
 			e.made.Add(1)
 			e.byKind[h.Kind].Add(1)
-		case errors.Is(err, errWrong) || !errors.Is(err, errDropped) && !e.peer && !t.killed && calm%2 == 0 && e.disturbance.Load() == calm && !e.excused(before):
+		case errors.Is(err, errWrong) || !errors.Is(err, errDropped) && !e.peer && !t.killed && calm%2 == 0 && e.disturbance.Load() == calm && !e.forgives(h.Kind, err, before):
 			e.fail(fmt.Errorf("%s of %d to %s, seed %#x: %w", kindNames[h.Kind], h.N, t.stream, h.Seed, err))
 		default:
 			e.failures.Add(1)
@@ -84,7 +84,7 @@ func (e *end) active(ctx context.Context, t target, h header, rnd *rand.Rand) er
 	d := rdmanet.Dialer{Config: e.cfg, Timeout: patience}
 	nc, err := d.Dial("rdma", t.stream)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errDial, err)
 	}
 	c := nc.(*rdmanet.Conn)
 	defer func() { _ = c.Close() }()

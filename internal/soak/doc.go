@@ -2,7 +2,8 @@
 
 // Soak keeps connections of all kinds in motion for as long as it is told to, breaks what
 // can break, and fails when a byte is wrong, when a stream comes to its end early or does
-// not arrive after Close, when a connection fails that nothing was done to, when a process
+// not arrive after Close, when a connection fails that nothing was done to (one is excused for
+// each that was given up after Close, as processors were lacking), when a process
 // ends that was not killed, or when memory, descriptors, goroutines or registered bytes have
 // not come back in the end.
 //

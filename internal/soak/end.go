@@ -30,14 +30,13 @@ type end struct {
 	byKind               [numKinds]atomic.Int64 // of those made
 	disturbance          atomic.Int64           // odd while something is refused
 	arrivals             arrivals
-	givenUp              uint64        // connections of the process, before the end was made
-	excuses              atomic.Uint64 // streams that were lost because of such connections
+	excuses              excuses
 	wrong                chan error
 	wg                   sync.WaitGroup
 }
 
 func newEnd(cfg rdmanet.Config, addr string, seed uint64) (*end, error) {
-	e := &end{cfg: cfg, addr: addr, givenUp: givenUp(rdmanet.Lingering()), wrong: make(chan error, 100)}
+	e := &end{cfg: cfg, addr: addr, wrong: make(chan error, 100)}
 	e.seed.Store(seed)
 	var err error
 	if e.ln, err = (&rdmanet.ListenConfig{Config: cfg}).Listen(context.Background(), "rdma", net.JoinHostPort(addr, "0")); err != nil {
@@ -148,8 +147,8 @@ func (e *end) report(w *os.File, at time.Duration, f *faults) {
 	for k, name := range kindNames {
 		kinds = append(kinds, fmt.Sprintf("%s %d", name, e.byKind[k].Load()))
 	}
-	fmt.Fprintf(w, "%v: %d connections (%.0f/s), %d open, %d failed besides, %d peers killed, %d refusals, %d lost streams excused, %d MiB resident, %d descriptors; %s\n",
-		at.Round(time.Second), n, float64(n)/at.Seconds(), e.open.Load(), e.failures.Load(), f.kills, f.refused, e.excuses.Load(), resident()>>20, descriptors(), strings.Join(kinds, ", "))
+	fmt.Fprintf(w, "%v: %d connections (%.0f/s), %d open, %d failed besides, %d peers killed, %d refusals, %d excused, %d MiB resident, %d descriptors; %s\n",
+		at.Round(time.Second), n, float64(n)/at.Seconds(), e.open.Load(), e.failures.Load(), f.kills, f.refused, e.excuses.taken(), resident()>>20, descriptors(), strings.Join(kinds, ", "))
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -280,6 +280,9 @@ loop:
 	if n := home.made.Load(); o.rate > 0 && float64(n) < float64(o.rate)*took.Seconds() {
 		failed = errors.Join(failed, fmt.Errorf("%d connections in %v, less than %d a second", n, took, o.rate))
 	}
+	if home.tooManyExcuses() {
+		failed = errors.Join(failed, fmt.Errorf("%d connections failed where others were given up after Close", home.excuses.taken()))
+	}
 	if names := home.missing(); len(names) > 0 && failed == nil {
 		failed = fmt.Errorf("no connection of these kinds: %s", strings.Join(names, ", "))
 	}
