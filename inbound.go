@@ -623,7 +623,7 @@ func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 		return 0, false, nil
 	}
 	if c.in.eager = len(p) < min(straightFrom, c.set.ofBuffer); !c.in.eager {
-		if n, last, err := c.fetchInto(p, message); n > 0 || err != nil {
+		if n, last, err := c.fetchInto(p, message); n > 0 || err != nil || x.taken == x.length {
 			return n, last, err
 		}
 		c.in.eager = true // its memory cannot be registered

@@ -86,6 +86,7 @@ func (c *conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	}
 	if into.late != nil {
 		into.late.Stop()
+		into.late = nil // so that one that has fired, and waits for mu, does not set it again
 	}
 	c.mu.Unlock()
 	for _, o := range slices.Backward(into.opened) { // a Buffer freed meanwhile goes with the first
