@@ -212,6 +212,21 @@ func TestScratchUnderMemoryLimit(t *testing.T) {
 	require.NoError(t, err)
 	_, err = owner.getSink()
 	require.ErrorIs(t, err, syscall.ENOBUFS)
+	got.release()
+
+	r.sw.LimitMemory(0)
+	var both []*scratch
+	for range 2 {
+		s, err := owner.getSink()
+		require.NoError(t, err)
+		both = append(both, s)
+	}
+	for _, s := range both {
+		s.release()
+	}
+	r.sw.LimitMemory(r.sw.RegisteredBytes() - scratchBytes)
+	got, err = other.getSink()
+	require.NoError(t, err, "two idle registrations make room for one")
 	setScratchIdle(t, 0)
 	got.release()
 	require.Zero(t, chunksOf(r.dom.dev))

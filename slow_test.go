@@ -172,15 +172,22 @@ func TestSlowDeadline(t *testing.T) {
 // Where the peer writes as well its answer comes behind that, once or, by RDMA Read, twice:
 // no more than what this end has receives for.
 func TestSlowDeadlineBothWays(t *testing.T) {
-	cfg := Config{TransferSize: minTransfer, MaxReceiveSize: 1024, MaxReceiveCredits: 64}
-	window := int64(cfg.MaxReceiveCredits * (cfg.MaxReceiveSize + 100)) // with the headers below
-	bound := int64(slowRate*deadlineBound/time.Second) + 2*max(window, 128<<10)
 	for name, noRead := range map[string]bool{"read": false, "write": true} {
-		for what, size := range map[string]int{"segments": 1000, "transfers": 1 << 20} {
+		for what, load := range map[string]struct {
+			size    int // of the peer's messages
+			credits int
+			least   int64 // of a transfer so much may have been asked for, whatever the window
+		}{
+			"segments":       {1000, 64, 0},
+			"segments, more": {1000, 250, 0},
+			"transfers":      {1 << 20, 64, 128 << 10},
+		} {
 			t.Run(name+"/"+what, func(t *testing.T) {
 				checkLeaks(t)
-				cfg := cfg
-				cfg.NoRDMARead = noRead
+				cfg := Config{TransferSize: minTransfer, MaxReceiveSize: 1024, MaxReceiveCredits: load.credits, NoRDMARead: noRead}
+				window := int64(cfg.MaxReceiveCredits * (cfg.MaxReceiveSize + 100)) // with the headers below
+				bound := int64(slowRate*deadlineBound/time.Second) + 2*max(window, load.least)
+				size := load.size
 				from, to, link := slowConns(t, cfg, slowRate, slowRate)
 				var wg sync.WaitGroup
 				defer wg.Wait()

@@ -46,6 +46,11 @@ func TestIdle(t *testing.T) {
 			t.Errorf("what has come was touched: %d", n)
 		}
 		unused(x) // with its send queue
+		x.qp.(*qp).sq.mu.Lock()
+		if x.qp.(*qp).link.Load().tx.mem != nil {
+			t.Error("an idle queue pair has memory for a batch")
+		}
+		x.qp.(*qp).sq.mu.Unlock()
 		send('z', 100)
 		if wc := y.next(t); wc.ID != 12 || wc.ByteLen != 100 || y.buf[12*size] != 'z' {
 			t.Errorf("%+v", wc)
