@@ -167,7 +167,9 @@ func (d *Dialer) inOrder(ctx context.Context, n network, providers []ibv.Provide
 	tries := len(remotes) * len(providers)
 	for _, remote := range remotes {
 		for _, p := range providers {
+			traced := traceConnect(ctx, p, n, remote)
 			c, err := try.within(ctx, tries, p, from(local, remote), remote)
+			traced(err)
 			if err == nil {
 				return outcome{c: c}
 			}

@@ -136,12 +136,6 @@ var suites = []suite{
 		sum:      "h1:saDtZ6Pbx/0u+bgYQ3q96pZgCzfhKXGPqt7kZ72aNNg=",
 		packages: []string{"."},
 		timeout:  5 * time.Minute,
-		known: []known{{
-			test:   "TestTracingDialWithContext",
-			cause:  differs,
-			guest:  true,
-			reason: "it wants httptrace's hooks of connecting called, which package net does for the software device; nothing does for RDMA devices",
-		}},
 	},
 	{
 		name:     "miniredis",

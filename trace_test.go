@@ -1,0 +1,85 @@
+package rdmanet
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http/httptrace"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+)
+
+// hooks notes the calls of the hooks of net/http/httptrace that are about connecting.
+type hooks struct {
+	mu    sync.Mutex
+	calls []string
+}
+
+func (h *hooks) note(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls = append(h.calls, fmt.Sprintf(format, args...))
+}
+
+func (h *hooks) context() context.Context {
+	return httptrace.WithClientTrace(tctx, &httptrace.ClientTrace{
+		ConnectStart: func(network, addr string) { h.note("start %s %s", network[:3], addr) },
+		ConnectDone:  func(network, addr string, err error) { h.note("done %s %s %v", network[:3], addr, err != nil) },
+	})
+}
+
+// once requires one attempt to reach an address.
+func (h *hooks) once(t *testing.T, network, address string, failed bool) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Equal(t, []string{"start " + network + " " + address, fmt.Sprintf("done %s %s %v", network, address, failed)}, h.calls)
+}
+
+// renamed is a provider that is not taken for the software device.
+type renamed struct{ ibv.Provider }
+
+func (renamed) Name() string { return "other" }
+
+// A device whose connections package net does not make has the hooks called by Dial.
+func TestDialTracedOnDevice(t *testing.T) {
+	checkLeaks(t)
+	for network, dial := range map[string]string{"tcp": "rdma", "udp": "udp"} {
+		sw := newSwitch(t, iwarp.New(iwarp.Config{}))
+		sw.FailNth(1, nil, verbstest.Resolve)
+		var h hooks
+		_, err := (&Dialer{Config: Config{Provider: renamed{sw}}}).DialContext(h.context(), dial, "127.0.0.1:1")
+		require.Error(t, err)
+		h.once(t, network, "127.0.0.1:1", true)
+		_, err = (&Dialer{Config: Config{Provider: renamed{sw}}}).DialContext(httptrace.WithClientTrace(tctx, new(httptrace.ClientTrace)), dial, "127.0.0.1:1")
+		require.Error(t, err)
+	}
+}
+
+// Dial calls the hooks of net/http/httptrace as package net does, once an address.
+func TestDialTraced(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		ln, err := tr.listen(tr.network, tr.address)
+		require.NoError(t, err)
+		defer ln.Close()
+		for address, refused := range map[string]bool{ln.Addr().String(): false, freePort(t, tr): true} {
+			var h hooks
+			dial := new(net.Dialer).DialContext
+			if tr.rdma {
+				dial = new(Dialer).DialContext
+			}
+			c, err := dial(h.context(), tr.network, address)
+			require.Equal(t, refused, err != nil, "%v", err)
+			if err == nil {
+				c.Close()
+			}
+			h.once(t, "tcp", address, refused)
+		}
+	})
+}
