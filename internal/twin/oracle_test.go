@@ -246,10 +246,29 @@ func TestOracle(t *testing.T) {
 
 func TestCompare(t *testing.T) {
 	tcp := &Trace{Network: "tcp", Duration: time.Second}
-	for d, n := range map[time.Duration]int{3 * time.Second: 0, 5 * time.Second: 1} {
-		if vs := Compare(&Program{}, tcp, &Trace{Network: "rdma", Duration: d}); len(vs) != n {
-			t.Errorf("%v beside %v: %v", d, tcp.Duration, vs)
-		}
+	small := Setup{MaxSegment: 1024, MaxCredits: 8} // a window of 8 KiB
+	large := Setup{MaxSegment: 8192, MaxCredits: 255}
+	program := func(s Setup, link Link) *Program {
+		return &Program{First: End{Setup: s, Writing: []Op{{Do: Write, Size: 2 << 20}}}, Other: End{Setup: s}, Link: link}
+	}
+	for _, tt := range []struct {
+		name  string
+		p     *Program
+		limit time.Duration
+	}{
+		{"nothing to carry", &Program{}, 4 * time.Second},
+		{"a millisecond for each segment", program(large, Link{}), 4*time.Second + 256*time.Millisecond},
+		{"time on the link for each half of a window", program(small, Link{Delay: time.Millisecond}), 4*time.Second + 2048*time.Millisecond + 512*2*time.Millisecond},
+		{"hardly any for large windows", program(large, Link{Delay: time.Millisecond}), 4*time.Second + 256*time.Millisecond + 2*2*time.Millisecond},
+		{"the bytes once more at the link's rate", program(large, Link{Rate: 1 << 20}), 6*time.Second + 256*time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for d, n := range map[time.Duration]int{tt.limit: 0, tt.limit + time.Millisecond: 1} {
+				if vs := Compare(tt.p, tcp, &Trace{Network: "rdma", Duration: d}); len(vs) != n {
+					t.Errorf("%v beside %v: %v", d, tcp.Duration, vs)
+				}
+			}
+		})
 	}
 }
 
