@@ -58,6 +58,8 @@ type ID interface {
 
 	// Accept agrees to the peer's request and returns when the connection is
 	// established, see rdma_accept(3); for datagrams when the answer is sent.
+	// It is established to a peer that has sent something and disconnected by
+	// then: what was sent is received, and [EventDisconnected] follows.
 	Accept(ctx context.Context, param ConnParam) error
 
 	// Reject refuses the peer's request, see rdma_reject(3). private reaches

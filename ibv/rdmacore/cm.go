@@ -283,6 +283,7 @@ func (i *id) managed(info *C.struct_rn_event_info) {
 		if info.status != 0 {
 			err = statusError(int(info.status))
 		}
+		i.overtaken()
 		i.disconnected(err)
 	case cmDeviceRemoval:
 		i.event(ibv.Event{Kind: ibv.EventDeviceRemoval, Err: syscall.ENODEV})
@@ -302,6 +303,23 @@ func (i *id) managed(info *C.struct_rn_event_info) {
 		i.step(newStep(info))
 	case cmMulticastJoin, cmMulticastError:
 		i.grouped(uintptr(info.group), newStep(info))
+	}
+}
+
+// overtaken is told on the passive side that the peer has disconnected. It does so only
+// from a connection that is established to it, for which the answer to its request has
+// arrived. That this side should know it, too, has come too late or got lost; what the peer
+// has sent is here, and the program must have it.
+func (i *id) overtaken() {
+	if !i.passive || i.established {
+		return
+	}
+	i.mu.Lock()
+	answered := i.up
+	i.mu.Unlock()
+	if answered {
+		i.established = true
+		i.step(step{event: cmEstablished})
 	}
 }
 

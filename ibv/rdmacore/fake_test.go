@@ -184,3 +184,40 @@ func TestArmSolicitedRefused(t *testing.T) {
 	require.NoError(t, other.Arm(true))
 	require.NoError(t, other.Close())
 }
+
+// A peer that has sent and disconnected before this side knows of the connection has been connected: what it
+// has sent is received.
+func TestAcceptOvertaken(t *testing.T) {
+	if onFake(t, "hasty0:hasty") {
+		return
+	}
+	p, err := rdmacore.New(rdmacore.Config{})
+	require.NoError(t, err)
+	ln, err := p.Listen(t.Context(), netip.MustParseAddrPort("192.0.2.1:1"), 1)
+	require.NoError(t, err)
+	id, err := ln.Accept(t.Context())
+	require.NoError(t, err)
+	pd, err := id.Device().AllocPD()
+	require.NoError(t, err)
+	cq, err := id.Device().CreateCQ(16)
+	require.NoError(t, err)
+	qp, err := id.CreateQP(pd, ibv.QPInit{SendCQ: cq, RecvCQ: cq,
+		Cap: ibv.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 2, MaxRecvSGE: 2}})
+	require.NoError(t, err)
+	_, err = qp.PostRecv([]ibv.RecvWR{{ID: 7}}) // completes at once
+	require.NoError(t, err)
+	require.NoError(t, id.Accept(t.Context(), ibv.ConnParam{}))
+	wcs := make([]ibv.WC, 2)
+	n, err := cq.Poll(wcs)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, ibv.WCSuccess, wcs[0].Status)
+	heard := make(chan ibv.Event, 1)
+	id.Notify(func(e ibv.Event) { heard <- e })
+	require.Equal(t, ibv.EventDisconnected, (<-heard).Kind)
+	require.NoError(t, qp.Close())
+	require.NoError(t, cq.Close())
+	require.NoError(t, pd.Close())
+	require.NoError(t, id.Close())
+	require.NoError(t, ln.Close())
+}
