@@ -58,6 +58,11 @@ var suites = []suite{
 		version:  "v0.1.2",
 		sum:      "h1:XtB8kyFOyHXYVFnwT5C3+Bdo8gArse7j2AQ0DA0Uey8=",
 		packages: []string{"."},
+		inGuest: []adaptation{
+			{"session_test.go", "conf.ConnectionWriteTimeout = 250 * time.Millisecond", "conf.ConnectionWriteTimeout = 5 * time.Second"},
+			{"session_test.go", "const timeout = 25 * time.Millisecond", "const timeout = time.Second"},
+			{"session_test.go", "errCh, 2, 10*time.Second", "errCh, 2, 2*time.Minute"},
+		},
 		timeout:  5 * time.Minute,
 	},
 	{
