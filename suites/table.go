@@ -63,7 +63,7 @@ var suites = []suite{
 			{"session_test.go", "const timeout = 25 * time.Millisecond", "const timeout = time.Second"},
 			{"session_test.go", "errCh, 2, 10*time.Second", "errCh, 2, 2*time.Minute"},
 		},
-		timeout:  5 * time.Minute,
+		timeout: 5 * time.Minute,
 	},
 	{
 		name:     "raft",
