@@ -69,7 +69,8 @@ const idleBound = 24 << 10
 // both ways before they idle, for 10 s. On the software device it fails where an end
 // takes more than idleBound, or than -idlegrowth times what one takes that has moved
 // nothing. With RDMANET_HUGE_PAGES=1 the system is asked for huge pages for all memory that
-// rdmanet maps, before the library says that it wants none. vm/tests/huge-pages runs it where transparent_hugepage is "always".
+// rdmanet maps, before the library says that it wants none. vm/tests/huge-pages runs it
+// where transparent_hugepage is "always".
 func BenchmarkIdleAfterBulk(b *testing.B) {
 	if runtime.GOOS != "linux" {
 		b.Skip("resident memory is read from /proc: run it on Linux")
@@ -244,8 +245,8 @@ func (idle *idleConns) burst(i int, n int64) error {
 	return err
 }
 
-// What is read into, and what is written: little of Go's memory, which stays with the process
-// as long as the collector's goal has room for it.
+// Bursts are read into memory of a pool and written from one array. Both are small, as Go's
+// heap stays with the process as long as the collector's goal has room for it.
 var (
 	bursts = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 	burst  [256 << 10]byte

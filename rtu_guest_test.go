@@ -13,7 +13,7 @@ import (
 
 // TestGuestLostRTU runs in two guests. The one that dials writes and closes at once; the CM
 // never tells the other one that it is connected, as vm/tests/lost-rtu drops that message.
-// What was written arrives all the same.
+// All that was written arrives all the same.
 func TestGuestLostRTU(t *testing.T) {
 	if os.Getenv("RDMANET_LOST_RTU") == "" {
 		t.Skip("RDMANET_LOST_RTU is not set: vm/test runs this in two guests")

@@ -109,6 +109,13 @@ func fakeQP(t *testing.T) (ibv.QP, ibv.CQ, ibv.Device) {
 	require.NoError(t, err)
 	id, err := p.Resolve(t.Context(), netip.AddrPort{}, netip.MustParseAddrPort("192.0.2.1:1"))
 	require.NoError(t, err)
+	qp, cq := queuePair(t, id)
+	require.NoError(t, id.Connect(t.Context(), ibv.ConnParam{InitiatorDepth: 1, ResponderResources: 1}))
+	return qp, cq, id.Device()
+}
+
+// queuePair makes a queue pair of id, which is closed with it when the test ends.
+func queuePair(t *testing.T, id ibv.ID) (ibv.QP, ibv.CQ) {
 	pd, err := id.Device().AllocPD()
 	require.NoError(t, err)
 	cq, err := id.Device().CreateCQ(16)
@@ -116,14 +123,13 @@ func fakeQP(t *testing.T) (ibv.QP, ibv.CQ, ibv.Device) {
 	qp, err := id.CreateQP(pd, ibv.QPInit{SendCQ: cq, RecvCQ: cq,
 		Cap: ibv.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 2, MaxRecvSGE: 2}})
 	require.NoError(t, err)
-	require.NoError(t, id.Connect(t.Context(), ibv.ConnParam{InitiatorDepth: 1, ResponderResources: 1}))
 	t.Cleanup(func() {
 		require.NoError(t, qp.Close())
 		require.NoError(t, cq.Close())
 		require.NoError(t, pd.Close())
 		require.NoError(t, id.Close())
 	})
-	return qp, cq, id.Device()
+	return qp, cq
 }
 
 // Some devices read the first element of a request that has none. They find an empty one: not NULL, and not
@@ -195,15 +201,10 @@ func TestAcceptOvertaken(t *testing.T) {
 	require.NoError(t, err)
 	ln, err := p.Listen(t.Context(), netip.MustParseAddrPort("192.0.2.1:1"), 1)
 	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, ln.Close()) })
 	id, err := ln.Accept(t.Context())
 	require.NoError(t, err)
-	pd, err := id.Device().AllocPD()
-	require.NoError(t, err)
-	cq, err := id.Device().CreateCQ(16)
-	require.NoError(t, err)
-	qp, err := id.CreateQP(pd, ibv.QPInit{SendCQ: cq, RecvCQ: cq,
-		Cap: ibv.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 2, MaxRecvSGE: 2}})
-	require.NoError(t, err)
+	qp, cq := queuePair(t, id)
 	_, err = qp.PostRecv([]ibv.RecvWR{{ID: 7}}) // completes at once
 	require.NoError(t, err)
 	require.NoError(t, id.Accept(t.Context(), ibv.ConnParam{}))
@@ -215,9 +216,4 @@ func TestAcceptOvertaken(t *testing.T) {
 	heard := make(chan ibv.Event, 1)
 	id.Notify(func(e ibv.Event) { heard <- e })
 	require.Equal(t, ibv.EventDisconnected, (<-heard).Kind)
-	require.NoError(t, qp.Close())
-	require.NoError(t, cq.Close())
-	require.NoError(t, pd.Close())
-	require.NoError(t, id.Close())
-	require.NoError(t, ln.Close())
 }
