@@ -174,7 +174,9 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 				})
 				if closed {
 					require.Zero(t, s.post.late(), "posts after the disconnect")
-					require.NoError(t, s.id.ID.Disconnect())
+					// The error is no concern of the test: the connection may be gone since its
+					// peer closed, and checkLeaks waits for its end.
+					s.id.ID.Disconnect()
 				}
 			})
 		}
