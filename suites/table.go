@@ -20,9 +20,10 @@ type suite struct {
 	known    []known
 }
 
-// adaptation replaces what does not hold in a guest: a time limit that suits no machine
-// as slow, as a guest emulates the processor and setting up an RDMA connection is much
-// work; or the loopback address, which RDMA devices do not have. Both copies are adapted.
+// adaptation replaces what does not hold in a guest: a time limit or an amount of data
+// that suits no machine as slow, as a guest emulates the processor and setting up an RDMA
+// connection is much work; or the loopback address, which RDMA devices do not have. Both
+// copies are adapted.
 type adaptation struct {
 	file     string
 	old, new string
@@ -61,7 +62,10 @@ var suites = []suite{
 		inGuest: []adaptation{
 			{"session_test.go", "conf.ConnectionWriteTimeout = 250 * time.Millisecond", "conf.ConnectionWriteTimeout = 5 * time.Second"},
 			{"session_test.go", "const timeout = 25 * time.Millisecond", "const timeout = time.Second"},
-			{"session_test.go", "errCh, 2, 10*time.Second", "errCh, 2, 2*time.Minute"},
+			{"session_test.go", "time.After(1 * time.Second)", "time.After(time.Minute)"},
+			{"session_test.go", "time.Second, \"timeout\"", "time.Minute, \"timeout\""},
+			{"session_test.go", "sendSize = 250 * 1024 * 1024", "sendSize = 25 * 1024 * 1024"},
+			{"session_test.go", "n int64 = 1 * 1024 * 1024 * 1024", "n int64 = 4 * 1024 * 1024"},
 		},
 		timeout: 5 * time.Minute,
 	},
