@@ -252,7 +252,7 @@ func from(local, remote netip.AddrPort) netip.AddrPort {
 
 // remotes are the addresses to dial that can be reached from local.
 func (d *Dialer) remotes(ctx context.Context, n network, local netip.AddrPort, address string) ([]netip.AddrPort, error) {
-	remotes, err := resolve(ctx, d.resolver(), n, address, false)
+	remotes, err := resolve(traceLookup(ctx), d.resolver(), n, address, false)
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,37 @@ func traceConnect(ctx context.Context, p ibv.Provider, n network, remote netip.A
 	}
 	return func(err error) {
 		if trace.ConnectDone != nil {
+			if err != nil {
+				err = opError("dial", nil, n.addr(remote), dialError(err))
+			}
 			trace.ConnectDone(n.ports, addr, err)
 		}
 	}
+}
+
+// traceLookup returns a context for looking up a name. Of the hooks that ctx may have it
+// has those for that only: the sockets by which Go's resolver asks its servers are no
+// attempts to connect, for package net neither.
+func traceLookup(ctx context.Context) context.Context {
+	trace := httptrace.ContextClientTrace(ctx)
+	if trace == nil {
+		return ctx
+	}
+	lookup := &httptrace.ClientTrace{DNSStart: trace.DNSStart, DNSDone: trace.DNSDone}
+	if lookup.DNSStart == nil { // one hook at least, or those of ctx would stay
+		lookup.DNSStart = func(httptrace.DNSStartInfo) {}
+	}
+	return httptrace.WithClientTrace(untraced{ctx}, lookup)
+}
+
+// untraced is a context without the hooks of net/http/httptrace, which would be added to
+// those that are set for it.
+type untraced struct{ context.Context }
+
+func (c untraced) Value(key any) any {
+	v := c.Context.Value(key)
+	if _, ok := v.(*httptrace.ClientTrace); ok {
+		return nil
+	}
+	return v
 }

@@ -2,10 +2,12 @@ package rdmanet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http/httptrace"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -29,8 +31,13 @@ func (h *hooks) note(format string, args ...any) {
 
 func (h *hooks) context() context.Context {
 	return httptrace.WithClientTrace(tctx, &httptrace.ClientTrace{
-		ConnectStart: func(network, addr string) { h.note("start %s %s", network[:3], addr) },
-		ConnectDone:  func(network, addr string, err error) { h.note("done %s %s %v", network[:3], addr, err != nil) },
+		ConnectStart: func(network, addr string) { h.note("start %s %s", network, addr) },
+		ConnectDone: func(network, addr string, err error) {
+			h.note("done %s %s %v", network, addr, err != nil)
+			if op := (*net.OpError)(nil); err != nil && !(errors.As(err, &op) && op.Op == "dial" && op.Addr.String() == addr) {
+				h.note("%#v is no error of Dial", err)
+			}
+		},
 	})
 }
 
@@ -62,6 +69,29 @@ func TestDialTracedOnDevice(t *testing.T) {
 	}
 }
 
+// The sockets of Go's resolver call no hooks, but those for the lookup are called.
+func TestDialTracedLookup(t *testing.T) {
+	checkLeaks(t)
+	var h hooks
+	ctx := httptrace.WithClientTrace(h.context(), &httptrace.ClientTrace{
+		DNSStart: func(info httptrace.DNSStartInfo) { h.note("lookup of %s", info.Host) },
+	})
+	asked := make(chan struct{}, 16)
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, "udp", "127.0.0.1:1")
+		if err == nil {
+			c.Close()
+			err = syscall.EHOSTDOWN
+		}
+		asked <- struct{}{}
+		return nil, err
+	}}
+	_, err := (&Dialer{Resolver: resolver}).DialContext(ctx, "rdma", "nobody.invalid.:1")
+	require.Error(t, err)
+	require.NotEmpty(t, asked)
+	require.Equal(t, []string{"lookup of nobody.invalid."}, h.calls)
+}
+
 // Dial calls the hooks of net/http/httptrace as package net does, once an address.
 func TestDialTraced(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr transport) {
@@ -79,7 +109,11 @@ func TestDialTraced(t *testing.T) {
 			if err == nil {
 				c.Close()
 			}
-			h.once(t, "tcp", address, refused)
+			network := "tcp" // the Dialer of this package names what the device says, not the family
+			if !tr.rdma {
+				network = tr.network
+			}
+			h.once(t, network, address, refused)
 		}
 	})
 }
