@@ -191,12 +191,8 @@ func TestArmSolicitedRefused(t *testing.T) {
 	require.NoError(t, other.Close())
 }
 
-// A peer that has sent and disconnected before this side knows of the connection has been connected: what it
-// has sent is received.
-func TestAcceptOvertaken(t *testing.T) {
-	if onFake(t, "hasty0:hasty") {
-		return
-	}
+// fakePeer is a request to connect.
+func fakePeer(t *testing.T) ibv.ID {
 	p, err := rdmacore.New(rdmacore.Config{})
 	require.NoError(t, err)
 	ln, err := p.Listen(t.Context(), netip.MustParseAddrPort("192.0.2.1:1"), 1)
@@ -204,16 +200,53 @@ func TestAcceptOvertaken(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, ln.Close()) })
 	id, err := ln.Accept(t.Context())
 	require.NoError(t, err)
+	return id
+}
+
+// A peer that has sent and disconnected before this side knows of the connection has been connected: what it
+// has sent is received, and then the queue pair ends.
+func TestAcceptOvertaken(t *testing.T) {
+	if onFake(t, "hasty0:hasty") {
+		return
+	}
+	id := fakePeer(t)
 	qp, cq := queuePair(t, id)
-	_, err = qp.PostRecv([]ibv.RecvWR{{ID: 7}}) // completes at once
+	_, err := qp.PostRecv([]ibv.RecvWR{{ID: 7}, {ID: 8}})
 	require.NoError(t, err)
 	require.NoError(t, id.Accept(t.Context(), ibv.ConnParam{}))
-	wcs := make([]ibv.WC, 2)
-	n, err := cq.Poll(wcs)
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	require.Equal(t, ibv.WCSuccess, wcs[0].Status)
 	heard := make(chan ibv.Event, 1)
 	id.Notify(func(e ibv.Event) { heard <- e })
 	require.Equal(t, ibv.EventDisconnected, (<-heard).Kind)
+	wcs := make([]ibv.WC, 3)
+	n, err := cq.Poll(wcs)
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	require.Equal(t, []any{uint64(7), ibv.WCSuccess}, []any{wcs[0].ID, wcs[0].Status})
+	require.Equal(t, []any{uint64(8), ibv.WCFlushErr}, []any{wcs[1].ID, wcs[1].Status})
+}
+
+// A disconnect in place of an answer is no connection, for either side.
+func TestDisconnectedBefore(t *testing.T) {
+	t.Run("active", func(t *testing.T) {
+		if onFake(t, "hasty0:hasty") {
+			return
+		}
+		p, err := rdmacore.New(rdmacore.Config{})
+		require.NoError(t, err)
+		id, err := p.Resolve(t.Context(), netip.AddrPort{}, netip.MustParseAddrPort("192.0.2.1:1"))
+		require.NoError(t, err)
+		queuePair(t, id)
+		require.ErrorIs(t, id.Connect(t.Context(), ibv.ConnParam{}), syscall.ECONNRESET)
+	})
+	t.Run("passive", func(t *testing.T) {
+		if onFake(t, "gone0:gone") {
+			return
+		}
+		id := fakePeer(t)
+		heard := make(chan ibv.Event, 1)
+		id.Notify(func(e ibv.Event) { heard <- e })
+		require.Equal(t, ibv.EventDisconnected, (<-heard).Kind)
+		queuePair(t, id)
+		require.ErrorIs(t, id.Accept(t.Context(), ibv.ConnParam{}), syscall.ECONNRESET)
+	})
 }

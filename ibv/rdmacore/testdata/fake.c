@@ -7,13 +7,16 @@
  *   once         ibv_query_port fails the first time
  *   first        work requests are read as irdma and erdma do: the first element, whatever num_sge is
  *   unsolicited  armed for solicited events only it refuses as mana does, and ends the process if asked again
- *   hasty        its peers disconnect before it is known here that they are connected
+ *   hasty        its peers send once, and disconnect before it is known here that they are connected; receives
+ *                wait for what is sent, or are flushed
+ *   gone         its peers disconnect before they are answered
  *
  * Connections are made with nobody, who connects once to whoever listens. What is posted there completes at once.
  */
 #include "../shim.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +50,10 @@ static void signal_fd(int fd)
 		abort();
 }
 
+/* The completion queues, and the receives that wait, are the threads' of the connection manager as well. */
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+
+/* complete is called with mu held. */
 static void complete(struct rn_cq *cq, struct rn_wc wc)
 {
 	struct queue *q = (struct queue *)cq;
@@ -62,11 +69,35 @@ static void complete(struct rn_cq *cq, struct rn_wc wc)
 static int poll_cq(struct rn_cq *cq, int n, struct rn_wc *wcs)
 {
 	struct queue *q = (struct queue *)cq;
+	pthread_mutex_lock(&mu);
 	n = n < q->n ? n : q->n;
 	memcpy(wcs, q->wcs, n * sizeof *wcs);
 	memmove(q->wcs, q->wcs + n, (q->n - n) * sizeof *wcs);
 	q->n -= n;
+	pthread_mutex_unlock(&mu);
 	return n;
+}
+
+/* Receives of a hasty device, oldest first. */
+struct pair {
+	struct rn_qp qp;
+	uint64_t recvs[DEPTH];
+	int n;
+};
+
+/* end_recvs ends up to n receives that wait: status 0 is success, 5 is flushed. */
+static void end_recvs(struct rn_qp *qp, int n, int status)
+{
+	struct pair *p = (struct pair *)qp;
+	if (!is(qp->context, "hasty"))
+		return;
+	pthread_mutex_lock(&mu);
+	n = n < p->n ? n : p->n;
+	for (int i = 0; i < n; i++)
+		complete(qp->recv_cq, (struct rn_wc){ .wr_id = p->recvs[i], .qp_num = qp->qp_num, .status = status, .opcode = 128 });
+	memmove(p->recvs, p->recvs + n, (p->n - n) * sizeof *p->recvs);
+	p->n -= n;
+	pthread_mutex_unlock(&mu);
 }
 
 static int req_notify_cq(struct rn_cq *cq, int solicited)
@@ -93,18 +124,30 @@ static int first(struct rn_qp *qp, int num_sge, const struct rn_sge *sge)
 static int post_send(struct rn_qp *qp, struct rn_send_wr *wr, struct rn_send_wr **bad)
 {
 	(void)bad;
+	pthread_mutex_lock(&mu);
 	for (; wr; wr = wr->next)
 		complete(qp->send_cq, (struct rn_wc){ .wr_id = wr->wr_id, .qp_num = qp->qp_num,
 			.status = first(qp, wr->num_sge, wr->sg_list), .opcode = wr->opcode == 4 ? 2 : 0 });
+	pthread_mutex_unlock(&mu);
 	return 0;
 }
 
 static int post_recv(struct rn_qp *qp, struct rn_recv_wr *wr, struct rn_recv_wr **bad)
 {
+	struct pair *p = (struct pair *)qp;
 	(void)bad;
-	for (; wr; wr = wr->next)
+	pthread_mutex_lock(&mu);
+	for (; wr; wr = wr->next) {
+		if (is(qp->context, "hasty")) {
+			if (p->n == DEPTH)
+				abort();
+			p->recvs[p->n++] = wr->wr_id;
+			continue;
+		}
 		complete(qp->recv_cq, (struct rn_wc){ .wr_id = wr->wr_id, .qp_num = qp->qp_num,
 			.status = first(qp, wr->num_sge, wr->sg_list), .opcode = 128 });
+	}
+	pthread_mutex_unlock(&mu);
 	return 0;
 }
 
@@ -223,7 +266,7 @@ void ibv_ack_cq_events(struct rn_cq *cq, unsigned int n)
 
 struct rn_qp *ibv_create_qp(void *pd, struct rn_qp_init_attr *init)
 {
-	struct rn_qp *qp = calloc(1, sizeof *qp);
+	struct rn_qp *qp = calloc(1, sizeof(struct pair));
 	qp->context = pd;
 	qp->qp_context = init->qp_context;
 	qp->send_cq = init->send_cq;
@@ -241,7 +284,9 @@ int ibv_destroy_qp(struct rn_qp *qp)
 
 int ibv_modify_qp(struct rn_qp *qp, struct rn_qp_attr *attr, int mask)
 {
-	(void)qp, (void)attr, (void)mask;
+	(void)mask;
+	if (attr->qp_state == 6) /* the error state */
+		end_recvs(qp, DEPTH, 5);
 	return 0;
 }
 
@@ -319,7 +364,7 @@ int rdma_create_qp(struct rn_cm_id *id, void *pd, struct rn_qp_init_attr *init)
 int rdma_connect(struct rn_cm_id *id, struct rn_conn_param *param)
 {
 	(void)param;
-	return happens(id, 9);
+	return happens(id, is(id->verbs, "hasty") ? 10 : 9);
 }
 
 int rdma_bind_addr(struct rn_cm_id *id, void *addr)
@@ -339,18 +384,22 @@ int rdma_listen(struct rn_cm_id *id, int backlog)
 	peer->ps = id->ps;
 	peer->port_num = 1;
 	events[n_events].listen_id = id;
-	return happens(peer, 4);
+	happens(peer, 4);
+	return is(id->verbs, "gone") ? happens(peer, 10) : 0;
 }
 
 int rdma_accept(struct rn_cm_id *id, struct rn_conn_param *param)
 {
 	(void)param;
+	end_recvs(id->qp, 1, 0);
+	if (is(id->verbs, "gone"))
+		return 0;
 	return happens(id, is(id->verbs, "hasty") ? 10 : 9);
 }
 
 int rdma_disconnect(struct rn_cm_id *id)
 {
-	(void)id;
+	end_recvs(id->qp, DEPTH, 5);
 	return 0;
 }
 
