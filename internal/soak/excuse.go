@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -17,8 +18,7 @@ import (
 // Most kinds of connections have an end that closes right behind its last bytes. Where the
 // other one gets no processor for LingerTimeout, the connection is given up and what had not
 // arrived is lost, as has been promised. rdmanet counts those and does not say which they
-// were, so each excuses one connection that failed, of those that were there when it was
-// counted.
+// were, so each excuses one connection that failed, of those that had begun by then.
 type excuses struct {
 	mu   sync.Mutex
 	used map[uint64]bool // by what the count was with it
@@ -86,17 +86,15 @@ func forgivable(k kind, err error) bool {
 	if k == datagrams || k == silent || errors.Is(err, errDial) {
 		return false
 	}
-	for _, broken := range []error{errLost, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF,
-		yamux.ErrSessionShutdown, yamux.ErrConnectionReset, yamux.ErrStreamClosed} {
-		if errors.Is(err, broken) {
-			return true
-		}
+	broken := []error{errLost, syscall.ECONNRESET, syscall.EPIPE}
+	if k == muxed { // it says io.EOF of a session that has broken; elsewhere that is an orderly end
+		broken = append(broken, io.EOF, io.ErrUnexpectedEOF, yamux.ErrSessionShutdown, yamux.ErrConnectionReset, yamux.ErrStreamClosed)
 	}
-	return false
+	return slices.ContainsFunc(broken, func(b error) bool { return errors.Is(err, b) })
 }
 
 // tooManyExcuses tells when so many connections were given up that it cannot be for want of
-// processors alone: more than one of a hundred, or ten.
+// processors alone: more than ten, and more than one of a hundred.
 func (e *end) tooManyExcuses() bool {
-	return e.excuses.taken() > 10+int(e.made.Load()/100)
+	return e.excuses.taken() > max(10, int(e.made.Load()/100))
 }

@@ -47,8 +47,9 @@ func TestForgivable(t *testing.T) {
 		want bool
 	}{
 		{echo, syscall.ECONNRESET, true},
-		{bulk, io.EOF, true},
-		{httpKind, fmt.Errorf("answer: %w", io.ErrUnexpectedEOF), true},
+		{muxed, io.EOF, true},
+		{bulk, io.EOF, false},
+		{httpKind, fmt.Errorf("answer: %w", io.ErrUnexpectedEOF), false},
 		{closed, fmt.Errorf("%w: it never arrived", errLost), true},
 		{echo, os.ErrDeadlineExceeded, false},
 		{echo, fmt.Errorf("%w: %w", errDial, syscall.ECONNRESET), false},

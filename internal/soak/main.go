@@ -281,7 +281,7 @@ loop:
 		failed = errors.Join(failed, fmt.Errorf("%d connections in %v, less than %d a second", n, took, o.rate))
 	}
 	if home.tooManyExcuses() {
-		failed = errors.Join(failed, fmt.Errorf("%d connections failed where others were given up after Close", home.excuses.taken()))
+		failed = errors.Join(failed, fmt.Errorf("%d connections were given up after Close, or failed where others were", home.excuses.taken()))
 	}
 	if names := home.missing(); len(names) > 0 && failed == nil {
 		failed = fmt.Errorf("no connection of these kinds: %s", strings.Join(names, ", "))
