@@ -626,7 +626,7 @@ func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 		if n, last, err := c.fetchInto(p, message); n > 0 || err != nil || x.taken == x.length {
 			return n, last, err
 		}
-		c.in.eager = true // its memory cannot be registered
+		c.in.eager = true // p cannot be registered, or nothing may be asked for now
 	}
 	c.readAhead()
 	if x.pieces.Len() > 0 || x.taken == x.length {

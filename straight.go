@@ -56,8 +56,9 @@ func (c *conn) offeredBytes(n int, message bool) int {
 }
 
 // fetchInto has the device put the transfers at the head of the queue into p, and
-// waits for that: the memory is in use until it returns. It returns 0 and no error
-// if p cannot be registered.
+// waits for that: the memory is in use until it returns. It returns 0 and no error if p
+// cannot be registered, if nothing may be asked for now, and when what was offered has been
+// withdrawn.
 func (c *conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	into := &straight{p: p[:c.offeredBytes(len(p), message)], message: message}
 	for {
