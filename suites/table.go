@@ -22,8 +22,8 @@ type suite struct {
 
 // adaptation replaces what does not hold in a guest: a time limit or an amount of data
 // that suits no machine as slow, as a guest emulates the processor and setting up an RDMA
-// connection is much work; or the loopback address, which RDMA devices do not have. Both
-// copies are adapted.
+// connection is much work; a clock that runs on meanwhile; or the loopback address, which
+// RDMA devices do not have. Both copies are adapted.
 type adaptation struct {
 	file     string
 	old, new string

@@ -11,7 +11,8 @@
  *                wait for what is sent, or are flushed
  *   gone         its peers disconnect before they are answered
  *
- * Connections are made with nobody, who connects once to whoever listens. What is posted there completes at once.
+ * Connections are made with nobody, who connects once to whoever listens. What is posted there completes at once, but
+ * where it says otherwise above.
  */
 #include "../shim.h"
 
