@@ -144,7 +144,7 @@ func (c *conn) beginClose() bool {
 	if c.closed {
 		return false
 	}
-	c.closed, c.deaf = true, true
+	c.closed, c.discarding = true, true
 	c.wakeAll()
 	return true
 }
@@ -297,26 +297,26 @@ func (c *conn) flush() bool {
 	e, s := &c.end, &c.send
 	going := func() bool { return c.dead == nil && c.lingers() }
 	for !e.turn {
-		if !c.turns.taken {
-			c.turns.take(normal)
+		if !c.queue.busy {
+			c.queue.acquire(normal)
 			e.turn = true
 		} else if c.waitPosted(); !going() {
 			return e.disconnected
 		}
 	}
-	if c.in.reading == 0 { // else doneReading does it
+	if c.rx.reading == 0 { // else doneReading does it
 		c.mu.Unlock()
 		c.readMu.Lock() // CloseRead, or a call that has just ended, may be holding it
 		c.mu.Lock()
 		c.dropUnread()
 		c.readMu.Unlock()
 	}
-	for c.fin && !s.finSent && !s.cut && !c.turns.open && going() { // no end where a message has none
+	for c.fin && !s.finSent && !s.truncated && !c.queue.partial && going() { // no end where a message has none
 		if done, _ := c.postFIN(); !done {
 			c.waitToSend()
 		}
 	}
-	for c.out.live.Len() > 0 && going() {
+	for c.tx.live.Len() > 0 && going() {
 		c.await(&c.writable, &c.writers)
 	}
 	if !e.marked && going() {
@@ -324,7 +324,7 @@ func (c *conn) flush() bool {
 		if buffered {
 			c.awaitSends(func() bool { return s.barrier && going() }) // keep-alive's is not behind everything
 		}
-		c.postMarker(going)
+		c.signalAll(going)
 		if going() {
 			if buffered {
 				c.postBarrier()
@@ -350,7 +350,7 @@ func (c *conn) ending() bool { return c.end.disconnected && c.event.Load() == ni
 // awaitSends waits for completions of sends while wanted says so.
 func (c *conn) awaitSends(wanted func() bool) {
 	for wanted() {
-		c.wantSend = true
+		c.wantsSendCompletion = true
 		c.await(&c.writable, &c.writers)
 	}
 }
@@ -384,7 +384,7 @@ func (c *conn) lost() error {
 		return errLingered
 	case c.dead != errPeerClosed:
 		return c.dead
-	case c.out.live.Len() > 0:
+	case c.tx.live.Len() > 0:
 		return errUntaken
 	case c.fin && !c.eof:
 		return errTruncated
@@ -406,31 +406,31 @@ func (c *conn) teardown() error {
 	c.readMu.Lock() // a call that copies from a buffer, or reads by RDMA, is over now
 	defer c.readMu.Unlock()
 	c.mu.Lock()
-	for c.turns.taken && !c.end.turn || c.send.posting {
+	for c.queue.busy && !c.end.turn || c.send.posting {
 		c.waitPosted()
 	}
-	c.turns.take(normal)
+	c.queue.acquire(normal)
 	c.end.turn = true
 	c.mu.Unlock()
 
 	err := c.qp.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.seat.Taken()
+	c.vacancy.Taken()
 	for c.leading {
 		c.cq.Interrupt()
 		c.writers++
 		c.writable.Wait()
 		c.writers--
 	}
-	c.poller.fall(false)
+	c.poller.notServed(false)
 	c.readDue.stop()
 	c.writeDue.stop()
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	if c.in.neglect != nil {
-		c.in.neglect.Stop()
+	if c.rx.prefetchTimer != nil {
+		c.rx.prefetchTimer.Stop()
 	}
 	for c.posted.Len() > 0 {
 		c.posted.Pop().release()
@@ -440,5 +440,5 @@ func (c *conn) teardown() error {
 	c.releaseFetches()
 	c.releaseTransfers()
 	c.releaseSends()
-	return errors.Join(err, c.beat.close(), c.cq.Close(), c.id.Close(), c.dom.release())
+	return errors.Join(err, c.probeMem.close(), c.cq.Close(), c.id.Close(), c.dom.release())
 }

@@ -148,7 +148,7 @@ func TestCloseGivesBackMemoryOnce(t *testing.T) {
 		}
 		read <- err
 	}()
-	require.True(t, eventually(a.locked(func() bool { return a.in.flying.Len() > 0 })), "RDMA Reads are under way")
+	require.True(t, eventually(a.locked(func() bool { return a.rx.inFlight.Len() > 0 })), "RDMA Reads are under way")
 	require.NoError(t, a.Close())
 	within(t, "Read", func() { require.ErrorIs(t, <-read, net.ErrClosed) })
 	mine := bytes.Repeat([]byte{2}, len(dst.Bytes()))

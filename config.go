@@ -160,7 +160,7 @@ func (c *Config) check() error {
 	inRange("InitialReceiveCredits", c.InitialReceiveCredits, minCredits, creditCeiling)
 	inRange("MaxReceiveCredits", c.MaxReceiveCredits, minCredits, creditCeiling)
 	inRange("ReceiveMemory", c.ReceiveMemory, leastWindows, mostWindows)
-	inRange("TransferMemory", c.TransferMemory, scratchBytes, sizeCeiling)
+	inRange("TransferMemory", c.TransferMemory, chunkBytes, sizeCeiling)
 	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
 	return errors.Join(errs...)
 }

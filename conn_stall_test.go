@@ -193,7 +193,7 @@ func TestGrantLeftToWriter(t *testing.T) {
 		}
 		leads := func() bool { return locked(func() bool { return c.sleeping }) }
 		stalled := func() bool {
-			return locked(func() bool { return c.sleeping && c.send.waiting && !c.send.posting })
+			return locked(func() bool { return c.sleeping && c.send.wantsCredit && !c.send.posting })
 		}
 		require.True(t, eventually(leads))
 		wrote := make(chan error, 1)
@@ -323,7 +323,7 @@ func TestGrantForLeader(t *testing.T) {
 	s := newScene(t)
 	c, p := s.conns(false, nil)
 	stalled := func(have int) func() bool {
-		return c.locked(func() bool { return c.sleeping && c.send.waiting && !c.send.posting && c.credits.have == have })
+		return c.locked(func() bool { return c.sleeping && c.send.wantsCredit && !c.send.posting && c.credits.have == have })
 	}
 	require.True(t, eventually(func() bool { return c.Stats().SendCredits == int(goodResponse.CreditsGranted) }))
 	c.SetDeadline(time.Time{}) // which would have him look

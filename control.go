@@ -23,13 +23,13 @@ func (c *conn) control(idle bool) bool {
 	if c.send.posting || c.dead != nil {
 		return false
 	}
-	news := c.in.receivesNews() || c.out.sendsNews() && c.hasSlots(2) // one may be for a Write
-	if c.send.waiting && !c.send.answer && !c.send.probe && !news && c.credits.spendable() > 0 {
+	news := c.rx.hasControl() || c.tx.hasControl() && c.hasSlots(2) // one may be for a Write
+	if c.send.wantsCredit && !c.send.responseDue && !c.send.probeDue && !news && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
-	busy := c.kept > 0 && !c.deaf && c.spilled == 0 // else receives come free without the reader
-	owed := c.credits.owed(c.kept, busy, idle)
-	due := c.send.answer || c.send.probe || owed || news
+	busy := c.heldBuffers > 0 && !c.discarding && c.copyBreakBytes == 0 // else receives come free without the reader
+	owed := c.credits.grantDue(c.heldBuffers, busy, idle)
+	due := c.send.responseDue || c.send.probeDue || owed || news
 	if !due || c.midMessage() || !c.credits.maySendControl() || !c.hasSlots(1) {
 		return false
 	}
@@ -37,25 +37,25 @@ func (c *conn) control(idle bool) bool {
 		c.credits.grantAlone(time.Now())
 	}
 	if news {
-		return c.postTransferNews()
+		return c.postTransferControl()
 	}
 	return c.postEmpty(1)
 }
 
 // midMessage reports whether a message of ours is unfinished. To a peer that
 // follows the letter of [MS-SMBD] 3.1.5.8 nothing may come between its segments.
-func (c *conn) midMessage() bool { return c.send.mid && !c.peer.rdmanet }
+func (c *conn) midMessage() bool { return c.send.midMessage && !c.peer.rdmanet }
 
 // answerFlags are the flags of a message that takes the place of the answer
 // and the probe that are due. The answer does not ask back: two peers would
 // never stop.
 func (c *conn) answerFlags() uint16 {
 	s := &c.send
-	s.answer = false
-	if !s.probe {
+	s.responseDue = false
+	if !s.probeDue {
 		return 0
 	}
-	s.probe = false
+	s.probeDue = false
 	c.stats.KeepAliveSent++
 	return flagResponseRequested
 }
@@ -75,22 +75,22 @@ func (c *conn) postEmpty(n int) bool {
 	if n == 0 {
 		return false
 	}
-	c.post(parcel{segs: n, bufs: bufs, control: true}) // an error is the connection's end
+	c.post(sendBatch{segs: n, bufs: bufs, control: true}) // an error is the connection's end
 	return true
 }
 
-// postTransferNews posts what the peer is to be told next of transfers.
-func (c *conn) postTransferNews() bool {
+// postTransferControl posts what the peer is to be told next of transfers.
+func (c *conn) postTransferControl() bool {
 	n, bufs := c.emptyBuffers(1, true)
 	if n == 0 {
 		return false
 	}
-	o := parcel{segs: 1, bufs: bufs, control: true}
+	o := sendBatch{segs: 1, bufs: bufs, control: true}
 	var t transferHeader
-	if c.in.receivesNews() {
-		t = c.nextInbound()
+	if c.rx.hasControl() {
+		t = c.nextReceiverControl()
 	} else {
-		t, o.grant = c.nextOutbound()
+		t, o.grant = c.nextSenderControl()
 	}
 	o.head = &t
 	c.post(o)
@@ -109,17 +109,17 @@ func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs buffers) {
 		segs, _, bufs = c.sendBuffers(n, 0)
 	}
 	if segs == 0 {
-		c.hearOfSends()
+		c.wantSendCompletion()
 	}
 	return segs, bufs
 }
 
-// hearOfSends makes sure that the next completion of a send is noticed. Where somebody
+// wantSendCompletion makes sure that the next completion of a send is noticed. Where somebody
 // wants that already the leader is not roused: it wakes others, who come here again.
-func (c *conn) hearOfSends() {
-	if !c.wantSend {
-		c.wantSend = true
-		c.rouse() // it may sleep for receives only
+func (c *conn) wantSendCompletion() {
+	if !c.wantsSendCompletion {
+		c.wantsSendCompletion = true
+		c.interruptLeader() // it may sleep for receives only
 	}
 }
 
@@ -129,7 +129,7 @@ func (c *conn) hasSlots(n int) bool {
 	if c.freeSlots() >= n {
 		return true
 	}
-	c.hearOfSends()
+	c.wantSendCompletion()
 	return false
 }
 
@@ -144,36 +144,36 @@ func (c *conn) postFIN() (done bool, err error) {
 	}
 	c.send.finSent = true
 	c.credits.reserveOut = 0
-	return true, c.post(parcel{segs: 1, flags: flagFIN, bufs: bufs, control: true})
+	return true, c.post(sendBatch{segs: 1, flags: flagFIN, bufs: bufs, control: true})
 }
 
-// postMarker makes sure that the completion of everything posted can be waited
+// signalAll makes sure that the completion of everything posted can be waited
 // for, as long as wanted says so.
-func (c *conn) postMarker(wanted func() bool) {
+func (c *conn) signalAll(wanted func() bool) {
 	for wanted() {
 		switch {
 		case c.send.posting:
 			c.waitPosted()
-		case c.send.since == 0:
+		case c.send.unsignaledSends == 0:
 			return
 		case c.hasSlots(1):
-			c.postTouch()
+			c.postEmptyWrite()
 		default:
 			c.await(&c.writable, &c.writers)
 		}
 	}
 }
 
-// postTouch has the device find out whether the peer's is there: an RDMA Write
+// postEmptyWrite has the device find out whether the peer's is there: an RDMA Write
 // of no bytes needs neither a credit nor a key.
-func (c *conn) postTouch() {
+func (c *conn) postEmptyWrite() {
 	s := &c.send
 	if c.freeSlots() == 0 || c.dead != nil {
 		return
 	}
 	s.seq++
-	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked})
-	s.unmarked, s.since = 0, 0
+	s.signaled.Push(signaledSend{seq: s.seq, bytes: s.unsignaledBytes})
+	s.unsignaledBytes, s.unsignaledSends = 0, 0
 	c.stats.Signaled++
 	c.postAside(ibv.SendWR{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled}) // an error is the connection's end
 }
@@ -192,8 +192,8 @@ func (c *conn) postBarrier() bool {
 		return false
 	}
 	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}
-	if c.pulse != nil {
-		c.beat.feel(c.pulse, &wr)
+	if c.peerProbe != nil {
+		c.probeMem.readInto(c.peerProbe, &wr)
 	}
 	c.send.barrier = c.postAside(wr) == nil
 	return c.send.barrier

@@ -31,7 +31,7 @@ type conn struct {
 	peer        privateData
 	inline      int  // bytes that a send may have without a buffer
 	invalidates bool // the device has Send with Invalidate
-	markEach    bool // each send from a buffer is signalled: nothing else frees the buffer
+	signalEach  bool // each send from a buffer is signalled: nothing else frees the buffer
 	slots       int  // length of the send queue, but for RDMA Reads
 	local       *net.TCPAddr
 	remote      *net.TCPAddr
@@ -51,77 +51,77 @@ type conn struct {
 	end     closing
 
 	// The wait for completions; see progress.go.
-	seat     vacancy.Seat
-	poller   poller
-	spoken   uint64 // Stats.MessagesSent when the peer last sent something
-	leading  bool
-	keeping  bool // that is a keeper
-	sleeping bool // the leader has let go of mu to wait, and nobody has roused it
-	cqLost   bool // the completion queue has failed once: its events are not waited for
-	readable sync.Cond
-	writable sync.Cond
-	readers  int       // goroutines in readable.Wait
-	writers  int       // and in writable.Wait
-	wcs      [8]ibv.WC // memory for polling
-	wantSend bool      // a writer waits for the completion of a send
+	vacancy             vacancy.Seat
+	poller              poller
+	sentAtReceive       uint64 // Stats.MessagesSent when the peer last sent something
+	leading             bool
+	backgroundLeads     bool // that is a keeper
+	sleeping            bool // the leader has let go of mu to wait, and nobody has roused it
+	cqLost              bool // the completion queue has failed once: its events are not waited for
+	readable            sync.Cond
+	writable            sync.Cond
+	readers             int       // goroutines in readable.Wait
+	writers             int       // and in writable.Wait
+	wcs                 [8]ibv.WC // memory for polling
+	wantsSendCompletion bool      // a writer waits for the completion of a send
 
 	credits credits
 
 	// Receiving: see recv.go.
-	recvWR   [1]ibv.RecvWR      // memory for a post
-	recvSGE  [1]ibv.SGE         // and for its only element
-	posted   ring.Ring[*buffer] // receives in the queue pair, oldest first
-	unread   ring.Ring[segment] // for the reader
-	kept     int                // of the unread segments, how many keep a buffer
-	spill    *spill             // see spill.go
-	spilled  int                // bytes
-	reasm    reassembler
-	opened   int  // length of a message that has begun and has no segment unread yet
-	eof      bool // the peer's FIN has come
-	deaf     bool // CloseRead or Close: drop what arrives
-	readDue  deadline
-	writeDue deadline
+	recvWR         [1]ibv.RecvWR      // memory for a post
+	recvSGE        [1]ibv.SGE         // and for its only element
+	posted         ring.Ring[*buffer] // receives in the queue pair, oldest first
+	unread         ring.Ring[segment] // for the reader
+	heldBuffers    int                // of the unread segments, how many keep a buffer
+	copyBreak      *copyBreakChunk    // see copybreak.go
+	copyBreakBytes int                // bytes
+	reasm          reassembler
+	openedSize     int  // length of a message that has begun and has no segment unread yet
+	eof            bool // the peer's FIN has come
+	discarding     bool // CloseRead or Close: drop what arrives
+	readDue        deadline
+	writeDue       deadline
 
-	// Sending: see turn.go and send.go.
-	turns turns
+	// Sending: see sendqueue.go and send.go.
+	queue sendQueue
 	send  sending
 
 	// Large transfers: see transfer.go.
-	out outgoing
-	in  incoming
+	tx transferSender
+	rx transferReceiver
 
 	// Keep-alive: see keepalive.go.
-	timer     *time.Timer
-	heard     bool // something has arrived, which poll notes the time of
-	lastHeard time.Time
-	lookAt    time.Time // when the timer is to look next, if it is set
-	probing   bool      // the peer, or its device, must answer,
-	asked     time.Time // which it was asked to do then
-	oneWay    oneWay    // what has come since this side last sent something
-	warm      bool      // there is something to give back when idle
-	cold      bool      // it was, and nothing has come since that calls for it again
-	soiled    bool      // its buffers may have more than their first page in memory
-	untidy    bool      // tidy has to come once more
-	reckoned  time.Time // when it was last looked how much has moved,
-	moved     uint64    // how much that was,
-	stirred   time.Time // and when it was more than before
-	shifts    int       // answers that may still be asked for to bring receives together
+	timer         *time.Timer
+	receivedSince bool // something has arrived, which poll notes the time of
+	lastReceived  time.Time
+	timerAt       time.Time // when the timer is to look next, if it is set
+	probing       bool      // the peer, or its device, must answer,
+	probedAt      time.Time // which it was asked to do then
+	oneWay        oneWay    // what has come since this side last sent something
+	trimmable     bool      // there is something to give back when idle
+	trimmed       bool      // it was, and nothing has come since that calls for it again
+	pagesTouched  bool      // its buffers may have more than their first page in memory
+	trimPending   bool      // tidy has to come once more
+	idleCheckedAt time.Time // when it was last looked how much has moved,
+	moved         uint64    // how much that was,
+	movedAt       time.Time // and when it was more than before
+	compactions   int       // answers that may still be asked for to bring receives together
 
-	answers bool   // the peer's device can be asked by an RDMA Read: see pulse.go
-	pulse   *pulse // namely of, nil for one of no bytes
-	beat    beat
+	answersReads bool         // the peer's device can be asked by an RDMA Read: see probe.go
+	peerProbe    *probeTarget // namely of, nil for one of no bytes
+	probeMem     probeMemory
 }
 
 // segment is received payload that waits for the reader.
 type segment struct {
-	x     *inbound // a transfer in place of data
-	data  []byte
-	buf   *buffer // where it lies: in the buffer that it came in,
-	spill *spill  // or in spill memory,
-	n     int     // n bytes of it
-	size  int     // of the whole message when the segment begins one, else 0
-	last  bool    // ends its message
-	flags MsgFlags
+	transfer  *recvTransfer // a transfer in place of data
+	data      []byte
+	buf       *buffer         // where it lies: in the buffer that it came in,
+	copyBreak *copyBreakChunk // or in spill memory,
+	n         int             // n bytes of it
+	size      int             // of the whole message when the segment begins one, else 0
+	last      bool            // ends its message
+	flags     MsgFlags
 }
 
 // newConn returns a Conn that uses no more than slots of the send queue, which may be longer.
@@ -129,12 +129,12 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots i
 	c := &conn{set: set, dom: dom, id: id, cq: cq, qp: qp}
 	c.readable.L, c.writable.L = &c.mu, &c.mu
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
-	c.in.depth = min(readSlots, slots/8)
-	c.slots, c.inline = slots-1-c.in.depth, qp.Cap().MaxInline
+	c.rx.depth = min(readSlots, slots/8)
+	c.slots, c.inline = slots-1-c.rx.depth, qp.Cap().MaxInline
 	attr := id.Device().Attr()
 	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
-	c.markEach = attr.SendsBuffered
-	c.seat.Init(&keepers, c.startKeeper)
+	c.signalEach = attr.SendsBuffered
+	c.vacancy.Init(&backgroundLeaders, c.startBackgroundLeader)
 	c.poller = newPoller(id.Device(), set.busyPoll)
 	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c
@@ -181,7 +181,7 @@ func (c *conn) Stats() Stats {
 
 // MaxMessageSize implements [Conn.MaxMessageSize].
 func (c *conn) MaxMessageSize() int {
-	if c.out.mode != transferNone {
+	if c.tx.mode != transferNone {
 		return math.MaxInt
 	}
 	return int(c.agreed.maxFragmentedSend)
@@ -236,19 +236,19 @@ func (c *conn) Read(p []byte) (int, error) {
 
 // Write implements [Conn.Write].
 func (c *conn) Write(p []byte) (int, error) {
-	n, err := c.write(p, manner{})
+	n, err := c.write(p, sendOptions{})
 	return n, c.opError("write", err)
 }
 
 // WriteMsg implements [Conn.WriteMsg].
 func (c *conn) WriteMsg(p []byte) error {
-	_, err := c.write(p, manner{message: true})
+	_, err := c.write(p, sendOptions{message: true})
 	return c.opError("write", err)
 }
 
 // WriteMsgInvalidate implements [Conn.WriteMsgInvalidate].
 func (c *conn) WriteMsgInvalidate(p []byte, token uint32) error {
-	_, err := c.write(p, manner{message: true, token: token})
+	_, err := c.write(p, sendOptions{message: true, token: token})
 	return c.opError("write", err)
 }
 
@@ -302,8 +302,8 @@ func (c *conn) copyLittle(r io.Reader) (total int64, err error) {
 
 // copyMuch writes what one read with much room yields. more says that there was not enough.
 func (c *conn) copyMuch(r io.Reader) (written int64, more bool, err error) {
-	if c.out.mode != transferNone && c.set.ofScratch <= scratchBytes {
-		if s := c.getScratch(); s != nil {
+	if c.tx.mode != transferNone && c.set.ofScratch <= chunkBytes {
+		if s := c.getChunk(); s != nil {
 			return c.transferChunk(s, r)
 		}
 	}
@@ -355,7 +355,7 @@ func (c *conn) CloseRead() error {
 		c.mu.Unlock()
 		return c.opError("close", net.ErrClosed)
 	}
-	c.deaf = true
+	c.discarding = true
 	c.wakeAll()
 	c.mu.Unlock()
 
@@ -397,7 +397,7 @@ func (c *conn) readErr() error {
 		return net.ErrClosed
 	case c.readDue.expired:
 		return os.ErrDeadlineExceeded
-	case c.deaf, c.eof && c.unread.Len() == 0:
+	case c.discarding, c.eof && c.unread.Len() == 0:
 		return io.EOF
 	case c.unread.Len() > 0:
 		return nil
@@ -420,7 +420,7 @@ func (c *conn) writeErr() error {
 		return c.dead
 	case c.send.finSent:
 		return errWriteClosed
-	case c.send.cut:
+	case c.send.truncated:
 		return errMessageCut
 	}
 	return nil

@@ -26,7 +26,7 @@ type credits struct {
 
 	initial, maximum int
 
-	charge charge // what is posted or unread beyond keep
+	charge budgetShare // what is posted or unread beyond keep
 
 	// Between rdmanet peers one credit is set aside for FIN, so that a stream
 	// can be ended although its reader takes nothing.
@@ -35,19 +35,19 @@ type credits struct {
 	// Where there are large transfers, each side must be able to tell the other of
 	// them at any time, also with its last credit, which has to go with a grant. So
 	// one receive more than the window is posted and kept for that.
-	pocket int  // 1, else 0
-	news   bool // the peer has told us of transfers, and was granted nothing since
+	transferReserve int  // 1, else 0
+	pendingGrant    bool // the peer has told us of transfers, and was granted nothing since
 
-	drained bool      // the reader has found nothing since the window last grew
-	alone   time.Time // when a grant last went without payload
-	unpaid  bool      // a receive that carried payload was posted again and not yet granted
-	patient bool      // the peer has said of all such payload that there is no hurry
+	readerWaited     bool      // the reader has found nothing since the window last grew
+	alone            time.Time // when a grant last went without payload
+	ungrantedPayload bool      // a receive that carried payload was posted again and not yet granted
+	patient          bool      // the peer has said of all such payload that there is no hurry
 }
 
-// owe notes that a receive that carried payload can be granted again.
-func (c *credits) owe(patient bool) {
-	c.patient = patient && (c.patient || !c.unpaid)
-	c.unpaid = true
+// oweGrant notes that a receive that carried payload can be granted again.
+func (c *credits) oweGrant(patient bool) {
+	c.patient = patient && (c.patient || !c.ungrantedPayload)
+	c.ungrantedPayload = true
 }
 
 // receive notes an arrived message: its receive is used up, and what it says
@@ -57,30 +57,30 @@ func (c *credits) receive(h *segmentHeader) {
 	c.posted--
 	c.have = min(c.have+int(h.CreditsGranted), math.MaxUint16)
 	c.target = max(int(h.CreditsRequested), minCredits)
-	if c.held() <= c.spent() {
+	if c.peerCredits() <= c.peerReserve() {
 		c.grow()
 	}
 }
 
 // grow widens the window if the reader keeps up, as far as there is memory for it.
 func (c *credits) grow() {
-	if c.drained {
+	if c.readerWaited {
 		to := min(2*c.window, c.maximum)
-		c.window = max(c.window, min(to, c.keep()+c.charge.raise(to-c.keep())))
-		c.drained = false
+		c.window = max(c.window, min(to, c.idleReceives()+c.charge.raise(to-c.idleReceives())))
+		c.readerWaited = false
 	}
 }
 
-// keep is how many receives, and how many credits, a connection keeps when it is idle.
+// idleReceives is how many receives, and how many credits, a connection keeps when it is idle.
 // More than the initial ones: those that the peer has not been granted yet cannot be used
 // up by it. So what is not charged for must be that many, or those that idle would take
 // the budget from those that do not.
-func (c *credits) keep() int { return 2 * c.initial }
+func (c *credits) idleReceives() int { return 2 * c.initial }
 
-// settle gives back what is charged for receives that are neither posted any more nor
+// lowerCharge gives back what is charged for receives that are neither posted any more nor
 // unread, and may not be posted again.
-func (c *credits) settle(unread int) {
-	c.charge.lower(max(c.window, c.posted+unread-c.pocket) - c.keep())
+func (c *credits) lowerCharge(unread int) {
+	c.charge.lower(max(c.window, c.posted+unread-c.transferReserve) - c.idleReceives())
 }
 
 // growWithin is how soon grants of their own may follow one another.
@@ -101,19 +101,19 @@ func (c *credits) grantAlone(now time.Time) {
 // grant again what mere grants have used up. Where a credit is kept for grants
 // alone it would be of no use.
 func (c *credits) room(unread int, sending bool) int {
-	n := min(c.window, c.target) + c.pocket - c.posted - unread
+	n := min(c.window, c.target) + c.transferReserve - c.posted - unread
 	if n <= 0 && sending && c.reserveOut == 0 && c.have == 1 && c.ungranted == 0 && c.posted+unread <= c.maximum {
 		return 1
 	}
 	if c.reserveIn > 0 && c.posted+unread <= c.maximum+1 {
-		n = max(n, c.vital()) // whatever is unread, the peer can grant
+		n = max(n, c.reserveShort()) // whatever is unread, the peer can grant
 	}
 	return max(n, 0)
 }
 
-// vital is how many receives are lacking of those without which the two sides could
+// reserveShort is how many receives are lacking of those without which the two sides could
 // not tell each other what the reader waits for.
-func (c *credits) vital() int { return c.spent() + c.pocket - c.posted }
+func (c *credits) reserveShort() int { return c.peerReserve() + c.transferReserve - c.posted }
 
 // post notes n newly posted receives.
 func (c *credits) post(n int) {
@@ -139,8 +139,8 @@ func (c *credits) maySendControl() bool {
 	return have > 1 || have == 1 && c.ungranted > 0
 }
 
-// spent is how many credits a peer has left that may send payload no more.
-func (c *credits) spent() int {
+// peerReserve is how many credits a peer has left that may send payload no more.
+func (c *credits) peerReserve() int {
 	if c.reserveIn > 0 {
 		return c.reserveIn + 1
 	}
@@ -156,7 +156,7 @@ func (c *credits) spend() (granted uint16) {
 	}
 	c.have--
 	c.ungranted -= g
-	c.unpaid, c.news = false, false
+	c.ungrantedPayload, c.pendingGrant = false, false
 	return uint16(g)
 }
 
@@ -168,12 +168,12 @@ func (c *credits) grantAll() uint16 {
 }
 
 // toGrant is how many receives the peer is to be told of.
-func (c *credits) toGrant() int { return max(c.ungranted-c.pocket, 0) }
+func (c *credits) toGrant() int { return max(c.ungranted-c.transferReserve, 0) }
 
-// held is how many credits the peer has in hand or on the way.
-func (c *credits) held() int { return c.posted - c.ungranted }
+// peerCredits is how many credits the peer has in hand or on the way.
+func (c *credits) peerCredits() int { return c.posted - c.ungranted }
 
-// owed reports whether a grant is due although nothing else is to be sent:
+// grantDue reports whether a grant is due although nothing else is to be sent:
 // when the peer could not send at all, or only together with a grant that it may
 // not have, or when it has used most of its credits for payload. It may wait
 // longer while the reader is busy, whose program may be about to write, than
@@ -187,24 +187,24 @@ func (c *credits) held() int { return c.posted - c.ungranted }
 //
 // kept is how many buffers the reader has not used up; busy says that it is
 // they that hold receives back.
-func (c *credits) owed(kept int, busy, idle bool) bool {
+func (c *credits) grantDue(kept int, busy, idle bool) bool {
 	n := c.toGrant()
-	if n > 0 && c.news && c.held() <= c.spent() {
+	if n > 0 && c.pendingGrant && c.peerCredits() <= c.peerReserve() {
 		return true // it may have more to tell
 	}
-	if n == 0 || c.unpaid && busy && n < min(c.window, c.target, c.posted+kept)/4 {
+	if n == 0 || c.ungrantedPayload && busy && n < min(c.window, c.target, c.posted+kept)/4 {
 		return false
 	}
 	low := c.posted / 4
 	if idle {
 		low = c.posted / 2
 	}
-	held := c.held()
+	held := c.peerCredits()
 	switch {
-	case c.unpaid && c.patient:
-		return held <= c.spent()
-	case c.unpaid:
-		return held <= max(c.spent(), low)
+	case c.ungrantedPayload && c.patient:
+		return held <= c.peerReserve()
+	case c.ungrantedPayload:
+		return held <= max(c.peerReserve(), low)
 	case n == 1:
 		return held <= c.reserveIn && kept == 0 // else a read calls for it
 	default:

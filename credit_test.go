@@ -37,15 +37,15 @@ func TestSpendable(t *testing.T) {
 }
 
 func TestCreditWindow(t *testing.T) {
-	c := credits{window: 4, initial: 4, maximum: 10, target: 100, drained: true}
+	c := credits{window: 4, initial: 4, maximum: 10, target: 100, readerWaited: true}
 	require.Equal(t, 4, c.room(0, false))
 	c.post(4)
 	require.Equal(t, 0, c.room(0, false))
-	require.Equal(t, 0, c.held())
-	require.True(t, c.owed(0, false, false), "the peer has none at all")
+	require.Equal(t, 0, c.peerCredits())
+	require.True(t, c.grantDue(0, false, false), "the peer has none at all")
 	require.EqualValues(t, 4, c.spend())
-	require.Equal(t, 4, c.held())
-	require.False(t, c.owed(0, false, true), "there is nothing to grant")
+	require.Equal(t, 4, c.peerCredits())
+	require.False(t, c.grantDue(0, false, true), "there is nothing to grant")
 
 	h := &segmentHeader{CreditsRequested: 7, CreditsGranted: 3}
 	for range 3 {
@@ -60,7 +60,7 @@ func TestCreditWindow(t *testing.T) {
 	require.Equal(t, 5, c.room(2, false), "what waits for the reader counts")
 	c.receive(h)
 	require.Equal(t, 8, c.window, "the reader has not caught up since")
-	c.drained = true
+	c.readerWaited = true
 	c.receive(h)
 	require.Equal(t, 10, c.window, "the maximum")
 
@@ -72,7 +72,7 @@ func TestCreditWindow(t *testing.T) {
 // A window whose grants go on their own in quick succession is too small; the
 // reader must keep up, and a slow stream keeps its few receives.
 func TestCreditWindowOfLoneGrants(t *testing.T) {
-	c := credits{window: 4, initial: 4, maximum: 10, target: 100, drained: true}
+	c := credits{window: 4, initial: 4, maximum: 10, target: 100, readerWaited: true}
 	now := time.Now()
 	c.grantAlone(now)
 	require.Equal(t, 4, c.window, "the first one says nothing")
@@ -84,7 +84,7 @@ func TestCreditWindowOfLoneGrants(t *testing.T) {
 	now = now.Add(growWithin)
 	c.grantAlone(now)
 	require.Equal(t, 8, c.window, "the reader has not caught up since")
-	c.drained = true
+	c.readerWaited = true
 	c.grantAlone(now)
 	require.Equal(t, 10, c.window, "the maximum")
 }
@@ -93,20 +93,20 @@ func TestCreditWindowOfLoneGrants(t *testing.T) {
 // a time.
 func TestCreditsWithheld(t *testing.T) {
 	// All 16 have come, and the reader has used up three.
-	c := credits{window: 16, target: 255, posted: 3, ungranted: 3, unpaid: true}
-	require.False(t, c.owed(13, true, false), "one wake-up for three messages")
-	require.False(t, c.owed(13, true, true))
-	require.True(t, c.owed(0, false, true), "nothing else is there to be read")
+	c := credits{window: 16, target: 255, posted: 3, ungranted: 3, ungrantedPayload: true}
+	require.False(t, c.grantDue(13, true, false), "one wake-up for three messages")
+	require.False(t, c.grantDue(13, true, true))
+	require.True(t, c.grantDue(0, false, true), "nothing else is there to be read")
 	c.post(1)
-	require.True(t, c.owed(12, true, false))
+	require.True(t, c.grantDue(12, true, false))
 
-	c = credits{window: 16, target: 4, posted: 1, have: 1, ungranted: 1, unpaid: true}
-	require.True(t, c.owed(3, true, false), "a quarter of what the peer wants")
+	c = credits{window: 16, target: 4, posted: 1, have: 1, ungranted: 1, ungrantedPayload: true}
+	require.True(t, c.grantDue(3, true, false), "a quarter of what the peer wants")
 
 	c = credits{window: 16, target: 255, posted: 1, ungranted: 1}
-	require.False(t, c.owed(15, true, false), "grants in answer to grants would not end")
+	require.False(t, c.grantDue(15, true, false), "grants in answer to grants would not end")
 	c = credits{window: 16, target: 255, posted: 2, ungranted: 2}
-	require.True(t, c.owed(14, true, false), "one for two")
+	require.True(t, c.grantDue(14, true, false), "one for two")
 }
 
 // With one credit left and none to give, one receive more than the window is
@@ -157,7 +157,7 @@ type creditMsg struct {
 }
 
 func (s *creditSide) replenish(t *testing.T) {
-	for s.room(s.unread, s.toSend > 0) > 0 && (s.posted+s.unread < s.memory || s.vital() > 0 && s.posted+1 < s.memory) {
+	for s.room(s.unread, s.toSend > 0) > 0 && (s.posted+s.unread < s.memory || s.reserveShort() > 0 && s.posted+1 < s.memory) {
 		s.post(1)
 	}
 	must(t, s.posted+s.unread <= s.maximum+3, "more than the maximum: %+v", s)
@@ -194,7 +194,7 @@ func (s *creditSide) sendControl(t *testing.T, idle bool) {
 		case s.answering > 0:
 			s.answering--
 			s.send(t, creditMsg{answer: true})
-		case s.owed(s.unread, s.unread > 0, idle):
+		case s.grantDue(s.unread, s.unread > 0, idle):
 			s.control++
 			s.send(t, creditMsg{})
 		default:
@@ -218,8 +218,8 @@ func (s *creditSide) write(t *testing.T) bool {
 	return true
 }
 
-// coolDown is what the timer does after a while without payload.
-func (s *creditSide) coolDown(t *testing.T) {
+// shrinkIdle is what the timer does after a while without payload.
+func (s *creditSide) shrinkIdle(t *testing.T) {
 	s.window, s.idle = s.initial, true
 	for s.have > s.initial && s.spendable() > 0 {
 		s.send(t, creditMsg{})
@@ -247,10 +247,10 @@ func (s *creditSide) poll(t *testing.T) bool {
 		s.arrived++
 	case m.ask:
 		s.answering++
-		s.news = true
+		s.pendingGrant = true
 	case m.answer:
 		s.awaited--
-		s.news = true
+		s.pendingGrant = true
 	}
 	if m.data {
 		s.unread++
@@ -265,14 +265,14 @@ func (s *creditSide) poll(t *testing.T) bool {
 // read uses up one buffer, or waits.
 func (s *creditSide) read(t *testing.T) bool {
 	if s.unread == 0 {
-		s.drained = true
+		s.readerWaited = true
 		before := s.control
 		s.sendControl(t, true)
 		return s.control > before
 	}
 	s.unread--
 	s.reads++
-	s.owe(s.lenient && s.reads%8 != 0)
+	s.oweGrant(s.lenient && s.reads%8 != 0)
 	s.replenish(t)
 	s.sendControl(t, false)
 	return true
@@ -290,22 +290,22 @@ func TestCreditsModel(t *testing.T) {
 			// The smallest windows are the hardest.
 			initial := minCredits + rnd.IntN(2)*rnd.IntN(6)
 			ends[i] = &creditSide{credits: credits{target: 255, window: initial, initial: initial,
-				maximum: initial + rnd.IntN(2)*rnd.IntN(20), drained: true, reserveOut: reserve, reserveIn: reserve}}
+				maximum: initial + rnd.IntN(2)*rnd.IntN(20), readerWaited: true, reserveOut: reserve, reserveIn: reserve}}
 			if reserve > 0 {
-				ends[i].pocket = rnd.IntN(2)
+				ends[i].transferReserve = rnd.IntN(2)
 			}
 			ends[i].memory = ends[i].maximum + 1
 			if rnd.IntN(3) == 0 { // no more than it started with
-				ends[i].memory = initial + ends[i].pocket
+				ends[i].memory = initial + ends[i].transferReserve
 			}
 			ends[i].empty = rnd.IntN(3) == 0
 			ends[i].lenient = reserve > 0 && rnd.IntN(2) == 0
-			ends[i].post(initial + ends[i].pocket)
+			ends[i].post(initial + ends[i].transferReserve)
 		}
 		ends[0].peer, ends[1].peer = ends[1], ends[0]
 		// The response grants what the passive side has; the active side's
 		// credits come with its first message.
-		ends[0].have, ends[1].ungranted = ends[1].window, ends[1].pocket
+		ends[0].have, ends[1].ungranted = ends[1].window, ends[1].transferReserve
 		ends[0].sendControl(t, true)
 
 		step := func(e *creditSide, op int) bool {
@@ -328,10 +328,10 @@ func TestCreditsModel(t *testing.T) {
 			}
 			switch {
 			case reserve > 0 && rnd.IntN(20) == 0: // plain peers keep their credits
-				ends[i].coolDown(t)
+				ends[i].shrinkIdle(t)
 			case reserve > 0 && rnd.IntN(100) == 0:
 				ends[i].end(t)
-			case ends[0].pocket > 0 && ends[1].pocket > 0 && rnd.IntN(4) == 0:
+			case ends[0].transferReserve > 0 && ends[1].transferReserve > 0 && rnd.IntN(4) == 0:
 				n := 1 + rnd.IntN(4)
 				asked += n
 				ends[i].asking += n
@@ -418,7 +418,7 @@ func TestWindowFollowsUse(t *testing.T) {
 		b.tick()
 		for _, c := range []*Conn{a, b} {
 			s := c.Stats()
-			if s.ReceiveWindow != c.set.initial || s.ReceiveCredits > c.credits.keep() || s.SendCredits > c.credits.keep() {
+			if s.ReceiveWindow != c.set.initial || s.ReceiveCredits > c.credits.idleReceives() || s.SendCredits > c.credits.idleReceives() {
 				return false
 			}
 		}

@@ -76,15 +76,15 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 			return func() { s.withoutCredits(func() { s.probes(t) }) }
 		}},
 		{name: "a keep-alive probe by RDMA Write", ready: func(t *testing.T, s *heldPair) func() {
-			s.a.locked(func() bool { s.a.answers = false; return true })()
+			s.a.locked(func() bool { s.a.answersReads = false; return true })()
 			return func() { s.withoutCredits(func() { s.probes(t) }) }
 		}},
 		{name: "an idle connection uses up its credits", ready: func(t *testing.T, s *heldPair) func() {
 			require.True(t, eventually(s.a.locked(func() bool { return s.a.credits.have > s.a.set.initial })))
 			return func() {
 				s.a.mu.Lock()
-				s.a.warm, s.a.moved = true, s.a.stats.moved()
-				s.a.reckoned, s.a.stirred = time.Time{}, time.Time{}
+				s.a.trimmable, s.a.moved = true, s.a.stats.moved()
+				s.a.idleCheckedAt, s.a.movedAt = time.Time{}, time.Time{}
 				s.a.mu.Unlock()
 				s.a.tick()
 			}
@@ -106,19 +106,19 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 		{name: "RDMA Reads complete", ready: func(t *testing.T, s *heldPair) func() {
 			s.m.holdReads(true)
 			s.peerWrites(t)
-			require.True(t, eventually(s.a.locked(func() bool { return s.a.in.flying.Len() > 0 })))
+			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() > 0 })))
 			return func() {
 				s.m.holdReads(false)
-				require.True(t, eventually(s.a.locked(func() bool { return s.a.in.flying.Len() == 0 && !s.a.send.posting })))
+				require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() == 0 && !s.a.send.posting })))
 			}
 		}},
 		{name: "the peer has written", noRead: true, ready: func(t *testing.T, s *heldPair) func() {
-			s.a.locked(func() bool { s.a.in.unclaimed = true; return true })() // nothing is granted yet
+			s.a.locked(func() bool { s.a.rx.notAccepted = true; return true })() // nothing is granted yet
 			s.peerWrites(t)
-			require.True(t, eventually(s.a.locked(func() bool { return s.a.in.live.Len() > 0 })))
+			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.live.Len() > 0 })))
 			s.b.mu.Lock() // the peer does not answer
-			s.a.claim()
-			require.True(t, eventually(s.a.locked(func() bool { return s.a.in.flying.Len() > 0 && s.a.in.untold.Len() == 0 && !s.a.send.posting })))
+			s.a.markAccepted()
+			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() > 0 && s.a.rx.unsentGrants.Len() == 0 && !s.a.send.posting })))
 			require.NoError(t, s.a.CloseRead()) // b waits to hear that a wants no more of it
 			return func() { s.arrives(t, s.b.mu.Unlock) }
 		}},
@@ -258,7 +258,7 @@ func (s *heldPair) peerWrites(t *testing.T) {
 func offersTransfer(t *testing.T, s *heldPair) func() {
 	return func() {
 		s.arrives(t, func() { s.peerWrites(t) })
-		s.a.neglected()
+		s.a.prefetch()
 	}
 }
 

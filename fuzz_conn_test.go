@@ -273,7 +273,7 @@ func (s *scene) fuzzConn(c *Conn, p *badPeer, mode byte, in script) {
 	wg.Go(func() {
 		b := make([]byte, 700)
 		if mode&fuzzTransfers != 0 && len(in)%2 == 0 {
-			b = make([]byte, straightFrom)
+			b = make([]byte, directReadMin)
 		}
 		for turns := 0; ; {
 			var err error

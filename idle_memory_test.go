@@ -23,8 +23,8 @@ func (c *conn) idleFor(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	c.moved, c.stirred, c.reckoned = c.stats.moved(), now.Add(-d), now.Add(-d)
-	c.look(now)
+	c.moved, c.movedAt, c.idleCheckedAt = c.stats.moved(), now.Add(-d), now.Add(-d)
+	c.runTimer(now)
 }
 
 // poolMemory is what the pools of some domains take: what is registered where that pins
@@ -96,12 +96,12 @@ func TestIdleMemory(t *testing.T) {
 				t.Errorf("10 ends take %d bytes, 2 fresh ones %d", poolMemory(t, all...), fresh)
 				for _, c := range all {
 					c.mu.Lock()
-					t.Log(c.posted.Len(), c.credits, c.untidy, c.shifts)
+					t.Log(c.posted.Len(), c.credits, c.trimPending, c.compactions)
 					c.mu.Unlock()
 				}
 			}
 			for i := 0; i < len(all); i += 2 {
-				require.True(t, eventually(all[i].locked(func() bool { return all[i].credits.posted <= all[i].credits.keep() })))
+				require.True(t, eventually(all[i].locked(func() bool { return all[i].credits.posted <= all[i].credits.idleReceives() })))
 				exchange(t, all[i], all[i+1], 1<<20) // and they go on
 				closeBoth(t, all[i], all[i+1])
 			}

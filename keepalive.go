@@ -37,15 +37,15 @@ const (
 )
 
 func (c *conn) startTimer() {
-	c.lastHeard = time.Now()
+	c.lastReceived = time.Now()
 	if c.set.keepAlive > 0 && !c.hasFailed() { // else reasonWithin runs already
-		c.lookIn(c.set.keepAlive)
+		c.setTimer(c.set.keepAlive)
 	}
 }
 
-// lookIn sets the timer.
-func (c *conn) lookIn(d time.Duration) {
-	c.lookAt = time.Now().Add(d)
+// setTimer sets the timer.
+func (c *conn) setTimer(d time.Duration) {
+	c.timerAt = time.Now().Add(d)
 	if c.timer == nil {
 		c.timer = time.AfterFunc(d, c.tick)
 	} else {
@@ -53,40 +53,40 @@ func (c *conn) lookIn(d time.Duration) {
 	}
 }
 
-// warmUp has the timer look soon when the connection has taken more memory than one
+// scheduleTrim has the timer look soon when the connection has taken more memory than one
 // that is idle needs.
-func (c *conn) warmUp() {
-	if c.warm || !c.grown() {
+func (c *conn) scheduleTrim() {
+	if c.trimmable || !c.hasIdleMemory() {
 		return
 	}
-	c.warm, c.cold = true, false
-	c.reckoned = time.Now()
-	c.moved, c.stirred = c.stats.moved(), c.reckoned
-	if c.set.keepAlive <= 0 || c.lookAt.Sub(c.reckoned) > lookEvery { // else keep-alive looks sooner
-		c.lookIn(lookEvery)
+	c.trimmable, c.trimmed = true, false
+	c.idleCheckedAt = time.Now()
+	c.moved, c.movedAt = c.stats.moved(), c.idleCheckedAt
+	if c.set.keepAlive <= 0 || c.timerAt.Sub(c.idleCheckedAt) > lookEvery { // else keep-alive looks sooner
+		c.setTimer(lookEvery)
 	}
 }
 
-// grown reports whether there is something to give back when idle.
-func (c *conn) grown() bool {
-	return c.soiled || c.credits.window > c.set.initial || c.credits.have > c.credits.keep()
+// hasIdleMemory reports whether there is something to give back when idle.
+func (c *conn) hasIdleMemory() bool {
+	return c.pagesTouched || c.credits.window > c.set.initial || c.credits.have > c.credits.idleReceives()
 }
 
 func (c *conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	wait := c.look(time.Now())
+	wait := c.runTimer(time.Now())
 	if wait <= 0 || c.closed || c.dead != nil { // by now: to send something it lets go of mu
 		return
 	}
 	if c.hasFailed() {
 		wait = min(wait, reasonWithin)
 	}
-	c.lookIn(wait)
+	c.setTimer(wait)
 }
 
-// look does what is due, and returns when to look again, 0 for never.
-func (c *conn) look(now time.Time) time.Duration {
+// runTimer does what is due, and returns when to runTimer again, 0 for never.
+func (c *conn) runTimer(now time.Time) time.Duration {
 	if !c.closed && c.dead == nil {
 		c.poll() // the device's answer wakes nobody, and is none to what is asked from here on
 	}
@@ -100,36 +100,36 @@ func (c *conn) look(now time.Time) time.Duration {
 		}
 		return wait
 	}
-	if c.warm && now.Sub(c.reckoned) >= lookEvery {
-		c.reckoned = now
+	if c.trimmable && now.Sub(c.idleCheckedAt) >= lookEvery {
+		c.idleCheckedAt = now
 		if moved := c.stats.moved(); moved != c.moved {
-			c.moved, c.stirred = moved, now
+			c.moved, c.movedAt = moved, now
 		}
-		if now.Sub(c.stirred) >= idleAfter {
-			c.coolDown()
+		if now.Sub(c.movedAt) >= idleAfter {
+			c.shrinkIdle()
 			c.sendControl() // a smaller window may make a grant due
 		}
 	}
 	if c.set.keepAlive <= 0 {
-		if c.warm {
+		if c.trimmable {
 			return lookEvery
 		}
 		return 0
 	}
-	wait := c.set.keepAlive - now.Sub(c.lastHeard)
+	wait := c.set.keepAlive - now.Sub(c.lastReceived)
 	switch {
 	case wait <= 0 && c.probing:
-		if wait = c.set.probe - now.Sub(c.asked); wait <= 0 {
+		if wait = c.set.probe - now.Sub(c.probedAt); wait <= 0 {
 			c.fail(errSilent)
 		}
 	case wait <= 0:
-		c.asked = now
-		c.ask()
+		c.probedAt = now
+		c.sendProbe()
 		wait = c.set.probe
-	case c.probing || c.send.probe:
+	case c.probing || c.send.probeDue:
 		wait = min(wait, c.set.probe)
 	}
-	if c.warm {
+	if c.trimmable {
 		wait = min(wait, lookEvery)
 	}
 	return wait
@@ -151,67 +151,67 @@ const (
 	confirmFrom = 64 << 10
 )
 
-// confirm has a message sent to a peer whose data has been coming for a while in which
+// confirmReceipt has a message sent to a peer whose data has been coming for a while in which
 // nothing was sent.
-func (c *conn) confirm(now time.Time) {
+func (c *conn) confirmReceipt(now time.Time) {
 	o := &c.oneWay
 	switch {
 	case !c.peer.rdmanet:
 	case c.stats.Posts != o.posts:
 		*o = oneWay{c.stats.Posts, now, c.stats.BytesReceived}
 	case now.Sub(o.since) >= confirmEvery && c.stats.BytesReceived-o.bytes >= confirmFrom:
-		c.send.answer = true
+		c.send.responseDue = true
 	}
 }
 
-// ask wants an answer from the peer, or where that may not be possible from its
+// sendProbe wants an answer from the peer, or where that may not be possible from its
 // device.
-func (c *conn) ask() {
+func (c *conn) sendProbe() {
 	for c.send.posting { // whether a message can go is not known before its end
 		c.waitPosted()
 	}
 	if c.closed || c.dead != nil {
 		return
 	}
-	c.send.touch = 0
+	c.send.probeSeq = 0
 	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
-	if !able && c.answers && c.postBarrier() {
+	if !able && c.answersReads && c.postBarrier() {
 		c.probing = true
 		return
 	}
-	c.probing, c.send.probe = able, true
+	c.probing, c.send.probeDue = able, true
 	c.sendControl() // the answer may be here when it returns
-	if !c.send.probe {
+	if !c.send.probeDue {
 		return
 	}
-	if c.probing = c.answers && c.postBarrier(); c.probing {
+	if c.probing = c.answersReads && c.postBarrier(); c.probing {
 		return
 	}
-	c.postTouch()
-	if n := c.send.marks.Len(); n > 0 { // with a full queue it is another's
-		c.probing, c.send.touch = true, c.send.marks.At(n-1).seq
+	c.postEmptyWrite()
+	if n := c.send.signaled.Len(); n > 0 { // with a full queue it is another's
+		c.probing, c.send.probeSeq = true, c.send.signaled.At(n-1).seq
 	}
 }
 
-// coolDown brings an idle connection back to its initial size.
-func (c *conn) coolDown() {
+// shrinkIdle brings an idle connection back to its initial size.
+func (c *conn) shrinkIdle() {
 	c.credits.window = c.set.initial
-	again := !c.cold // once more: the peer's last messages come after this, and bring pages back
-	c.warm, c.cold, c.untidy = false, true, true
-	c.shifts = 2 * (c.set.initial + c.credits.pocket)
+	again := !c.trimmed // once more: the peer's last messages come after this, and bring pages back
+	c.trimmable, c.trimmed, c.trimPending = false, true, true
+	c.compactions = 2 * (c.set.initial + c.credits.transferReserve)
 	if c.peer.rdmanet {
 		c.send.idle = true
-		c.useUp()
-		c.warm = c.credits.have > c.credits.keep()
+		c.returnCredits()
+		c.trimmable = c.credits.have > c.credits.idleReceives()
 	}
-	c.tidy()
-	c.warm = c.warm || again || c.credits.charge.n > 0 || c.send.marks.Len() > 0 // buffers of sends that nobody polls for
+	c.trimMemory()
+	c.trimmable = c.trimmable || again || c.credits.charge.n > 0 || c.send.signaled.Len() > 0 // buffers of sends that nobody polls for
 }
 
-// useUp sends empty messages for the credits beyond the initial ones, so that the peer does
+// returnCredits sends empty messages for the credits beyond the initial ones, so that the peer does
 // not post those receives again.
-func (c *conn) useUp() {
-	for !c.closed && c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.mid {
+func (c *conn) returnCredits() {
+	for !c.closed && c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.midMessage {
 		n := min(c.credits.have-c.set.initial, c.freeSlots(), c.credits.spendable(), batchSegments)
 		if !c.postEmpty(n) {
 			break
@@ -224,44 +224,44 @@ func (c *conn) useUp() {
 // is what the peer's reserve makes. Only where receives keep slabs pinned is that worth
 // messages, which bring pages of receives back elsewhere.
 func (c *conn) grantedLate() bool {
-	return c.cold && c.dom != nil && c.dom.private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.pocket
+	return c.trimmed && c.dom != nil && c.dom.private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
 }
 
-// staysCold looks, when m has come, whether an idle connection has got back what its peer
+// trimAfter looks, when m has come, whether an idle connection has got back what its peer
 // held, and can give up more.
-func (c *conn) staysCold(m *delivery) {
-	if c.cold && len(m.payload) == 0 && (c.untidy || c.shifts > 0) {
-		c.tidy()
+func (c *conn) trimAfter(m *delivery) {
+	if c.trimmed && len(m.payload) == 0 && (c.trimPending || c.compactions > 0) {
+		c.trimMemory()
 	}
 }
 
-// tidy gives back what an idle connection does not need for what it still has: memory of
+// trimMemory gives back what an idle connection does not need for what it still has: memory of
 // queues, and pages of receives that are posted. It comes once more when the peer has
 // used up the credits that it does not need.
-func (c *conn) tidy() {
-	c.credits.settle(c.kept)
-	if c.untidy {
-		c.untidy = c.posted.Len() > c.set.initial+c.credits.pocket
+func (c *conn) trimMemory() {
+	c.credits.lowerCharge(c.heldBuffers)
+	if c.trimPending {
+		c.trimPending = c.posted.Len() > c.set.initial+c.credits.transferReserve
 		c.posted.Trim()
 		c.unread.Trim()
-		c.send.marks.Trim()
-		c.in.trim()
-		c.out.trim()
-		if q, ok := c.qp.(ibv.IdleQP); ok && (c.soiled || !c.untidy) {
+		c.send.signaled.Trim()
+		c.rx.trim()
+		c.tx.trim()
+		if q, ok := c.qp.(ibv.IdleQP); ok && (c.pagesTouched || !c.trimPending) {
 			q.Idle(func(buf []byte) { dropPosted(buf) })
-			if own := c.send.spare; own != nil && c.sends.drops() {
+			if own := c.send.reservedFree; own != nil && c.sends.drops() {
 				dropPosted(own.b)
 			}
 		}
-		c.soiled = false
+		c.pagesTouched = false
 	}
 	// A receive that lies apart keeps a slab pinned. The next message uses the oldest one
 	// up, and the one that is posted in its place lies with the others.
-	if c.dom != nil && c.dom.private && c.shifts > 0 && !c.untidy && c.peer.rdmanet {
-		if c.shifts--; c.pool.scattered(&c.posted) {
-			c.send.probe = true
+	if c.dom != nil && c.dom.private && c.compactions > 0 && !c.trimPending && c.peer.rdmanet {
+		if c.compactions--; c.pool.scattered(&c.posted) {
+			c.send.probeDue = true
 		} else {
-			c.shifts = 0
+			c.compactions = 0
 		}
 	}
 }

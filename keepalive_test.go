@@ -22,8 +22,8 @@ import (
 // waited for as long if it has asked, and lets its timer look.
 func (c *conn) quietFor(d time.Duration) {
 	c.mu.Lock()
-	c.lastHeard = time.Now().Add(-d)
-	c.asked = c.asked.Add(-d)
+	c.lastReceived = time.Now().Add(-d)
+	c.probedAt = c.probedAt.Add(-d)
 	c.mu.Unlock()
 	c.tick()
 }
@@ -174,7 +174,7 @@ func outOfCredits(t *testing.T, a, b *Conn) (wrote chan error) {
 	require.True(t, eventually(func() bool { return a.Stats().CreditStalls > 0 }))
 	for _, c := range []*Conn{a, b} {
 		c.mu.Lock()
-		c.coolDown() // or it does so when it likes, and is heard
+		c.shrinkIdle() // or it does so when it likes, and is heard
 		c.sendControl()
 		c.mu.Unlock()
 	}
@@ -185,7 +185,7 @@ func outOfCredits(t *testing.T, a, b *Conn) (wrote chan error) {
 		if !a.credits.maySendControl() {
 			return true
 		}
-		a.send.answer = true // b's last word has left something to grant
+		a.send.responseDue = true // b's last word has left something to grant
 		a.sendControl()
 		return false
 	}))
@@ -216,7 +216,7 @@ func TestKeepAliveDuringPost(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.send.posting = a.asked.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
+		a.send.posting = a.probedAt.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
 		a.writable.Broadcast()
 		return !a.send.posting
 	}))
@@ -238,7 +238,7 @@ func TestKeepAliveTouch(t *testing.T) {
 			pass(t, a, b)
 			wrote := outOfCredits(t, a, b)
 			a.mu.Lock()
-			a.answers = false
+			a.answersReads = false
 			a.mu.Unlock()
 			m.setSlow(slow)
 			if slow {
@@ -343,7 +343,7 @@ func TestKeepAliveCut(t *testing.T) {
 			a, err := ln.Accept()
 			require.NoError(t, err)
 			ends := []*Conn{c.(*Conn), a.(*Conn)}
-			require.True(t, ends[0].answers && ends[1].answers)
+			require.True(t, ends[0].answersReads && ends[1].answersReads)
 			pass(t, c, a)
 			pass(t, a, c)
 			wrote := []chan error{make(chan error, 1), make(chan error, 1)}
@@ -406,19 +406,19 @@ func TestKeepAliveBound(t *testing.T) {
 				server.mu.Lock() // whoever would answer waits
 				client.mu.Lock()
 				client.timer.Stop()
-				client.warm = warm
+				client.trimmable = warm
 				client.stats.BytesSent++
-				client.look(client.lastHeard)
-				start := client.lastHeard.Add(s.keepAlive / 3) // a word between two looks
-				client.lastHeard = start
+				client.runTimer(client.lastReceived)
+				start := client.lastReceived.Add(s.keepAlive / 3) // a word between two looks
+				client.lastReceived = start
 				now := start
 				asked := time.Duration(-1)
-				for wait := 2 * s.keepAlive / 3; client.dead == nil; wait = client.look(now) {
+				for wait := 2 * s.keepAlive / 3; client.dead == nil; wait = client.runTimer(now) {
 					require.Positive(t, wait)
 					now = now.Add(wait)
 					client.stats.BytesSent++ // so warm it stays
 					if asked < 0 && client.probing {
-						asked = client.asked.Sub(start)
+						asked = client.probedAt.Sub(start)
 					}
 				}
 				gone := now.Sub(start)
@@ -467,13 +467,13 @@ func TestKeepAliveLateAnswer(t *testing.T) {
 	undisturbed("counts from when it was asked", func() bool {
 		answered()
 		a.mu.Lock()
-		a.asked = a.asked.Add(-late)
+		a.probedAt = a.probedAt.Add(-late)
 		a.mu.Unlock()
 		m.setSlow(false)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.look(time.Now())
-		return !a.probing && a.asked.Equal(a.lastHeard)
+		a.runTimer(time.Now())
+		return !a.probing && a.probedAt.Equal(a.lastReceived)
 	})
 	undisturbed("is no answer to another question", func() bool {
 		answered()
@@ -525,20 +525,20 @@ func TestKeepAliveWarmUp(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/word=%v", keepAlive, word), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
-					c.send.mid = true // to a plain peer: it can say nothing
+					c.send.midMessage = true // to a plain peer: it can say nothing
 					c.credits.window = c.set.initial + 1
 					c.startTimer()
 					time.Sleep(keepAlive - time.Millisecond)
 					c.mu.Lock()
 					if word {
-						c.lastHeard = time.Now()
+						c.lastReceived = time.Now()
 					}
-					due := c.lastHeard.Add(keepAlive)
-					c.warmUp()
+					due := c.lastReceived.Add(keepAlive)
+					c.scheduleTrim()
 					c.mu.Unlock()
 					time.Sleep(time.Until(due))
 					synctest.Wait()
-					require.Equal(t, due, c.asked)
+					require.Equal(t, due, c.probedAt)
 					c.timer.Stop()
 				})
 			})
@@ -557,7 +557,7 @@ func TestKeepAliveCoolDown(t *testing.T) {
 				words := func(d time.Duration) {
 					for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 						c.mu.Lock()
-						c.lastHeard = time.Now()
+						c.lastReceived = time.Now()
 						c.mu.Unlock()
 					}
 					synctest.Wait()
@@ -567,7 +567,7 @@ func TestKeepAliveCoolDown(t *testing.T) {
 					c.mu.Lock()
 					c.stats.BytesReceived++
 					c.credits.window = c.set.initial + 1
-					c.warmUp()
+					c.scheduleTrim()
 					c.mu.Unlock()
 					words(idleAfter - time.Second)
 					require.Greater(t, c.credits.window, c.set.initial)
@@ -601,9 +601,9 @@ func TestKeepAliveDuringClose(t *testing.T) {
 	requireSilence(t, a, b)
 	q := &gatedQP{a.qp, make(chan struct{}), make(chan struct{})}
 	a.mu.Lock()
-	a.qp, a.send.probe = q, true // there is something to send
-	a.moved, a.warm = a.stats.moved(), true
-	a.reckoned, a.stirred = time.Time{}, time.Time{}
+	a.qp, a.send.probeDue = q, true // there is something to send
+	a.moved, a.trimmable = a.stats.moved(), true
+	a.idleCheckedAt, a.movedAt = time.Time{}, time.Time{}
 	a.mu.Unlock()
 	ticked := make(chan struct{})
 	go func() {
@@ -653,13 +653,13 @@ func TestKeepAliveConfirms(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &conn{peer: privateData{rdmanet: !tt.plain}}
 			c.stats.Posts = 7
-			c.confirm(start)
+			c.confirmReceipt(start)
 			c.stats.BytesReceived += tt.bytes
 			if tt.posted {
 				c.stats.Posts++
 			}
-			c.confirm(start.Add(tt.d))
-			require.Equal(t, tt.confirm, c.send.answer)
+			c.confirmReceipt(start.Add(tt.d))
+			require.Equal(t, tt.confirm, c.send.responseDue)
 		})
 	}
 }

@@ -335,13 +335,13 @@ func (l *listener) accept() (*conn, error) {
 		}
 		select {
 		case c := <-l.ready:
-			return c.claim(), nil
+			return c.markAccepted(), nil
 		case <-l.done:
 			return nil, net.ErrClosed
 		case <-l.failed:
 			select {
 			case c := <-l.ready:
-				return c.claim(), nil
+				return c.markAccepted(), nil
 			default:
 			}
 			return nil, l.err

@@ -134,9 +134,9 @@ func setDomainIdle(t testing.TB, d time.Duration) {
 
 func setScratchIdle(t testing.TB, d time.Duration) {
 	set := func(d time.Duration) (old time.Duration) {
-		scratches.mu.Lock()
-		defer scratches.mu.Unlock()
-		old, scratches.idle = scratches.idle, d
+		bouncePools.mu.Lock()
+		defer bouncePools.mu.Unlock()
+		old, bouncePools.idle = bouncePools.idle, d
 		return old
 	}
 	old := set(d)
@@ -144,9 +144,9 @@ func setScratchIdle(t testing.TB, d time.Duration) {
 }
 
 func countScratch() (n int) {
-	scratches.mu.Lock()
-	pools := slices.Collect(maps.Values(scratches.pools))
-	scratches.mu.Unlock()
+	bouncePools.mu.Lock()
+	pools := slices.Collect(maps.Values(bouncePools.pools))
+	bouncePools.mu.Unlock()
 	for _, p := range pools {
 		p.mu.Lock()
 		n += p.chunks

@@ -54,15 +54,15 @@ var (
 	errMessageOpen = fmt.Errorf("the last piece of a message has not been sent: %w", syscall.EINVAL)
 )
 
-// manner is how something is sent.
-type manner struct {
+// sendOptions is how something is sent.
+type sendOptions struct {
 	message bool // as one message, not as a stretch of the stream
 	flags   MsgFlags
 	token   uint32 // taken back at the peer by the first segment, if not 0
 }
 
 // wire is what the segments say of it.
-func (m *manner) wire() (flags uint16) {
+func (m *sendOptions) wire() (flags uint16) {
 	if m.flags&Expedited != 0 {
 		flags |= flagExpedited
 	}
@@ -105,7 +105,7 @@ func (c *conn) checkFlags(flags MsgFlags) error {
 // SendMsg implements [Conn.SendMsg].
 func (c *conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
 	if err = c.checkFlags(flags); err == nil {
-		n, err = c.write(p, manner{message: true, flags: flags})
+		n, err = c.write(p, sendOptions{message: true, flags: flags})
 	}
 	return n, c.opError("write", err)
 }
@@ -121,11 +121,11 @@ func (c *conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
 type Send struct {
 	c     *conn
 	owner *Conn // which is not dropped before the Send is done
-	turn  turn
+	entry queueEntry
 	p     []byte
 	size  int     // of p, which finish lets go of
 	buf   *Buffer // that p lies in, held
-	m     manner
+	m     sendOptions
 
 	done chan struct{} // closed when the rest is set
 	n    int
@@ -134,8 +134,8 @@ type Send struct {
 
 // queueMsg is QueueMsg; owner is the Conn that it was called on.
 func (c *conn) queueMsg(p []byte, flags MsgFlags, owner *Conn) *Send {
-	s := &Send{c: c, owner: owner, p: p, size: len(p), m: manner{message: true, flags: flags}, done: make(chan struct{})}
-	s.turn.send = s
+	s := &Send{c: c, owner: owner, p: p, size: len(p), m: sendOptions{message: true, flags: flags}, done: make(chan struct{})}
+	s.entry.send = s
 	buf, err := borrow(p)
 	s.buf = buf
 	c.mu.Lock()
@@ -153,11 +153,11 @@ func (c *conn) queueMsg(p []byte, flags MsgFlags, owner *Conn) *Send {
 	switch {
 	case err != nil:
 		s.finish(0, err)
-	case c.turns.free(kind):
-		c.turns.take(kind)
+	case c.queue.available(kind):
+		c.queue.acquire(kind)
 		go c.sendQueued(s)
 	default:
-		c.lineUp(&s.turn, kind)
+		c.enqueue(&s.entry, kind)
 	}
 	return s
 }
@@ -181,10 +181,10 @@ func (s *Send) Cancel() bool {
 	c := s.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.turn.in == nil {
+	if s.entry.list == nil {
 		return false
 	}
-	c.turns.leave(&s.turn)
+	c.queue.remove(&s.entry)
 	s.finish(0, context.Canceled)
 	return true
 }
@@ -206,11 +206,11 @@ func (c *conn) sendQueued(s *Send) {
 			return
 		}
 		s.finish(c.writeInTurn(s.p, s.m))
-		c.turns.taken = false
-		s = c.giveTurn()
+		c.queue.busy = false
+		s = c.acquireNext()
 	}
-	if !c.turns.taken {
-		c.passTurn()
+	if !c.queue.busy {
+		c.releaseQueue()
 	}
 }
 
@@ -222,14 +222,14 @@ func (c *conn) sendQueued(s *Send) {
 func (c *conn) SendPossible() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.possible()
+	return c.writableChan()
 }
 
-func (c *conn) possible() chan struct{} {
-	if c.turns.possible == nil {
-		c.turns.possible = make(chan struct{}, 1)
+func (c *conn) writableChan() chan struct{} {
+	if c.queue.writable == nil {
+		c.queue.writable = make(chan struct{}, 1)
 	}
-	return c.turns.possible
+	return c.queue.writable
 }
 
 // shortage is what a send had not enough of.
@@ -243,17 +243,17 @@ type shortage struct {
 
 // wouldBlock ends a non-blocking send of which n bytes were taken.
 func (c *conn) wouldBlock(n int, short shortage) (int, error) {
-	q := &c.turns
+	q := &c.queue
 	short.done = c.send.done
-	q.hungry, q.short = true, short
+	q.wantsWritable, q.lacking = true, short
 	if c.credits.spendable() == 0 {
-		c.send.waiting = true // as in waitToSend
+		c.send.wantsCredit = true // as in waitToSend
 		c.replenish()
-		c.send.waiting = false
+		c.send.wantsCredit = false
 	}
-	c.hearOfSends()
+	c.wantSendCompletion()
 	if !c.leading {
-		go c.keep() // else nobody hears of credits for a while
+		go c.leadInBackground() // else nobody hears of credits for a while
 	}
 	if n > 0 {
 		return n, nil
@@ -261,22 +261,22 @@ func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 	return 0, errno.EAGAIN
 }
 
-// tellPossible tells who waits for it that there is what a send was short of.
-func (c *conn) tellPossible() {
-	q, s, short := &c.turns, &c.send, &c.turns.short
+// signalWritable tells who waits for it that there is what a send was short of.
+func (c *conn) signalWritable() {
+	q, s, short := &c.queue, &c.send, &c.queue.lacking
 	if c.writeErr() == nil {
-		if s.posting || !q.free(short.kind) || c.credits.spendable() < short.segments {
+		if s.posting || !q.available(short.kind) || c.credits.spendable() < short.segments {
 			return // who changes that looks again
 		}
 		if room := batchBudget - s.inFlight; c.freeSlots()-reservedSlots < short.segments ||
 			room <= 0 || room < short.bytes && s.inFlight > 0 || short.buffer && short.done == s.done && s.busy() {
-			c.hearOfSends()
+			c.wantSendCompletion()
 			return
 		}
 	}
-	q.hungry = false
+	q.wantsWritable = false
 	select {
-	case c.possible() <- struct{}{}:
+	case c.writableChan() <- struct{}{}:
 	default:
 	}
 }

@@ -38,7 +38,7 @@ type domain struct {
 	users int    // below domains.mu
 	epoch uint64 // and this: how often it was acquired or freed
 
-	windows *windowMemory // of the device
+	windows *receiveBudget // of the device
 
 	mu     sync.Mutex
 	pools  map[int]*pool        // by buffer size
@@ -176,7 +176,7 @@ func newDomain(dev ibv.Device) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &domain{dev: dev, pd: pd, unchecked: dev.Attr().ReadsUnchecked, windows: acquireWindows(dev), pools: make(map[int]*pool)}, nil
+	return &domain{dev: dev, pd: pd, unchecked: dev.Attr().ReadsUnchecked, windows: acquireReceiveBudget(dev), pools: make(map[int]*pool)}, nil
 }
 
 // retain takes another reference; the caller knows of one that stays meanwhile.

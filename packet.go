@@ -372,7 +372,7 @@ func (p *packetConn) awaitRead() {
 		}
 		return
 	}
-	if l != nil && l.kept && l.sleeping && l.spoke.Load() && l.poller.wants() {
+	if l != nil && l.kept && l.sleeping && l.spoke.Load() && l.poller.wouldPoll() {
 		l.recvCQ.Interrupt() // the keeper does not poll
 	}
 	p.readers++

@@ -51,7 +51,7 @@ func TestPageSizes(t *testing.T) {
 		adviseHuge = huge
 		a, b := pipeOn(t, Config{})
 		adviseHuge = was
-		chunk := a.getScratch()
+		chunk := a.getChunk()
 		require.NotNil(t, chunk)
 		receive, err := a.pool.get()
 		require.NoError(t, err)
@@ -61,9 +61,9 @@ func TestPageSizes(t *testing.T) {
 			a.Close()
 			b.Close()
 		})
-		require.NoError(t, a.beat.hold(a.dom))
+		require.NoError(t, a.probeMem.hold(a.dom))
 		for name, mem := range map[string][]byte{
-			"receives": receive.slab.mem, "a chunk": chunk.b, "the pulse": a.beat.buf.slab.mem,
+			"receives": receive.slab.mem, "a chunk": chunk.b, "the pulse": a.probeMem.buf.slab.mem,
 			"small Buffers": alloc(t, 100).b, "a Buffer": alloc(t, hugeSpan-pageSize).b,
 		} {
 			require.Contains(t, strings.Fields(mappingOf(t, mem)["VmFlags"]), "nh", name)

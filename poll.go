@@ -32,11 +32,11 @@ type poller struct {
 	usual      time.Duration // that polls take which pay
 	tried      bool          // this wait was polled for
 	kind       int           // of the wait: what the one before was, short or long
-	rests      [2]rest       // by kind
+	rests      [2]sleepRun   // by kind
 }
 
-// rest is how often to sleep without polling.
-type rest struct {
+// sleepRun is how often to sleep without polling.
+type sleepRun struct {
 	left, next int
 	polls      int
 	slept      time.Duration // what waits take that sleep, 0 if that is not known
@@ -78,8 +78,8 @@ func newPoller(dev ibv.Device, busyPoll time.Duration) poller {
 // able reports whether there is ever to be polled.
 func (p *poller) able() bool { return p.processors > 0 }
 
-// wants reports whether a wait for an answer would be polled. If not, that was one.
-func (p *poller) wants() bool {
+// wouldPoll reports whether a wait for an answer would be polled. If not, that was one.
+func (p *poller) wouldPoll() bool {
 	r := &p.rests[p.kind]
 	switch {
 	case !p.able() || !p.began.IsZero() || !p.roomFor(polling.served.Load()-1): // who waits is not served
@@ -103,11 +103,11 @@ func (p *poller) begin(answer bool) time.Duration {
 		return 0
 	}
 	fresh := answer && p.began.IsZero()
-	polls := fresh && p.wants() && polling.taken.CompareAndSwap(false, true)
+	polls := fresh && p.wouldPoll() && polling.taken.CompareAndSwap(false, true)
 	if fresh {
 		p.began = time.Now()
 	}
-	p.fall(fresh)
+	p.notServed(fresh)
 	if !polls {
 		return 0
 	}
@@ -160,17 +160,17 @@ func (p *poller) end(came, gone bool) {
 	}
 	switch {
 	case gone:
-		p.fall(false)
+		p.notServed(false)
 	case came && !p.served:
 		p.served = true
 		polling.served.Add(1)
 	}
 }
 
-// fall says that what was being served, if it was, is so no more. asked says that
+// notServed says that what was being served, if it was, is so no more. asked says that
 // somebody begins to wait here for an answer. Who does so after something has come
 // elsewhere has gone on from there: a goroutine may ask several peers in turn.
-func (p *poller) fall(asked bool) {
+func (p *poller) notServed(asked bool) {
 	if !p.served && !asked {
 		return
 	}

@@ -43,7 +43,7 @@ func asking(t *testing.T, c *Conn) chan result {
 func requirePolling(t *testing.T, c *Conn) {
 	t.Helper()
 	require.True(t, eventually(func() bool {
-		return polling.taken.Load() && c.locked(func() bool { return c.leading && c.in.reading > 0 })()
+		return polling.taken.Load() && c.locked(func() bool { return c.leading && c.rx.reading > 0 })()
 	}))
 }
 
@@ -69,7 +69,7 @@ func TestPollsForAnswer(t *testing.T) {
 
 	// Nothing is to be answered any more.
 	read = reading(c, make([]byte, 10))
-	requireAsleep(t, c, func() bool { return c.in.reading > 0 })
+	requireAsleep(t, c, func() bool { return c.rx.reading > 0 })
 	require.False(t, polling.taken.Load())
 	p.data(10)
 	require.Equal(t, result{10, nil}, s.await(read))
@@ -84,11 +84,11 @@ func TestPollsForAnswer(t *testing.T) {
 
 	read = ask()
 	c.mu.Lock()
-	c.deaf = true // as by CloseRead, while a poll was at something and heard nothing of it
+	c.discarding = true // as by CloseRead, while a poll was at something and heard nothing of it
 	c.mu.Unlock()
 	require.Equal(t, result{0, io.EOF}, s.await(read))
 	c.mu.Lock()
-	c.deaf = false
+	c.discarding = false
 	c.mu.Unlock()
 	p.data(10)
 	_, err = c.Read(make([]byte, 10))
@@ -109,7 +109,7 @@ func TestPollsWhereThereIsRoom(t *testing.T) {
 		p.data(10)
 		require.Equal(t, result{10, nil}, s.await(read))
 	}
-	waits := func() bool { return c.in.reading > 0 && (c.readers > 0 || !c.keeping) }
+	waits := func() bool { return c.rx.reading > 0 && (c.readers > 0 || !c.backgroundLeads) }
 
 	polling.served.Add(c.poller.processors)
 	read := asking(t, c)
@@ -153,7 +153,7 @@ func TestPollsForNoPieces(t *testing.T) {
 	require.NoError(t, err)
 	reading(c, make([]byte, 1<<20))
 	p.told(transferGrant)
-	requireAsleep(t, c, func() bool { return c.in.reading > 0 })
+	requireAsleep(t, c, func() bool { return c.rx.reading > 0 })
 	require.False(t, polling.taken.Load())
 }
 
@@ -255,7 +255,7 @@ func TestPacketPollsForAnswer(t *testing.T) {
 		defer func() { maxPoll = old }()
 		client.rmu.Lock()
 		maxPoll = time.Hour
-		l.poller.usual, l.poller.rests = time.Hour, [2]rest{}
+		l.poller.usual, l.poller.rests = time.Hour, [2]sleepRun{}
 		client.rmu.Unlock()
 		for _, end := range []func(){answer, func() { client.SetReadDeadline(past) }} {
 			require.True(t, eventually(func() bool { // a keeper leads

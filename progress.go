@@ -22,14 +22,14 @@ import (
 //     is started: credits, keep-alive and the peer's end need answers even when
 //     the program is busy elsewhere. It leaves as soon as somebody waits.
 
-var keepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
+var backgroundLeaders = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 
 // await waits until something may have changed. The caller holds mu, and again
 // on return; cond and waiting are its own side's.
 func (c *conn) await(cond *sync.Cond, waiting *int) {
 	answer := cond == &c.readable && c.answerDue()
 	if c.leading {
-		if (c.wantSend || c.moving()) && !c.cqLost {
+		if (c.wantsSendCompletion || c.moving()) && !c.cqLost {
 			// The leader may sleep for receives only.
 			if err := c.cq.Arm(false); err != nil {
 				c.cqLost = true
@@ -40,8 +40,8 @@ func (c *conn) await(cond *sync.Cond, waiting *int) {
 				return
 			}
 		}
-		if c.keeping && answer && c.poller.wants() {
-			c.rouse() // the keeper, which does not poll
+		if c.backgroundLeads && answer && c.poller.wouldPoll() {
+			c.interruptLeader() // the keeper, which does not poll
 		}
 		*waiting++
 		cond.Wait()
@@ -49,21 +49,21 @@ func (c *conn) await(cond *sync.Cond, waiting *int) {
 		return
 	}
 	c.lead(answer)
-	c.pass()
+	c.handOver()
 }
 
 // answerDue reports whether a Read that waits does so for an answer: something was sent
 // since the peer has last sent something, and there is nothing to read.
 func (c *conn) answerDue() bool {
-	return c.stats.MessagesSent != c.spoken && !c.answered() && !c.stopsReading()
+	return c.stats.MessagesSent != c.sentAtReceive && !c.answered() && !c.stopsReading()
 }
 
 // answered reports whether there is something to read, or never will be.
 func (c *conn) answered() bool { return c.unread.Len() > 0 || c.eof }
 
-// pass gives the lead to somebody who waits. Not everybody among the writers takes
+// handOver gives the lead to somebody who waits. Not everybody among the writers takes
 // it, see waitPosted, so all of them hear.
-func (c *conn) pass() {
+func (c *conn) handOver() {
 	if c.readers > 0 {
 		c.readable.Signal()
 	}
@@ -76,20 +76,20 @@ func (c *conn) pass() {
 // somebody has sent something, and waits for what the peer says to it. The caller holds mu.
 func (c *conn) lead(answer bool) {
 	c.leading = true
-	c.seat.Taken()
+	c.vacancy.Taken()
 	if !c.polls(c.poller.begin(answer)) {
 		c.sleep()
 	}
 	c.poller.end(c.answered(), c.closed || c.dead != nil)
 	c.leading = false
 	if !c.closed {
-		c.seat.Vacant()
+		c.vacancy.Vacant()
 	}
 }
 
 // moving reports whether RDMA Reads or Writes of transfers are under way.
 func (c *conn) moving() bool {
-	return c.out.writing > 0 || c.in.mode == transferRead && c.in.flying.Len() > 0
+	return c.tx.writing > 0 || c.rx.mode == transferRead && c.rx.inFlight.Len() > 0
 }
 
 // sleep waits for the next event: arm, look once more, then wait.
@@ -104,7 +104,7 @@ func (c *conn) sleep() {
 	// A peer that is rdmanet marks its messages as solicited; the completions
 	// of our own sends then wake nobody, those of transfers must. Soft-RoCE does not
 	// wake for a failed one either: then keep-alive finds it, if there is such.
-	if err := c.cq.Arm(c.peer.rdmanet && c.set.keepAlive > 0 && !c.wantSend && !c.moving()); err != nil {
+	if err := c.cq.Arm(c.peer.rdmanet && c.set.keepAlive > 0 && !c.wantsSendCompletion && !c.moving()); err != nil {
 		c.cqLost = true
 		c.fail(err)
 		return
@@ -187,9 +187,9 @@ func (c *conn) poll() int {
 			break
 		}
 	}
-	if c.heard {
-		c.heard, c.lastHeard = false, time.Now()
-		c.confirm(c.lastHeard)
+	if c.receivedSince {
+		c.receivedSince, c.lastReceived = false, time.Now()
+		c.confirmReceipt(c.lastReceived)
 	}
 	if event != nil && c.dead == nil {
 		c.dead = errPeerClosed
@@ -205,16 +205,16 @@ func (c *conn) poll() int {
 		total++
 	}
 	if c.dead != nil {
-		c.credits.charge.lower(c.kept) // its receives come back, and no more will be posted
+		c.credits.charge.lower(c.heldBuffers) // its receives come back, and no more will be posted
 	}
 	if total > 0 {
 		c.replenish()
 		if c.grantedLate() {
-			c.useUp()
+			c.returnCredits()
 		}
 		c.sendControl()
-		if c.turns.hungry {
-			c.tellPossible()
+		if c.queue.wantsWritable {
+			c.signalWritable()
 		}
 	}
 	return total
@@ -241,7 +241,7 @@ func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 		if !c.hasFailed() && c.dead == nil && c.event.Load() == nil {
 			c.flushed = time.Now()
 			c.id.Disconnect()
-			c.lookIn(reasonWithin)
+			c.setTimer(reasonWithin)
 		}
 	} else {
 		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ barrierID, VendorErr: wc.VendorErr, Device: c.id.Device().Name()})
@@ -264,10 +264,10 @@ func (c *conn) notify(e ibv.Event) {
 	c.cq.Interrupt()
 }
 
-// rouse makes the leader look again. What it waits for may have been found by
+// interruptLeader makes the leader look again. What it waits for may have been found by
 // another's poll, or have come about by a post; and it may be asleep for less than is
 // to be heard of from now on. A leader that is not waiting looks again anyway.
-func (c *conn) rouse() {
+func (c *conn) interruptLeader() {
 	if c.sleeping {
 		c.sleeping = false
 		c.cq.Interrupt()
@@ -278,30 +278,30 @@ func (c *conn) rouse() {
 func (c *conn) wakeAll() {
 	c.readable.Broadcast()
 	c.writable.Broadcast()
-	c.rouse()
-	c.lookAgain()
+	c.interruptLeader()
+	c.recheckQueue()
 }
 
-// startKeeper is called when nobody has led for a while.
-func (c *conn) startKeeper() { go c.keep() }
+// startBackgroundLeader is called when nobody has led for a while.
+func (c *conn) startBackgroundLeader() { go c.leadInBackground() }
 
-func (c *conn) keep() {
+func (c *conn) leadInBackground() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// When the connection is dead there may still be memory in the device's hands.
 	for !c.closed && (c.dead == nil || c.moving() && !c.cqLost) && !c.leading {
 		if c.readers > 0 || c.writers > 0 {
-			c.seat.Vacant() // they may have got what they wait for, and go without having led
+			c.vacancy.Vacant() // they may have got what they wait for, and go without having led
 			break
 		}
 		if !c.control(true) {
-			c.keeping = true
+			c.backgroundLeads = true
 			c.lead(false)
-			c.keeping = false
+			c.backgroundLeads = false
 		}
 	}
 	if c.dead != nil && !c.leading {
-		c.poller.fall(false) // nobody may ever look at it again
+		c.poller.notServed(false) // nobody may ever look at it again
 	}
-	c.pass()
+	c.handOver()
 }

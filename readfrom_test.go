@@ -119,16 +119,16 @@ func TestUnacceptedTakeNoScratch(t *testing.T) {
 	require.NoError(t, err)
 	client := c.(*Conn)
 	var sends []*Send
-	for range aheadPieces {
+	for range maxBounceBuffers {
 		sends = append(sends, client.QueueMsg(pattern(1, minTransfer), 0))
 	}
 	server := <-ln.ready // as one sees it that is not accepted
-	require.True(t, eventually(server.locked(func() bool { return server.stats.TransfersReceived == aheadPieces })))
-	server.neglected() // as its timer does
-	time.Sleep(2 * neglectAfter)
+	require.True(t, eventually(server.locked(func() bool { return server.stats.TransfersReceived == maxBounceBuffers })))
+	server.prefetch() // as its timer does
+	time.Sleep(2 * prefetchAfter)
 	server.mu.Lock()
-	require.Zero(t, server.in.ahead)
-	require.Zero(t, server.in.flying.Len())
+	require.Zero(t, server.rx.bounceBuffers)
+	require.Zero(t, server.rx.inFlight.Len())
 	server.mu.Unlock()
 	require.Equal(t, before, countScratch())
 

@@ -54,7 +54,7 @@ func (c *conn) received(wc *ibv.WC) {
 		return
 	}
 	c.credits.receive(&m.h)
-	if c.credits.held() < 0 {
+	if c.credits.peerCredits() < 0 {
 		// The receive was posted, but the peer had not been told of it.
 		m.buf.release()
 		c.fail(errNoCredit)
@@ -63,11 +63,11 @@ func (c *conn) received(wc *ibv.WC) {
 	if wc.Flags&ibv.WCWithInv != 0 {
 		c.stats.KeysInvalidated++
 	}
-	c.heard, c.probing = true, false
-	c.soiled = c.soiled || wc.ByteLen > pageSize
-	c.warmUp()
+	c.receivedSince, c.probing = true, false
+	c.pagesTouched = c.pagesTouched || wc.ByteLen > pageSize
+	c.scheduleTrim()
 	if m.h.Flags&flagResponseRequested != 0 {
-		c.send.answer = true
+		c.send.responseDue = true
 	}
 	var last bool
 	err := c.checkOffer(&m)
@@ -80,10 +80,10 @@ func (c *conn) received(wc *ibv.WC) {
 		return
 	}
 	c.store(&m, last)
-	c.staysCold(&m)
-	c.rouse()
+	c.trimAfter(&m)
+	c.interruptLeader()
 	if m.transfer {
-		c.credits.news = true
+		c.credits.pendingGrant = true
 		if err := c.transferred(&m.t, last, m.flags); err != nil {
 			c.fail(err)
 			return
@@ -93,7 +93,7 @@ func (c *conn) received(wc *ibv.WC) {
 		c.eof = true
 		c.readable.Broadcast()
 	} else if len(m.payload) > 0 || m.opens || m.empty {
-		c.spoken = c.stats.MessagesSent
+		c.sentAtReceive = c.stats.MessagesSent
 		c.readable.Signal()
 	}
 	c.writable.Broadcast()
@@ -113,7 +113,7 @@ func (c *conn) parse(m *delivery, n int) (err error) {
 	}
 	m.empty = c.messages && m.h.Flags&flagEmpty != 0
 	m.flags = c.messageFlags(&m.h)
-	if m.transfer = m.h.Flags&flagTransfer != 0 && c.in.mode != transferNone; m.transfer {
+	if m.transfer = m.h.Flags&flagTransfer != 0 && c.rx.mode != transferNone; m.transfer {
 		err = m.t.parse(&m.h, b)
 		m.opens = m.t.opens()
 	}
@@ -134,7 +134,7 @@ func (c *conn) reassemble(m *delivery) (last bool, err error) {
 		if m.opens { // else its other fields mean nothing
 			sum += uint64(m.t.Length) + m.t.Rest // cannot wrap
 		}
-		c.opened = int(min(sum, math.MaxInt))
+		c.openedSize = int(min(sum, math.MaxInt))
 	}
 	return last, err
 }
@@ -143,24 +143,24 @@ func (c *conn) reassemble(m *delivery) (last bool, err error) {
 func (c *conn) store(m *delivery, last bool) {
 	last = last && (!m.opens || m.t.Length == 0) // with the payload
 	c.stats.countReceived(len(m.payload), last)
-	if len(m.payload) == 0 && !m.empty || c.deaf {
+	if len(m.payload) == 0 && !m.empty || c.discarding {
 		c.reuse(m.buf)
 	} else {
-		s := segment{data: m.payload, buf: m.buf, size: c.opened, last: last, flags: m.flags}
-		c.opened = 0
-		if c.spillable(m.payload) {
+		s := segment{data: m.payload, buf: m.buf, size: c.openedSize, last: last, flags: m.flags}
+		c.openedSize = 0
+		if c.copyBreaks(m.payload) {
 			s.n = len(m.payload)
-			s.data, s.spill = c.intoSpill(m.payload)
+			s.data, s.copyBreak = c.copyToChunk(m.payload)
 			s.buf = nil
 			c.reuse(m.buf)
-			c.credits.owe(m.flags&NoResponse != 0)
+			c.credits.oweGrant(m.flags&NoResponse != 0)
 		} else {
-			c.kept++
+			c.heldBuffers++
 		}
 		c.unread.Push(s)
 	}
-	if m.opens || c.deaf && len(m.payload) > 0 {
-		c.credits.owe(m.flags&NoResponse != 0)
+	if m.opens || c.discarding && len(m.payload) > 0 {
+		c.credits.oweGrant(m.flags&NoResponse != 0)
 	}
 }
 
@@ -174,8 +174,8 @@ func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 		if last {
 			c.stats.MessagesReceived++
 		}
-		size := c.opened
-		c.opened = 0
+		size := c.openedSize
+		c.openedSize = 0
 		c.offered(t, segment{size: size, last: last, flags: flags})
 		return nil
 	case transferGrant:
@@ -183,7 +183,7 @@ func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 	case transferWritten:
 		return c.written(t)
 	case transferDone:
-		return c.settled(t)
+		return c.transferDoneBy(t)
 	default:
 		return c.withdrawn(t)
 	}
@@ -206,7 +206,7 @@ func (s *Stats) countReceived(n int, last bool) {
 
 // reuse posts a buffer again, or gives it back when the window is full.
 func (c *conn) reuse(buf *buffer) {
-	if c.dead != nil || c.hasFailed() || c.credits.room(c.kept, c.send.waiting) == 0 {
+	if c.dead != nil || c.hasFailed() || c.credits.room(c.heldBuffers, c.send.wantsCredit) == 0 {
 		buf.release()
 		return
 	}
@@ -215,10 +215,10 @@ func (c *conn) reuse(buf *buffer) {
 			buf.release()
 			buf = fit
 		}
-	} else if c.cold && c.dom.private {
+	} else if c.trimmed && c.dom.private {
 		buf = c.pool.older(buf)
 	}
-	if c.cold && c.stats.moved() == c.moved && c.pool.drops() {
+	if c.trimmed && c.stats.moved() == c.moved && c.pool.drops() {
 		dropPosted(buf.b) // a message without payload leaves nothing to read
 	}
 	c.postRecv(buf)
@@ -236,32 +236,32 @@ func (c *conn) postRecv(buf *buffer) {
 	}
 	c.posted.Push(buf)
 	c.credits.post(1)
-	if c.turns.hungry {
-		c.tellPossible()
+	if c.queue.wantsWritable {
+		c.signalWritable()
 	}
-	if c.send.waiting && c.credits.spendable() > 0 {
+	if c.send.wantsCredit && c.credits.spendable() > 0 {
 		// A writer with one credit left has a grant to send it with now. The
 		// peer may be in the same place: neither would hear of the other.
 		c.writable.Broadcast()
-		c.rouse() // it may be the leader, whoever else waits
+		c.interruptLeader() // it may be the leader, whoever else waits
 	}
 }
 
 // replenish posts receives up to the window. On a queue pair that has failed they
 // would come back at once, again and again until the event tells why.
 func (c *conn) replenish() {
-	for c.dead == nil && !c.hasFailed() && c.credits.room(c.kept, c.send.waiting) > 0 {
+	for c.dead == nil && !c.hasFailed() && c.credits.room(c.heldBuffers, c.send.wantsCredit) > 0 {
 		buf, err := c.pool.get()
-		if err != nil && c.credits.vital() > 0 {
+		if err != nil && c.credits.reserveShort() > 0 {
 			buf = c.evict()
 		}
 		if buf == nil {
-			if c.posted.Len()+c.kept == 0 {
+			if c.posted.Len()+c.heldBuffers == 0 {
 				c.fail(err)
 			}
 			return // fewer will do
 		}
-		c.soiled = c.soiled || buf.stale
+		c.pagesTouched = c.pagesTouched || buf.stale
 		c.postRecv(buf)
 	}
 }
@@ -286,19 +286,19 @@ func (c *conn) consumed() { c.done(c.unread.Pop()) }
 
 // done gives back what a segment held.
 func (c *conn) done(s segment) {
-	if s.x != nil {
-		if s.x.taken < s.x.length {
-			c.discard(s.x)
+	if s.transfer != nil {
+		if s.transfer.taken < s.transfer.length {
+			c.discard(s.transfer)
 		}
-		c.dropPieces(s.x)
+		c.dropPieces(s.transfer)
 		return
 	}
-	if s.spill != nil {
-		c.outOfSpill(s.spill, s.n)
+	if s.copyBreak != nil {
+		c.releaseFromChunk(s.copyBreak, s.n)
 		return
 	}
-	c.kept--
-	c.credits.owe(s.flags&NoResponse != 0)
+	c.heldBuffers--
+	c.credits.oweGrant(s.flags&NoResponse != 0)
 	if s.buf == nil { // evicted
 		c.replenish()
 	} else {
@@ -324,7 +324,7 @@ func (c *conn) waitReadable() error {
 		if err := c.readErr(); err != nil || c.unread.Len() > 0 {
 			return err
 		}
-		c.credits.drained = true
+		c.credits.readerWaited = true
 		if c.control(true) {
 			continue
 		}
@@ -375,7 +375,7 @@ func (c *conn) read(p []byte) (n int, err error) {
 		}
 		return 0, nil
 	}
-	c.in.reading++
+	c.rx.reading++
 	defer c.doneReading()
 	for n == 0 {
 		if err := c.waitReadable(); err != nil {
@@ -398,7 +398,7 @@ func (c *conn) read(p []byte) (n int, err error) {
 
 // next takes bytes from the head of the unread queue; see takeTransfer.
 func (c *conn) next(p []byte, wait, message bool) (n int, last bool, err error) {
-	if c.unread.At(0).x != nil {
+	if c.unread.At(0).transfer != nil {
 		return c.takeTransfer(p, wait, message)
 	}
 	n, last = c.take(p)
@@ -422,7 +422,7 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.in.reading++
+	c.rx.reading++
 	defer c.doneReading()
 	for begun := false; ; {
 		if err := c.waitReadable(); err != nil {
@@ -436,7 +436,7 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 		}
 		s := c.unread.At(0)
 		flags = s.flags & (Expedited | Partial)
-		empty := s.x == nil && len(s.data) == 0
+		empty := s.transfer == nil && len(s.data) == 0
 		switch {
 		case n == 0 && s.size > len(p):
 			return s.size, flags, io.ErrShortBuffer
@@ -487,17 +487,17 @@ func (c *conn) detach() (data []byte, done func(), err error) {
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.in.reading++
+	c.rx.reading++
 	defer c.doneReading()
 	for {
 		if err := c.waitReadable(); err != nil {
 			return nil, nil, err
 		}
-		if s := c.unread.At(0); s.x == nil && len(s.data) == 0 {
+		if s := c.unread.At(0); s.transfer == nil && len(s.data) == 0 {
 			c.consumed() // an empty message
 			continue
 		}
-		if c.unread.At(0).x == nil {
+		if c.unread.At(0).transfer == nil {
 			s := c.unread.Pop()
 			return s.data, func() { c.done(s) }, nil
 		}

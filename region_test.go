@@ -210,7 +210,7 @@ func TestLand(t *testing.T) {
 		r := newRig(t, m)
 		const size = 300 << 10
 		a := alloc(t, size)
-		scratch := (&conn{dom: r.dom, set: settings{transferMemory: defaultTransfer}}).getScratch()
+		scratch := (&conn{dom: r.dom, set: settings{transferMemory: defaultTransfer}}).getChunk()
 		defer scratch.release()
 		for _, mem := range []struct {
 			name  string

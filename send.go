@@ -11,7 +11,7 @@ import (
 
 // The way out.
 //
-//  1. Write waits for its turn (turn.go), and until it may send: the peer's
+//  1. Write waits for its turn (sendqueue.go), and until it may send: the peer's
 //     credits, room in the send queue, no other post under way (waitToSend).
 //  2. It cuts what may go now into segments and posts them in one call (post).
 //     Each batch of a stream is a message of its own, so a message never
@@ -24,42 +24,42 @@ import (
 // Messages without payload: see control.go. The post itself is made without mu, so
 // that reading goes on; sending.posting keeps the order.
 type sending struct {
-	posting bool // a batch is being handed to the device
-	one     single
-	waiting bool // a writer waits for credits
+	posting     bool // a batch is being handed to the device
+	single      singleMemory
+	wantsCredit bool // a writer waits for credits
 
-	seq      uint64 // sends posted
-	done     uint64 // sends completed
-	data     uint64 // the last send with something of the program's
-	failed   uint64 // the first send that the device did not carry out, or 0
-	inFlight int    // bytes posted and not known to be completed
-	unmarked int    // bytes, and
-	since    int    // sends, since the last signalled one
-	marks    ring.Ring[mark]
+	seq             uint64 // sends posted
+	done            uint64 // sends completed
+	data            uint64 // the last send with something of the program's
+	failed          uint64 // the first send that the device did not carry out, or 0
+	inFlight        int    // bytes posted and not known to be completed
+	unsignaledBytes int    // bytes, and
+	unsignaledSends int    // sends, since the last signalled one
+	signaled        ring.Ring[signaledSend]
 
-	// A buffer of the connection's own, where the device does not take all
+	// A buffer of the connection's reserved, where the device does not take all
 	// sends inline: receives, or other connections, may have taken the last of
 	// the pool, and nobody would give one back if no grants could be sent.
-	own   *buffer
-	spare *buffer // it, unless it is in use
+	reserved     *buffer
+	reservedFree *buffer // it, unless it is in use
 
-	answer  bool // the peer asked for a message
-	probe   bool // we ask the peer for one
-	finSent bool
-	mid     bool   // a message has begun and not ended
-	cut     bool   // it never will: a deadline passed
-	barrier bool   // the request of postBarrier is under way
-	touch   uint64 // the send that keep-alive waits for, by its seq, or 0
-	idle    bool   // nothing was sent for a while
+	responseDue bool // the peer asked for a message
+	probeDue    bool // we ask the peer for one
+	finSent     bool
+	midMessage  bool   // a message has begun and not ended
+	truncated   bool   // it never will: a deadline passed
+	barrier     bool   // the request of postBarrier is under way
+	probeSeq    uint64 // the send that keep-alive waits for, by its seq, or 0
+	idle        bool   // nothing was sent for a while
 }
 
-// mark is a signalled send and what its completion frees.
-type mark struct {
+// signaledSend is a signalled send and what its completion frees.
+type signaledSend struct {
 	seq   uint64
 	bytes int
 	bufs  buffers
-	o     *outbound // what it is an RDMA Write of,
-	n     int       // and of how many bytes
+	o     *sendTransfer // what it is an RDMA Write of,
+	n     int           // and of how many bytes
 }
 
 const (
@@ -67,26 +67,26 @@ const (
 
 	batchSegments = 16        // in one post
 	batchBudget   = 256 << 10 // bytes in flight in the device, about
-	markBytes     = 64 << 10  // signalled at the latest after so many bytes
+	signalBytes   = 64 << 10  // signalled at the latest after so many bytes
 	reservedSlots = 4         // of the send queue, for messages without payload
 )
 
-// single is the memory for a post of one segment, the common case.
-type single struct {
+// singleMemory is the memory for a post of one segment, the common case.
+type singleMemory struct {
 	wrs  [2]ibv.SendWR // the second behind an RDMA Write
 	sges [2]ibv.SGE
 	hdrs [1][transferOffset]byte
 }
 
-// batch is the memory for a post of several.
-type batch struct {
+// batchMemory is the memory for a post of several.
+type batchMemory struct {
 	wrs  [batchSegments]ibv.SendWR
 	sges [2 * batchSegments]ibv.SGE
 	hdrs [batchSegments][transferOffset]byte
 }
 
-// parcel is what one post hands to the device.
-type parcel struct {
+// sendBatch is what one post hands to the device.
+type sendBatch struct {
 	p     []byte
 	segs  int             // segments that it makes
 	rest  int             // bytes of the message that follow later
@@ -100,7 +100,7 @@ type parcel struct {
 	control bool // nothing of it is the program's
 }
 
-var batches = sync.Pool{New: func() any { return new(batch) }}
+var batches = sync.Pool{New: func() any { return new(batchMemory) }}
 
 // lost reports whether the device did not carry out a send with something of the
 // program's. A send that fails is told of even if nothing else tells of its completion, and
@@ -113,8 +113,8 @@ func (s *sending) busy() bool { return s.done < s.seq }
 // putSendBuffers takes back buffers that no send names any more.
 func (c *conn) putSendBuffers(bufs buffers) {
 	for b := bufs.pop(); b != nil; b = bufs.pop() {
-		if b == c.send.own {
-			c.send.spare = b
+		if b == c.send.reserved {
+			c.send.reservedFree = b
 		} else {
 			b.release()
 		}
@@ -125,17 +125,17 @@ func (c *conn) putSendBuffers(bufs buffers) {
 // the connection's own.
 func (c *conn) releaseSends() {
 	s := &c.send
-	for s.marks.Len() > 0 {
-		m := s.marks.Pop()
+	for s.signaled.Len() > 0 {
+		m := s.signaled.Pop()
 		c.putSendBuffers(m.bufs)
-		if o := m.o; o != nil && o.done && !o.over && o.left {
+		if o := m.o; o != nil && o.done && !o.over && o.detached {
 			o.over = true
 			o.closeMemory()
 		}
 	}
-	if s.own != nil {
-		s.own.release()
-		s.own, s.spare = nil, nil
+	if s.reserved != nil {
+		s.reserved.release()
+		s.reserved, s.reservedFree = nil, nil
 	}
 }
 
@@ -147,8 +147,8 @@ func (c *conn) sent(wc *ibv.WC) {
 		op, s.barrier = ibv.WCRead, false
 		if wc.Status == ibv.WCSuccess {
 			c.probing = false
-			if c.lastHeard.Before(c.asked) {
-				c.lastHeard = c.asked // nobody has waited for the answer: it may be old
+			if c.lastReceived.Before(c.probedAt) {
+				c.lastReceived = c.probedAt // nobody has waited for the answer: it may be old
 			}
 		}
 	} else if wc.ID == fetchID {
@@ -159,12 +159,12 @@ func (c *conn) sent(wc *ibv.WC) {
 		if wc.Status != ibv.WCSuccess && s.failed == 0 {
 			s.failed = seq
 		}
-		if s.touch != 0 && s.done >= s.touch {
-			s.touch, c.probing = 0, false
+		if s.probeSeq != 0 && s.done >= s.probeSeq {
+			s.probeSeq, c.probing = 0, false
 		}
 	}
-	for s.marks.Len() > 0 && s.marks.At(0).seq <= s.done {
-		m := s.marks.Pop()
+	for s.signaled.Len() > 0 && s.signaled.At(0).seq <= s.done {
+		m := s.signaled.Pop()
 		s.inFlight -= m.bytes
 		c.putSendBuffers(m.bufs)
 		if m.o != nil && wc.Status == ibv.WCSuccess {
@@ -174,10 +174,10 @@ func (c *conn) sent(wc *ibv.WC) {
 	if wc.Status != ibv.WCSuccess {
 		c.status(wc, op)
 	}
-	if c.wantSend {
-		c.wantSend = false
+	if c.wantsSendCompletion {
+		c.wantsSendCompletion = false
 		c.writable.Broadcast()
-		c.rouse()
+		c.interruptLeader()
 	}
 }
 
@@ -203,10 +203,10 @@ func (c *conn) waitToSend() {
 		c.waitPosted()
 		return
 	case c.credits.spendable() == 0:
-		s.waiting = true
+		s.wantsCredit = true
 		c.replenish() // for a grant that the last credit may go with
 		if c.credits.spendable() > 0 {
-			s.waiting = false
+			s.wantsCredit = false
 			return
 		}
 		c.stats.CreditStalls++
@@ -215,10 +215,10 @@ func (c *conn) waitToSend() {
 			return
 		}
 		c.stats.QueueStalls++
-		c.wantSend = true
+		c.wantsSendCompletion = true
 	}
 	c.await(&c.writable, &c.writers)
-	s.waiting = false
+	s.wantsCredit = false
 	if c.writeErr() != nil {
 		c.sendControl() // a grant may have been left for us to take along
 	}
@@ -233,7 +233,7 @@ func (c *conn) waitPosted() {
 }
 
 // write sends p when it is its turn.
-func (c *conn) write(p []byte, m manner) (n int, err error) {
+func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 	buf, err := borrow(p)
 	if err != nil {
 		return 0, err
@@ -242,22 +242,22 @@ func (c *conn) write(p []byte, m manner) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kind := m.flags.kind()
-	if m.flags&NonBlocking != 0 && !c.turns.free(kind) {
+	if m.flags&NonBlocking != 0 && !c.queue.available(kind) {
 		if err := c.writeErr(); err != nil {
 			return 0, err
 		}
 		return c.wouldBlock(0, shortage{kind: kind, segments: 1})
 	}
-	if err := c.takeTurn(kind); err != nil {
+	if err := c.acquireQueue(kind); err != nil {
 		return 0, err
 	}
 	n, err = c.writeInTurn(p, m)
-	c.passTurn()
+	c.releaseQueue()
 	return n, err
 }
 
 // writeInTurn sends p. The caller has the turn.
-func (c *conn) writeInTurn(p []byte, m manner) (n int, err error) {
+func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
 	if m.token == 0 && m.flags&NonBlocking == 0 && c.large(p, m.message) {
 		c.mu.Unlock()
 		defer c.mu.Lock()
@@ -267,7 +267,7 @@ func (c *conn) writeInTurn(p []byte, m manner) (n int, err error) {
 }
 
 // writeSegments is writeInTurn for what is not large.
-func (c *conn) writeSegments(p []byte, m manner) (n int, err error) {
+func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 	// What may end in the middle goes in pieces, each a message for SMB Direct.
 	wait := m.flags&NonBlocking == 0
 	pieces := !m.message || !wait && c.messages
@@ -281,7 +281,7 @@ func (c *conn) writeSegments(p []byte, m manner) (n int, err error) {
 	}
 	for {
 		if err := c.writeErr(); err != nil {
-			c.send.cut = c.send.cut || c.send.mid
+			c.send.truncated = c.send.truncated || c.send.midMessage
 			return n, err
 		}
 		if len(p) == 0 {
@@ -290,11 +290,11 @@ func (c *conn) writeSegments(p []byte, m manner) (n int, err error) {
 			}
 			return 0, nil
 		}
-		if c.turns.overtaken() && !c.send.mid {
+		if c.queue.mustYield() && !c.send.midMessage {
 			if !wait {
-				return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: 1})
+				return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1})
 			}
-			c.stepAside()
+			c.yieldQueue()
 			continue
 		}
 		segs, size := c.sendable(len(p))
@@ -310,26 +310,26 @@ func (c *conn) writeSegments(p []byte, m manner) (n int, err error) {
 		case !wait && !pieces && (segs == 0 || size < len(p)): // all or nothing
 			c.putSendBuffers(bufs)
 			full := segmentData(len(p), int(c.agreed.maxSend))
-			return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: (len(p) + full - 1) / full, bytes: len(p), buffer: size < room})
+			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: (len(p) + full - 1) / full, bytes: len(p), buffer: size < room})
 		case !wait && segs == 0:
-			return c.wouldBlock(n, shortage{kind: c.turns.kind, segments: 1, buffer: size < room})
+			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1, buffer: size < room})
 		case segs == 0:
 			c.waitToSend()
 			continue
 		}
-		o := parcel{p: p[:size], segs: segs, token: m.token, bufs: bufs}
+		o := sendBatch{p: p[:size], segs: segs, token: m.token, bufs: bufs}
 		if c.messages {
 			o.all = m.wire()
 		}
 		switch left := len(p) - size; {
 		case !pieces:
 			o.rest = left
-		case left > 0 && (m.message || c.turns.open):
+		case left > 0 && (m.message || c.queue.partial):
 			o.all |= flagPartial
 		}
-		c.send.idle, c.send.mid = false, o.rest > 0
+		c.send.idle, c.send.midMessage = false, o.rest > 0
 		if o.rest == 0 {
-			c.turns.open, c.turns.openKind = o.all&flagPartial != 0, c.turns.kind
+			c.queue.partial, c.queue.partialKind = o.all&flagPartial != 0, c.queue.kind
 		}
 		if err := c.post(o); err != nil {
 			return n, err
@@ -365,25 +365,25 @@ func (c *conn) sendable(n int) (segs, size int) {
 }
 
 // sendEmpty sends a message without payload because the caller wants one.
-func (c *conn) sendEmpty(m manner) error {
+func (c *conn) sendEmpty(m sendOptions) error {
 	for {
 		if err := c.writeErr(); err != nil {
 			return err
 		}
 		wait := m.flags&NonBlocking == 0
-		if wait && c.turns.overtaken() {
-			c.stepAside()
+		if wait && c.queue.mustYield() {
+			c.yieldQueue()
 			continue
 		}
-		short := shortage{kind: c.turns.kind, segments: 1}
+		short := shortage{kind: c.queue.kind, segments: 1}
 		if c.canSend() && c.credits.spendable() > 0 {
 			n, bufs := c.emptyBuffers(1, false)
 			if n > 0 {
-				o := parcel{segs: 1, token: m.token, bufs: bufs}
+				o := sendBatch{segs: 1, token: m.token, bufs: bufs}
 				if c.messages {
 					o.all = m.wire() | flagEmpty
 				}
-				c.turns.open = false
+				c.queue.partial = false
 				c.stats.MessagesSent++
 				return c.post(o)
 			}
@@ -412,22 +412,22 @@ func (c *conn) transferBuffers(n int) (segs int, bufs buffers) {
 
 // post hands a parcel to the device as segments of one message. The caller holds
 // mu, has seen that all this may go, and finds mu held again.
-func (c *conn) post(o parcel) error {
+func (c *conn) post(o sendBatch) error {
 	s := &c.send
 	if c.dead != nil {
 		c.putSendBuffers(o.bufs)
 		return c.dead
 	}
 	p, segs := o.p, o.segs
-	wrs, sges, hdrs := s.one.wrs[:1], s.one.sges[:], s.one.hdrs[:]
+	wrs, sges, hdrs := s.single.wrs[:1], s.single.sges[:], s.single.hdrs[:]
 	if segs > 1 {
-		b := batches.Get().(*batch)
+		b := batches.Get().(*batchMemory)
 		defer batches.Put(b)
 		wrs, sges, hdrs = b.wrs[:segs], b.sges[:2*segs], b.hdrs[:segs]
 	}
 	all := wrs
 	if o.grant != nil {
-		all = s.one.wrs[:2]
+		all = s.single.wrs[:2]
 		wrs = all[1:]
 		c.answerGrant(&all[0], o.grant)
 	}
@@ -465,17 +465,17 @@ func (c *conn) post(o parcel) error {
 		}
 		left -= n
 		s.seq++
-		s.since++
+		s.unsignaledSends++
 		if !o.control {
 			s.data = s.seq
 		}
-		s.unmarked += n
+		s.unsignaledBytes += n
 		s.inFlight += n
 		wr.ID = sendID | s.seq
-		if s.unmarked >= markBytes || s.since >= c.slots/4 || o.flags&flagFIN != 0 || staged.top != nil && (c.markEach || i == segs-1) {
+		if s.unsignaledBytes >= signalBytes || s.unsignaledSends >= c.slots/4 || o.flags&flagFIN != 0 || staged.top != nil && (c.signalEach || i == segs-1) {
 			wr.Flags |= ibv.SendSignaled
-			s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, bufs: staged})
-			s.unmarked, s.since, staged = 0, 0, buffers{}
+			s.signaled.Push(signaledSend{seq: s.seq, bytes: s.unsignaledBytes, bufs: staged})
+			s.unsignaledBytes, s.unsignaledSends, staged = 0, 0, buffers{}
 			c.stats.Signaled++
 		}
 		c.stats.countSent(n)
@@ -497,8 +497,8 @@ func (c *conn) post(o parcel) error {
 	if c.writers > 0 {
 		c.writable.Broadcast() // keep-alive may wait beside a writer
 	}
-	if c.turns.hungry {
-		c.tellPossible()
+	if c.queue.wantsWritable {
+		c.signalWritable()
 	}
 	if err != nil {
 		return c.dead
@@ -526,11 +526,11 @@ func (c *conn) answerGrant(wr *ibv.SendWR, g *grant) {
 	*wr = ibv.SendWR{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled, RemoteAddr: g.addr, RKey: g.key,
 		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.lkey}}}
 	g.o.writing++
-	c.out.writing++
-	s.marks.Push(mark{seq: s.seq, bytes: s.unmarked, o: g.o, n: g.n})
-	s.unmarked, s.since = 0, 0
+	c.tx.writing++
+	s.signaled.Push(signaledSend{seq: s.seq, bytes: s.unsignaledBytes, o: g.o, n: g.n})
+	s.unsignaledBytes, s.unsignaledSends = 0, 0
 	c.stats.Signaled++
-	c.rouse() // it may sleep for receives only
+	c.interruptLeader() // it may sleep for receives only
 }
 
 func (s *Stats) countSent(n int) {
@@ -569,7 +569,7 @@ func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs buffers) {
 func (c *conn) sendBuffer() *buffer {
 	buf, err := c.sends.get()
 	if err != nil {
-		buf, c.send.spare = c.send.spare, nil
+		buf, c.send.reservedFree = c.send.reservedFree, nil
 	}
 	return buf
 }
@@ -608,13 +608,13 @@ func (c *conn) closeWrite() error {
 	if c.writingOver() {
 		return nil
 	}
-	if err := c.takeTurn(normal); err != nil {
+	if err := c.acquireQueue(normal); err != nil {
 		if c.writingOver() { // meanwhile, by another CloseWrite
 			return nil
 		}
 		return err
 	}
-	defer c.passTurn()
+	defer c.releaseQueue()
 	for {
 		if c.writingOver() {
 			return nil
@@ -622,11 +622,11 @@ func (c *conn) closeWrite() error {
 		if err := c.writeErr(); err != nil {
 			return err
 		}
-		if c.turns.overtaken() {
-			c.stepAside()
+		if c.queue.mustYield() {
+			c.yieldQueue()
 			continue
 		}
-		if c.turns.open {
+		if c.queue.partial {
 			return errMessageOpen
 		}
 		if done, err := c.postFIN(); done {

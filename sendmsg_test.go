@@ -222,7 +222,7 @@ func TestNothingInsideMessage(t *testing.T) {
 		require.True(t, eventually(func() bool {
 			client.mu.Lock()
 			defer client.mu.Unlock()
-			return client.turns.waiting == 2
+			return client.queue.waiting == 2
 		}))
 		_, err = client.SendMsg([]byte("no"), other|NonBlocking)
 		require.ErrorIs(t, err, syscall.EAGAIN)
@@ -252,7 +252,7 @@ func TestCloseWriteTwiceInLine(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		client.mu.Lock()
 		defer client.mu.Unlock()
-		return client.turns.waiting == 2
+		return client.queue.waiting == 2
 	}))
 	_, err = client.SendMsg([]byte("message"), Expedited)
 	require.NoError(t, err)
@@ -324,7 +324,7 @@ func TestEmptyMessageFlood(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		server.mu.Lock()
 		defer server.mu.Unlock()
-		return server.spilled+spillCost > spillLimit
+		return server.copyBreakBytes+copyBreakCost > copyBreakLimit
 	}), "the memory is not used")
 	requireSilence(t, client, server)
 	require.NoError(t, client.SetWriteDeadline(past))
@@ -332,7 +332,7 @@ func TestEmptyMessageFlood(t *testing.T) {
 	within(t, "WriteMsg", func() { r = <-wrote })
 	requireTimeout(t, r.err)
 	sent := r.n
-	require.LessOrEqual(t, sent, spillLimit/spillCost+2*8)
+	require.LessOrEqual(t, sent, copyBreakLimit/copyBreakCost+2*8)
 	require.NoError(t, client.SetWriteDeadline(time.Time{}))
 	for range sent {
 		require.Equal(t, piece{}, recvPiece(t, server, nil))

@@ -23,7 +23,7 @@ func begun(c *Conn, sends []*Send) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range sends {
-		if s.turn.in == nil {
+		if s.entry.list == nil {
 			n++
 		}
 	}
@@ -36,7 +36,7 @@ func stalled(t testing.TB, c *Conn) {
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.turns.taken && (c.send.waiting || c.out.live.Len() > 0)
+		return c.queue.busy && (c.send.wantsCredit || c.tx.live.Len() > 0)
 	}), "nothing waits")
 }
 
@@ -118,7 +118,7 @@ func TestExpeditedOvertakesWrite(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		client.mu.Lock()
 		defer client.mu.Unlock()
-		return client.turns.aside != nil || len(called) > 0 // a credit may have come meanwhile
+		return client.queue.yielded != nil || len(called) > 0 // a credit may have come meanwhile
 	}), "the Write does not step aside")
 	b := make([]byte, len(want))
 	var got []byte
@@ -400,7 +400,7 @@ func TestQueueFails(t *testing.T) {
 			require.True(t, eventually(func() bool {
 				client.mu.Lock()
 				defer client.mu.Unlock()
-				return client.turns.waiting == 21
+				return client.queue.waiting == 21
 			}), "nothing waits")
 			tt.do(client, server)
 			check := func(err error) {

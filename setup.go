@@ -33,16 +33,16 @@ type setup struct {
 	qp  ibv.QP
 	due time.Time
 
-	slots   int // work requests in the send queue, reads and probes included
-	passive bool
-	beat    beat
-	pulse   *pulse // in it, ours, if the peer is to know one
-	lasting bool   // see acquireDomain
-	nudge   time.Duration
-	gone    atomic.Pointer[ibv.Event]
-	posted  []*buffer // receives, oldest first
-	recv    *buffer   // the one that the negotiation message came in
-	send    *buffer
+	slots    int // work requests in the send queue, reads and probes included
+	passive  bool
+	probeMem probeMemory
+	probe    *probeTarget // in it, ours, if the peer is to know one
+	lasting  bool         // see acquireDomain
+	nudge    time.Duration
+	gone     atomic.Pointer[ibv.Event]
+	posted   []*buffer // receives, oldest first
+	recv     *buffer   // the one that the negotiation message came in
+	send     *buffer
 }
 
 // begin acquires what a connection needs on the ID's device. It takes the ID
@@ -95,7 +95,7 @@ func (s *setup) acquire() (err error) {
 	s.set.maximum = min(s.set.maximum, recvs-1, granted.MaxRecvWR-1)
 	s.set.initial = min(s.set.initial, s.set.maximum)
 	if attr.EmptyReadsGarbled {
-		s.pulse, err = s.beat.open(s.dom, s.qp)
+		s.probe, err = s.probeMem.open(s.dom, s.qp)
 	}
 	return err
 }
@@ -121,7 +121,7 @@ func (s *setup) abandon() {
 	if s.qp != nil {
 		s.qp.Close()
 	}
-	s.beat.close()
+	s.probeMem.close()
 	s.releaseBuffers()
 	if s.cq != nil {
 		s.cq.Close()
@@ -152,13 +152,13 @@ func (s *setup) param(early []byte) ibv.ConnParam {
 	} else {
 		early = nil
 	}
-	says := s.pulse != nil && privateLen+len(early)+pulseLen <= attr.MaxPrivateData
+	says := s.probe != nil && privateLen+len(early)+probeTargetLen <= attr.MaxPrivateData
 	if says {
 		private.features |= featurePulse
 	}
-	p.Private = append(private.append(make([]byte, 0, privateLen+len(early)+pulseLen)), early...)
+	p.Private = append(private.append(make([]byte, 0, privateLen+len(early)+probeTargetLen)), early...)
 	if says {
-		p.Private = s.pulse.append(p.Private)
+		p.Private = s.probe.append(p.Private)
 	}
 	return p
 }
@@ -383,7 +383,7 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 			return nil, err
 		}
 		if s.send != nil { // free with the first send that completes
-			c.send.marks.Push(mark{bufs: buffers{s.send}})
+			c.send.signaled.Push(signaledSend{bufs: buffers{s.send}})
 			s.send = nil
 		}
 	}
@@ -391,24 +391,24 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	return c, nil
 }
 
-// findPulse finds out by what RDMA Read, if by any, the peer's device can be asked
+// findProbe finds out by what RDMA Read, if by any, the peer's device can be asked
 // whatever it does. Of iWARP devices only a peer that is rdmanet says so.
-func (s *setup) findPulse(c *conn) error {
+func (s *setup) findProbe(c *conn) error {
 	switch {
 	case s.id.Param().InitiatorDepth == 0:
 		return nil
 	case !c.peer.rdmanet:
-		c.answers = s.id.Device().Attr().Transport != ibv.TransportIWARP
+		c.answersReads = s.id.Device().Attr().Transport != ibv.TransportIWARP
 		return nil
 	}
 	early := earlyResponseLen
 	if s.passive {
 		early = earlyRequestLen
 	}
-	c.pulse = parsePulse(s.id.PrivateData(), early)
-	c.answers = c.pulse != nil || c.peer.features&featureNoEmptyRead == 0
-	if c.pulse != nil {
-		return s.beat.hold(s.dom)
+	c.peerProbe = parseProbeTarget(s.id.PrivateData(), early)
+	c.answersReads = c.peerProbe != nil || c.peer.features&featureNoEmptyRead == 0
+	if c.peerProbe != nil {
+		return s.probeMem.hold(s.dom)
 	}
 	return nil
 }
@@ -420,21 +420,21 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	c.agreed, c.peer = a, peer
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
 	c.messages = c.fin && peer.features&featureMessages != 0
-	c.out.mode, c.in.mode = transferModes(s.private(), peer)
-	c.in.unclaimed = s.passive
+	c.tx.mode, c.rx.mode = transferModes(s.private(), peer)
+	c.rx.notAccepted = s.passive
 	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
 	c.pool, c.sends = s.dom.pool(int(a.maxReceive)), s.dom.pool(int(a.maxSend))
 	c.credits = credits{
-		have:    int(a.sendCredits),
-		target:  max(int(a.receiveCreditTarget), minCredits),
-		window:  s.set.initial,
-		initial: s.set.initial,
-		maximum: s.set.maximum,
-		charge:  charge{memory: s.dom.windows, bound: int64(s.set.receiveMemory), size: int64(c.pool.size)},
-		drained: true,
+		have:         int(a.sendCredits),
+		target:       max(int(a.receiveCreditTarget), minCredits),
+		window:       s.set.initial,
+		initial:      s.set.initial,
+		maximum:      s.set.maximum,
+		charge:       budgetShare{memory: s.dom.windows, bound: int64(s.set.receiveMemory), size: int64(c.pool.size)},
+		readerWaited: true,
 	}
-	if c.in.mode != transferNone {
-		c.credits.pocket = 1
+	if c.rx.mode != transferNone {
+		c.credits.transferReserve = 1
 	}
 	if c.fin {
 		c.credits.reserveOut, c.credits.reserveIn = 1, 1
@@ -448,7 +448,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	}
 	s.posted = nil
 	s.releaseBuffers()
-	err := s.findPulse(c)
+	err := s.findProbe(c)
 	if err == nil {
 		err = c.provision()
 	}
@@ -456,7 +456,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 		c.recall()
 		return nil, err
 	}
-	c.beat, s.beat = s.beat, beat{}
+	c.probeMem, s.probeMem = s.probeMem, probeMemory{}
 	return c, nil
 }
 
@@ -465,17 +465,17 @@ func (c *conn) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.id.Notify(c.notify)
-	c.in.depth = max(1, min(c.in.depth, c.id.Param().InitiatorDepth-1)) // one is for postBarrier
-	fetches := c.in.depth
-	if c.in.mode == transferWrite {
+	c.rx.depth = max(1, min(c.rx.depth, c.id.Param().InitiatorDepth-1)) // one is for postBarrier
+	fetches := c.rx.depth
+	if c.rx.mode == transferWrite {
 		fetches = maxTransfers
 	}
-	c.in.pace = newPace(fetches)
+	c.rx.pace = newPace(fetches)
 	c.startTimer()
-	c.warmUp() // its buffers may have pages that another connection has filled
+	c.scheduleTrim() // its buffers may have pages that another connection has filled
 	// The active side's grant goes with the first Write, or ahead of the first
 	// Read that waits; if neither comes, a keeper sends it.
-	c.seat.Vacant()
+	c.vacancy.Vacant()
 }
 
 // provision posts the first receives and gets what sending cannot do without.
@@ -484,12 +484,12 @@ func (c *conn) provision() (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if int(c.agreed.maxSend) > c.inline {
-		if c.send.own, err = c.sends.get(); err != nil {
+		if c.send.reserved, err = c.sends.get(); err != nil {
 			return err
 		}
-		c.send.spare = c.send.own
+		c.send.reservedFree = c.send.reserved
 	}
-	if err := c.keepOwn(); err != nil {
+	if err := c.reserveBounceBuffer(); err != nil {
 		return err
 	}
 	least := make([]*buffer, 0, minCredits)
@@ -510,9 +510,9 @@ func (c *conn) provision() (err error) {
 	if c.dead != nil {
 		return fmt.Errorf("post receives: %w", c.dead)
 	}
-	c.soiled = c.send.own != nil && c.send.own.stale
+	c.pagesTouched = c.send.reserved != nil && c.send.reserved.stale
 	for i := range c.posted.Len() {
-		c.soiled = c.soiled || (*c.posted.At(i)).stale
+		c.pagesTouched = c.pagesTouched || (*c.posted.At(i)).stale
 	}
 	return nil
 }
@@ -527,8 +527,8 @@ func (c *conn) recall() {
 		c.posted.Pop().release()
 	}
 	c.releaseSends()
-	c.releaseOwn()
-	c.beat.close()
+	c.releaseReserved()
+	c.probeMem.close()
 }
 
 // sendMessage sends a negotiation message. It costs no credit.

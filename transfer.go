@@ -25,7 +25,7 @@ import (
 //
 // An offer, and a request, has its place in the stream like a segment. What it
 // stands for is fetched when the program reads, so the sender's memory is what
-// holds unread data; see inbound.go for the exception. outbound.go is the
+// holds unread data; see transfer_recv.go for the exception. transfer_send.go is the
 // sender's side.
 //
 // A sender that cannot wait withdraws its transfer: the receiver answers with

@@ -98,7 +98,7 @@ func (m *movement) send(c *Conn, p []byte) {
 func (m *movement) queue(c *Conn, p []byte) bool {
 	var sends []*Send
 	var parts [][]byte
-	for part := range slices.Chunk(p, max(minTransfer, len(p)/(2*aheadPieces))) {
+	for part := range slices.Chunk(p, max(minTransfer, len(p)/(2*maxBounceBuffers))) {
 		parts = append(parts, part)
 		sends = append(sends, c.QueueMsg(part, 0))
 	}
@@ -357,8 +357,8 @@ func TestTransferWaitsForMemory(t *testing.T) {
 	const n = 100000
 	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
 		c.mu.Lock()
-		c.releaseOwn()
-		c.in.keeps = false
+		c.releaseReserved()
+		c.rx.hasReserved = false
 		c.mu.Unlock()
 		held := c.pool.drain()
 		s.device.LimitMemory(1)
@@ -412,8 +412,8 @@ func TestReceivesWithoutMemory(t *testing.T) {
 			heard := func() (left int) { // by c, which has this many credits left
 				said++
 				require.True(t, eventually(c.locked(func() bool {
-					left, p.credits = c.credits.have, c.credits.held()
-					return c.stats.received() == said && !c.send.answer && !c.send.posting
+					left, p.credits = c.credits.have, c.credits.peerCredits()
+					return c.stats.received() == said && !c.send.responseDue && !c.send.posting
 				})))
 				return left
 			}
@@ -519,7 +519,7 @@ func TestTransferPanics(t *testing.T) {
 		require.NoError(t, <-sent)
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		require.Zero(t, b.kept)
-		require.Zero(t, b.in.ahead)
+		require.Zero(t, b.heldBuffers)
+		require.Zero(t, b.rx.bounceBuffers)
 	})
 }

@@ -153,7 +153,7 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 		if begun&Expedited == 0 {
 			c.mu.Lock()
 			begun = 0
-			if c.turns.open { // Write has not ended it
+			if c.queue.partial { // Write has not ended it
 				begun = Partial
 			}
 			c.mu.Unlock()

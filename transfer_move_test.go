@@ -218,7 +218,7 @@ func TestTransferMemory(t *testing.T) {
 	}()
 	most := 0
 	watch := func() {
-		most = max(most, chunksOf(dev)*scratchBytes)
+		most = max(most, chunksOf(dev)*chunkBytes)
 	}
 	const atOnce = 50
 	var wg sync.WaitGroup
@@ -268,7 +268,7 @@ func TestTransferMemory(t *testing.T) {
 	// Idle connections keep none of it.
 	for _, c := range all {
 		c.mu.Lock()
-		c.coolDown()
+		c.shrinkIdle()
 		c.mu.Unlock()
 	}
 	require.True(t, eventually(func() bool { return chunksOf(dev) == 0 }))

@@ -471,10 +471,10 @@ func (p *badPeer) transferWithRest(reads bool, n, rest int) {
 // Grants that are not answered yet are bounded.
 func TestTooManyGrants(t *testing.T) {
 	c := &conn{}
-	c.out.mode = transferWrite
+	c.tx.mode = transferWrite
 	for id := range uint32(2) {
-		c.out.last++
-		c.out.live.Push(&outbound{id: id + 1, p: make([]byte, 2*maxTransfers)})
+		c.tx.last++
+		c.tx.live.Push(&sendTransfer{id: id + 1, p: make([]byte, 2*maxTransfers)})
 	}
 	require.Equal(t, errTransferID, c.granted(&transferHeader{ID: 2, Length: 1}), "the first one has its turn")
 	for range maxTransfers {
@@ -482,7 +482,7 @@ func TestTooManyGrants(t *testing.T) {
 	}
 	require.Equal(t, errTransferCount, c.granted(&transferHeader{ID: 1, Length: 1}))
 	for range maxTransfers / 2 {
-		c.out.grants.Pop()
+		c.tx.grants.Pop()
 	}
 	require.NoError(t, c.granted(&transferHeader{ID: 1, Length: maxTransfers}))
 	require.NoError(t, c.granted(&transferHeader{ID: 2, Length: 1}))
@@ -583,9 +583,9 @@ func TestTransferNeverTaken(t *testing.T) {
 			require.Equal(t, result{breachWrite, nil}, s.await(wrote))
 			return
 		}
-		require.ErrorIs(t, s.logged(), errHoldsOn)
+		require.ErrorIs(t, s.logged(), errTransferHeld)
 		_, err := c.Write([]byte("x"))
-		require.ErrorIs(t, err, errHoldsOn)
+		require.ErrorIs(t, err, errTransferHeld)
 		_, err = c.Read(make([]byte, 1))
 		require.ErrorIs(t, err, syscall.ETIMEDOUT)
 		p.ended()
@@ -614,7 +614,7 @@ func TestTransferTakenInPart(t *testing.T) {
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				c.poll()
-				return (*c.out.live.At(0)).moved == 1000
+				return (*c.tx.live.At(0)).moved == 1000
 			}))
 		}
 		c.SetWriteDeadline(time.Unix(1, 0))
@@ -745,7 +745,7 @@ func TestTransferMessageCut(t *testing.T) {
 		const n = 1 << 20
 		addr, key := p.open(make([]byte, n))
 		h := transferHeader{Kind: kind, ID: 1, Addr: addr, Key: key, Length: n}
-		c.in.reading++ // somebody is about to read, so nothing is fetched ahead
+		c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
 		p.transfer(h)
 		withdrawn(1)
 		p.await()
@@ -763,7 +763,7 @@ func TestTransferMessageCut(t *testing.T) {
 		require.True(t, eventually(func() bool { // else the disconnect may overtake it
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			return c.in.last == 2 && c.in.live.Len() == 0
+			return c.rx.last == 2 && c.rx.live.Len() == 0
 		}))
 		p.id.Disconnect()
 		k, err = c.ReadMsg(b)
@@ -782,14 +782,14 @@ func TestTransferWithdrawnTooLate(t *testing.T) {
 			want := pattern(3, n)
 			addr, key := p.open(want)
 			c.mu.Lock()
-			c.in.reading++ // somebody is about to read, so nothing is fetched ahead
+			c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
 			c.mu.Unlock()
 			p.begin(true, 1, n, addr, key)
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				c.poll()
-				if c.in.live.Len() == 0 {
+				if c.rx.live.Len() == 0 {
 					return false
 				}
 				c.readAhead()
@@ -861,7 +861,7 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: first.Length})
 			p.withdraw(false, 1, 0)
 			p.begin(false, 2, 100, 0, 0)
-			for c.in.last < 2 {
+			for c.rx.last < 2 {
 				c.poll()
 			}
 			c.send.posting = false
@@ -990,13 +990,13 @@ func TestTransferCut(t *testing.T) {
 // What fails, or is withdrawn, after nobody wants it any more is given back, too.
 func TestTransferDroppedUnderway(t *testing.T) {
 	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
-		c.in.reading++ // somebody is about to read, so nothing is fetched ahead
+		c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
 		p.begin(reads, 1, 1<<20, 4096, bogus)
 		require.True(t, eventually(func() bool { return c.Stats().TransfersReceived == 1 }))
 		c.mu.Lock()
 		c.readAhead()
-		require.NotZero(t, c.in.flying.Len())
-		c.deaf = true
+		require.NotZero(t, c.rx.inFlight.Len())
+		c.discarding = true
 		c.dropUnread()
 		c.mu.Unlock()
 		if !reads {
@@ -1005,7 +1005,7 @@ func TestTransferDroppedUnderway(t *testing.T) {
 		require.True(t, eventually(func() bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			return c.in.ahead == 0
+			return c.rx.bounceBuffers == 0
 		}))
 		require.NoError(t, c.Close())
 	})
@@ -1103,15 +1103,15 @@ func TestTransferWithdrawnLeavesNothing(t *testing.T) {
 func TestTransferWithdrawnNeglected(t *testing.T) {
 	s := newScene(t)
 	c, p := s.transferConns(true, false)
-	for id := range uint32(3 * aheadPieces) {
+	for id := range uint32(3 * maxBounceBuffers) {
 		p.begin(false, id+1, 1000, 0, 0)
 		require.Equal(t, id+1, p.told(transferGrant).ID)
 		p.withdraw(false, id+1, 0)
 	}
-	s.withdrawn(c, 3*aheadPieces)
+	s.withdrawn(c, 3*maxBounceBuffers)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	require.Zero(t, c.in.ahead)
+	require.Zero(t, c.rx.bounceBuffers)
 	require.Zero(t, c.unread.Len())
 }
 
@@ -1140,7 +1140,7 @@ func TestTransferWithdrawnUnderReadMsg(t *testing.T) {
 			c.send.posting = true
 			p.withdraw(false, 1, transferCut)
 			p.begin(false, 2, len(b)+1, 0, 0)
-			for c.in.last < 2 {
+			for c.rx.last < 2 {
 				c.poll()
 			}
 			c.send.posting = false
@@ -1165,9 +1165,9 @@ func (c *conn) noScratch(used bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if used {
-		c.in.ahead += aheadPieces
+		c.rx.bounceBuffers += maxBounceBuffers
 	} else {
-		c.in.ahead -= aheadPieces
+		c.rx.bounceBuffers -= maxBounceBuffers
 	}
 }
 
@@ -1178,7 +1178,7 @@ func (s *scene) withdrawn(c *Conn, id uint32) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.poll()
-		return c.in.last == id && c.in.live.Len() == 0
+		return c.rx.last == id && c.rx.live.Len() == 0
 	}))
 }
 
@@ -1226,19 +1226,19 @@ func (c *conn) awaitReader(t testing.TB) {
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.in.reading > 0
+		return c.rx.reading > 0
 	}))
 }
 
 // filling is what a large Read is under way to.
-func (c *conn) filling() *straight {
+func (c *conn) filling() *directRead {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return (*c.in.flying.At(0)).into
+	return (*c.rx.inFlight.At(0)).into
 }
 
 // setReadDeadline sets it and waits until the call that fills into has heard of it.
-func (c *conn) setReadDeadline(t testing.TB, into *straight, at time.Time) {
+func (c *conn) setReadDeadline(t testing.TB, into *directRead, at time.Time) {
 	t.Helper()
 	require.NoError(t, c.SetReadDeadline(at))
 	require.True(t, eventually(func() bool {
@@ -1266,7 +1266,7 @@ func TestTransferDeadlineMoved(t *testing.T) {
 			into := c.filling()
 			c.setReadDeadline(t, into, past)
 			c.setReadDeadline(t, into, time.Now().Add(patience))
-			c.lose(into) // the time for the first one is over
+			c.abandonDirect(into) // the time for the first one is over
 			p.answer(g)
 			require.Equal(t, result{n, nil}, s.await(read))
 
@@ -1284,7 +1284,7 @@ func TestTransferDeadlineMoved(t *testing.T) {
 			r := s.await(read)
 			require.Zero(t, r.n)
 			require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
-			require.ErrorIs(t, s.logged(), errHoldsOn)
+			require.ErrorIs(t, s.logged(), errTransferHeld)
 		})
 	}
 }
@@ -1308,14 +1308,14 @@ func TestTransferStepsAsideAndFails(t *testing.T) {
 				private.features |= featureMessages
 				c, p := s.conns(side.active, private.append(nil))
 
-				_, err := c.ReadFrom(bytes.NewReader(make([]byte, scratchBytes)))
+				_, err := c.ReadFrom(bytes.NewReader(make([]byte, chunkBytes)))
 				require.NoError(t, err)
 				p.offered(m.reads) // and nobody takes it, so the next one has to wait
 				wrote := writing(c, alloc(t, breachWrite).Bytes())
 				require.True(t, eventually(func() bool {
 					c.mu.Lock()
 					defer c.mu.Unlock()
-					return c.turns.taken && (c.writers > 0 || c.leading)
+					return c.queue.busy && (c.writers > 0 || c.leading)
 				}))
 				_, err = c.SendMsg([]byte("ur"), Expedited|Partial)
 				require.NoError(t, err)
@@ -1377,15 +1377,15 @@ func TestTransferNeglected(t *testing.T) {
 	s := newScene(t)
 	s.cfg.TransferSize, s.cfg.LingerTimeout = minTransfer, -1
 	c, p := s.conns(true, privateData{ird: 2, ord: 2, rdmanet: true, features: featureFIN | featureTransfer, maxReceive: 8136}.append(nil))
-	p.start(true, 2*aheadPieces*scratchBytes)
-	require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived == aheadPieces*scratchBytes }))
+	p.start(true, 2*maxBounceBuffers*chunkBytes)
+	require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived == maxBounceBuffers*chunkBytes }))
 }
 
 // Lengths that add up to more than an int holds, on 32-bit systems.
 func TestTransferLengthsAddUp(t *testing.T) {
 	c := &conn{}
 	for range 4 {
-		c.unread.Push(segment{x: &inbound{length: transferCeiling}})
+		c.unread.Push(segment{transfer: &recvTransfer{length: transferCeiling}})
 	}
 	require.Equal(t, math.MaxInt32, c.offeredBytes(math.MaxInt32, false))
 	require.Equal(t, 1, c.offeredBytes(1, false))
@@ -1394,7 +1394,7 @@ func TestTransferLengthsAddUp(t *testing.T) {
 	p, err := allocPages(transferCeiling) // never touched
 	require.NoError(t, err)
 	defer freePages(p)
-	o := &outbound{p: p, moved: transferCeiling, done: true, writing: 1}
+	o := &sendTransfer{p: p, moved: transferCeiling, done: true, writing: 1}
 	c.wrote(o, transferCeiling)
 	require.Equal(t, transferCeiling, o.moved)
 }
@@ -1415,11 +1415,11 @@ func TestTransferOverForLeader(t *testing.T) {
 		return true
 	})
 	c.SetWriteDeadline(time.Now())
-	requireAsleep(t, c, func() bool { return c.out.withdraw != nil })
+	requireAsleep(t, c, func() bool { return c.tx.withdraw != nil })
 	c.mu.Lock()
 	c.send.posting = false
 	c.sendControl()
-	require.Zero(t, c.out.live.Len())
+	require.Zero(t, c.tx.live.Len())
 	c.mu.Unlock()
 	r := s.await(wrote)
 	require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
@@ -1463,18 +1463,18 @@ func (p *badPeer) serve(reads bool, h transferHeader) []byte {
 // peer is told: of some of them at a time.
 func queueBuffers(t *testing.T, c *Conn, p *badPeer, reads bool) (sends []*Send, told []transferHeader) {
 	p.grant(maxTransfers)
-	for i := range 2 * aheadPieces {
+	for i := range 2 * maxBounceBuffers {
 		buf := alloc(t, breachWrite)
 		copy(buf.Bytes(), pattern(uint64(i), breachWrite))
 		sends = append(sends, c.QueueMsg(buf.Bytes(), 0))
 	}
-	for range aheadPieces {
+	for range maxBounceBuffers {
 		told = append(told, p.offered(reads))
 	}
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.turns.waiting == aheadPieces-1 // and one has the turn
+		return c.queue.waiting == maxBounceBuffers-1 // and one has the turn
 	}))
 	return sends, told
 }
@@ -1499,12 +1499,12 @@ func TestQueuedTransfers(t *testing.T) {
 				sends, told := queueBuffers(t, c, p, reads)
 				if late {
 					c.SetWriteDeadline(past)
-					for _, q := range sends[aheadPieces:] {
+					for _, q := range sends[maxBounceBuffers:] {
 						n, err := q.Result()
 						require.Zero(t, n)
 						requireTimeout(t, err)
 					}
-					sends = sends[:aheadPieces]
+					sends = sends[:maxBounceBuffers]
 				}
 				for i, q := range sends {
 					requireUnderWay(t, sends[i:])
@@ -1577,7 +1577,7 @@ func TestQueuedTransfersLinger(t *testing.T) {
 			sends, told := queueBuffers(t, c, p, m.reads)
 			closed := make(chan error, 1)
 			go func() { closed <- c.Close() }()
-			for _, q := range sends[aheadPieces:] {
+			for _, q := range sends[maxBounceBuffers:] {
 				_, err := q.Result()
 				require.ErrorIs(t, err, net.ErrClosed)
 			}
@@ -1654,7 +1654,7 @@ func (s *scene) watched(opens, closes func(n int)) (*Conn, *badPeer) {
 	} else {
 		c.qp = &watchedQP{c.qp, r}
 	}
-	c.in.reading++ // somebody is about to read
+	c.rx.reading++ // somebody is about to read
 	return c, p
 }
 

@@ -31,9 +31,9 @@ func TestBearsWith(t *testing.T) {
 		{700, 0, 0, 20},
 		{720, 0, 0, 0},
 	} {
-		c := &conn{lastHeard: ago(test.heard)}
-		c.out.wrote = ago(test.wrote)
-		require.InDelta(t, float64(test.more), c.bearsWith(ago(test.since)).Minutes(), 0.1, "%+v", test)
+		c := &conn{lastReceived: ago(test.heard)}
+		c.tx.wrote = ago(test.wrote)
+		require.InDelta(t, float64(test.more), c.remainingPatience(ago(test.since)).Minutes(), 0.1, "%+v", test)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestTransferNeverLetGo(t *testing.T) {
 				r := s.await(ended)
 				require.Zero(t, r.n)
 				require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
-				require.ErrorIs(t, s.logged(), errHoldsOn)
+				require.ErrorIs(t, s.logged(), errTransferHeld)
 			})
 		}
 	}
@@ -134,28 +134,28 @@ func TestTransferRecalledGoesOn(t *testing.T) {
 		t.Run(side.name, func(t *testing.T) {
 			s := newScene(t)
 			c, p := s.transferConns(side.active, true)
-			if c.in.depth < 2 {
+			if c.rx.depth < 2 {
 				return // there is one Read at a time
 			}
-			const n = 2 * scratchBytes
+			const n = 2 * chunkBytes
 			want := pattern(3, n)
 			addr, key := p.open(want)
 			c.mu.Lock()
-			c.in.reading++ // somebody is about to read, so nothing is fetched ahead
+			c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
 			c.mu.Unlock()
 			p.begin(true, 1, n, addr, key)
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				c.poll()
-				return c.in.live.Len() > 0
+				return c.rx.live.Len() > 0
 			}))
 			c.mu.Lock()
 			c.readAhead()
-			flying := c.in.flying.Len()
+			flying := c.rx.inFlight.Len()
 			err := c.withdrawn(&transferHeader{Kind: transferWithdraw, ID: 1})
 			polled := eventually(c.pollRead)
-			answers := c.send.answer
+			answers := c.send.responseDue
 			c.sendControl()
 			c.mu.Unlock()
 			require.NoError(t, err)

@@ -544,7 +544,7 @@ func (l *udQP) drain(until time.Time) {
 // close releases everything, in the order that verbs want. Once it has groups the caller
 // holds joining.
 func (l *udQP) close() (err error) {
-	l.poller.fall(false)
+	l.poller.notServed(false)
 	for group := range l.groups {
 		err = errors.Join(err, l.leave(group))
 	}

@@ -76,21 +76,21 @@ func TestFullSendQueue(t *testing.T) {
 	}{
 		{"answer", rdmanetPrivate, 5, func(t *testing.T, c *Conn, p *badPeer) {
 			p.ask(0)
-			requireAsleep(t, c, func() bool { return c.send.answer })
+			requireAsleep(t, c, func() bool { return c.send.responseDue })
 		}, func(t *testing.T, c *Conn, p *badPeer) {
-			require.True(t, eventually(c.locked(func() bool { return !c.send.answer })))
+			require.True(t, eventually(c.locked(func() bool { return !c.send.responseDue })))
 		}},
 		{"CloseWrite", rdmanetPrivate, 2, func(t *testing.T, c *Conn, p *badPeer) {
 			go c.CloseWrite()
-			requireAsleep(t, c, func() bool { return c.turns.taken })
+			requireAsleep(t, c, func() bool { return c.queue.busy })
 		}, func(t *testing.T, c *Conn, p *badPeer) { p.fin() }},
 		{"Close", rdmanetPrivate, 2, func(t *testing.T, c *Conn, p *badPeer) {
 			go c.Close()
-			requireAsleep(t, c, func() bool { return c.turns.taken })
+			requireAsleep(t, c, func() bool { return c.queue.busy })
 		}, func(t *testing.T, c *Conn, p *badPeer) { p.fin(); p.ended() }},
 		{"Close, plain peer", nil, 5, func(t *testing.T, c *Conn, p *badPeer) {
 			go c.Close()
-			requireAsleep(t, c, func() bool { return c.turns.taken })
+			requireAsleep(t, c, func() bool { return c.queue.busy })
 		}, func(t *testing.T, c *Conn, p *badPeer) { p.ended() }},
 	} {
 		for _, side := range sides {
@@ -125,7 +125,7 @@ func TestFullSendQueueOfWriter(t *testing.T) {
 			addr, key := p.open(make([]byte, h.Length))
 			p.fill(c, 1, 5)
 			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: h.Length})
-			requireAsleep(t, c, func() bool { return c.out.grants.Len() == 1 })
+			requireAsleep(t, c, func() bool { return c.tx.grants.Len() == 1 })
 			m.setSlow(false)
 			p.told(transferWritten)
 			require.Equal(t, result{n, nil}, s.await(wrote))
@@ -160,7 +160,7 @@ func TestBusyPollRobbed(t *testing.T) {
 	s.cfg.BusyPoll = time.Hour
 	c, p := s.conns(true, nil)
 	read := reading(c, make([]byte, 10))
-	require.True(t, eventually(c.locked(func() bool { return c.leading && c.in.reading > 0 })))
+	require.True(t, eventually(c.locked(func() bool { return c.leading && c.rx.reading > 0 })))
 	p.grant(1) // a keeper leaves over that
 	require.True(t, eventually(c.locked(func() bool { return c.leading && c.readers == 0 })))
 	c.mu.Lock()
@@ -179,7 +179,7 @@ func TestControlThatFails(t *testing.T) {
 	requireAsleep(t, c, func() bool { return c.credits.have == int(goodResponse.CreditsGranted) })
 	fault := s.device.FailNth(1, nil, verbstest.PostSend)
 	c.mu.Lock()
-	c.send.answer = true
+	c.send.responseDue = true
 	posted := c.control(true)
 	c.mu.Unlock()
 	require.True(t, fault.Fired())
@@ -201,7 +201,7 @@ func TestArmFailsBesideLeader(t *testing.T) {
 			s.device.FailNth(n+1, nil, verbstest.Arm)
 		}
 		for range 3 {
-			c.wantSend = true
+			c.wantsSendCompletion = true
 			c.await(&c.writable, &c.writers)
 		}
 	})

@@ -22,7 +22,7 @@ func TestReceiveMemory(t *testing.T) {
 	size := b.pool.size
 	charged := func(conns ...*Conn) (n int) { // by what their windows are, in receives
 		for _, c := range conns {
-			n += max(0, window(c)-c.credits.keep())
+			n += max(0, window(c)-c.credits.idleReceives())
 		}
 		return n
 	}
@@ -39,7 +39,7 @@ func TestReceiveMemory(t *testing.T) {
 
 	c, d := pipeOn(t, cfg)
 	exchangeOneWay(t, c, d, heavy(8<<20))
-	require.LessOrEqual(t, window(d), d.credits.keep(), "nothing is left")
+	require.LessOrEqual(t, window(d), d.credits.idleReceives(), "nothing is left")
 
 	// b wants fewer, but a holds on to what it was given.
 	b.idleFor(idleAfter)
@@ -54,7 +54,7 @@ func TestReceiveMemory(t *testing.T) {
 	}), "%d bytes are not given back", used())
 	require.True(t, eventually(func() bool {
 		exchangeOneWay(t, c, d, heavy(8<<20))
-		return window(d) > d.credits.keep()
+		return window(d) > d.credits.idleReceives()
 	}))
 	for _, x := range []*Conn{c, d, a, b} {
 		require.NoError(t, x.Close())
@@ -64,11 +64,11 @@ func TestReceiveMemory(t *testing.T) {
 
 // Charges of many connections never go beyond the bound, and come back.
 func TestChargeConcurrent(t *testing.T) {
-	var w windowMemory
+	var w receiveBudget
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
-			c := charge{memory: &w, bound: 1000, size: int64(7 + g)}
+			c := budgetShare{memory: &w, bound: 1000, size: int64(7 + g)}
 			for i := range heavy(20000) {
 				if n := c.raise(i % 40); n < min(c.n, i%40) || w.used.Load() > 1000 {
 					panic("beyond the bound")
@@ -80,7 +80,7 @@ func TestChargeConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	require.Zero(t, w.used.Load())
-	free := charge{}
+	free := budgetShare{}
 	require.Equal(t, 100, free.raise(100))
 	free.lower(0)
 }

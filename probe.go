@@ -12,87 +12,87 @@ import (
 // (ibv.DeviceAttr.EmptyReadsGarbled). Their ends offer the peer one byte to read in
 // its place, for as long as the connection lives: the pulse, a zero.
 
-// pulse is where a peer's is, as the peer says behind its private data.
-type pulse struct {
+// probeTarget is where a peer's is, as the peer says behind its private data.
+type probeTarget struct {
 	addr uint64
 	key  uint32
 }
 
 const (
-	pulseLen   = 12
-	pulseBytes = 1
+	probeTargetLen = 12
+	probeBytes     = 1
 )
 
-func (p pulse) append(b []byte) []byte {
+func (p probeTarget) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, p.addr)
 	return binary.BigEndian.AppendUint32(b, p.key)
 }
 
-// parsePulse finds the pulse in the private data of a request or a response, nil if
+// parseProbeTarget finds the pulse in the private data of a request or a response, nil if
 // there is none. It follows the early negotiation message, which would end at early.
-func parsePulse(b []byte, early int) *pulse {
+func parseProbeTarget(b []byte, early int) *probeTarget {
 	at := privateLen
 	features := parsePrivate(b).features
 	if features&featureEarly != 0 {
 		at = early
 	}
-	if features&featurePulse == 0 || len(b) < at+pulseLen {
+	if features&featurePulse == 0 || len(b) < at+probeTargetLen {
 		return nil
 	}
 	b = b[at:]
-	return &pulse{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}
+	return &probeTarget{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}
 }
 
-// beat is this end's memory for pulses: the first byte is our own pulse, where mr
+// probeMemory is this end's memory for pulses: the first byte is our own pulse, where mr
 // opens it, and the second one where the peer's goes.
-type beat struct {
+type probeMemory struct {
 	buf *buffer
 	mr  ibv.MR
 }
 
-const beatBytes = 2 * pulseBytes
+const probeMemoryBytes = 2 * probeBytes
 
 // hold gets the memory.
-func (b *beat) hold(d *domain) error {
+func (b *probeMemory) hold(d *domain) error {
 	if b.buf != nil {
 		return nil
 	}
-	buf, err := d.pool(beatBytes).get()
+	buf, err := d.pool(probeMemoryBytes).get()
 	if err != nil {
 		return err
 	}
-	clear(buf.b[:beatBytes])
+	clear(buf.b[:probeMemoryBytes])
 	b.buf = buf
 	return nil
 }
 
 // open lets the peer of the queue pair read our pulse.
-func (b *beat) open(d *domain, qp ibv.QP) (*pulse, error) {
+func (b *probeMemory) open(d *domain, qp ibv.QP) (*probeTarget, error) {
 	if err := b.hold(d); err != nil {
 		return nil, err
 	}
-	mr, err := d.regFor(qp, b.buf.b[:pulseBytes], ibv.AccessRemoteRead)
+	mr, err := d.regFor(qp, b.buf.b[:probeBytes], ibv.AccessRemoteRead)
 	if err != nil {
-		return nil, noMemory(d.dev, pulseBytes, "MaxReceiveCredits", err)
+		return nil, noMemory(d.dev, probeBytes, "MaxReceiveCredits", err)
 	}
 	b.mr = mr
-	return &pulse{mr.Addr(), mr.RKey()}, nil
+	return &probeTarget{mr.Addr(), mr.RKey()}, nil
 }
 
-// feel has wr read the peer's pulse.
-func (b *beat) feel(p *pulse, wr *ibv.SendWR) {
+// readInto has wr read the peer's pulse.
+func (b *probeMemory) readInto(p *probeTarget, wr *ibv.SendWR) {
 	wr.RemoteAddr, wr.RKey = p.addr, p.key
-	wr.SGL = []ibv.SGE{{Buf: b.buf.b[pulseBytes:beatBytes], LKey: b.buf.lkey}}
+	wr.SGL = []ibv.SGE{{Buf: b.buf.b[probeBytes:probeMemoryBytes], LKey: b.buf.lkey}}
 }
 
 // close gives the memory back. The queue pair is closed.
-func (b *beat) close() (err error) {
+func (b *probeMemory) close() (err error) {
 	if b.mr != nil {
 		err = b.mr.Close()
 	}
 	if b.buf != nil && err == nil { // else the device may still use it
 		b.buf.release()
 	}
-	*b = beat{}
+	*b = probeMemory{}
 	return err
 }

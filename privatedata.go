@@ -27,7 +27,7 @@ const (
 	featureEarly       uint16 = 1 << 4 // the negotiation message follows here
 	featureNoRead      uint16 = 1 << 5 // large transfers without RDMA Read, either way
 	featureNoEmptyRead uint16 = 1 << 6 // to be spared RDMA Reads of no bytes
-	featurePulse       uint16 = 1 << 7 // memory follows to be read in their place, pulse.go
+	featurePulse       uint16 = 1 << 7 // memory follows to be read in their place, probe.go
 )
 
 // privateData is what one end says of itself before the negotiation.

@@ -11,51 +11,51 @@ import (
 // bounded together, by Config.ReceiveMemory: a peer may hold on to the credits that it was
 // given for as long as it likes, and there may be any number of peers.
 
-// windowMemory is what the windows of a device have grown by.
-type windowMemory struct {
+// receiveBudget is what the windows of a device have grown by.
+type receiveBudget struct {
 	used  atomic.Int64 // bytes
-	users int          // domains; below windowsOf.mu
+	users int          // domains; below receiveBudgets.mu
 }
 
-var windowsOf struct {
+var receiveBudgets struct {
 	mu      sync.Mutex
-	devices map[ibv.Device]*windowMemory
+	devices map[ibv.Device]*receiveBudget
 }
 
-// acquireWindows returns the device's, for a domain, to be released once.
-func acquireWindows(dev ibv.Device) *windowMemory {
-	windowsOf.mu.Lock()
-	defer windowsOf.mu.Unlock()
-	w := windowsOf.devices[dev]
+// acquireReceiveBudget returns the device's, for a domain, to be released once.
+func acquireReceiveBudget(dev ibv.Device) *receiveBudget {
+	receiveBudgets.mu.Lock()
+	defer receiveBudgets.mu.Unlock()
+	w := receiveBudgets.devices[dev]
 	if w == nil {
-		w = new(windowMemory)
-		if windowsOf.devices == nil {
-			windowsOf.devices = make(map[ibv.Device]*windowMemory)
+		w = new(receiveBudget)
+		if receiveBudgets.devices == nil {
+			receiveBudgets.devices = make(map[ibv.Device]*receiveBudget)
 		}
-		windowsOf.devices[dev] = w
+		receiveBudgets.devices[dev] = w
 	}
 	w.users++
 	return w
 }
 
-func (w *windowMemory) release(dev ibv.Device) {
-	windowsOf.mu.Lock()
-	defer windowsOf.mu.Unlock()
+func (w *receiveBudget) release(dev ibv.Device) {
+	receiveBudgets.mu.Lock()
+	defer receiveBudgets.mu.Unlock()
 	if w.users--; w.users == 0 {
-		delete(windowsOf.devices, dev)
+		delete(receiveBudgets.devices, dev)
 	}
 }
 
-// charge is one connection's share. The zero value is bounded by nothing.
-type charge struct {
-	memory *windowMemory
+// budgetShare is one connection's share. The zero value is bounded by nothing.
+type budgetShare struct {
+	memory *receiveBudget
 	bound  int64 // bytes of all connections' together that this one goes up to
 	size   int64 // bytes of a receive
 	n      int   // receives that are charged
 }
 
 // raise charges for up to n receives and returns for how many it is charged.
-func (c *charge) raise(n int) int {
+func (c *budgetShare) raise(n int) int {
 	if c.memory == nil {
 		return n
 	}
@@ -73,7 +73,7 @@ func (c *charge) raise(n int) int {
 }
 
 // lower gives back what is charged for more than n.
-func (c *charge) lower(n int) {
+func (c *budgetShare) lower(n int) {
 	if n = max(n, 0); c.memory != nil && c.n > n {
 		c.memory.used.Add(-int64(c.n-n) * c.size)
 		c.n = n

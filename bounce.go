@@ -18,57 +18,57 @@ import (
 // longer. One that was filled stays registered behind that, and the same connection most
 // likely gets it again as it is, but others get it before they go without.
 
-const scratchBytes = 256 << 10
+const chunkBytes = 256 << 10
 
-// scratch is a chunk of scratchBytes bytes.
-type scratch struct {
+// bounceChunk is a chunk of chunkBytes bytes.
+type bounceChunk struct {
 	b     []byte
-	pool  *scratchPool
+	pool  *bouncePool
 	since time.Time // idle
 	by    *conn     // the connection that has registered it, nil if none has
 	sink  sink      // if one has, what that has registered
 }
 
-// scratchPool is the scratch memory of one device. Its lock is held while a registration
+// bouncePool is the scratch memory of one device. Its lock is held while a registration
 // ends, which may take its time: only connections of the same device wait for that.
-type scratchPool struct {
+type bouncePool struct {
 	dev ibv.Device
 
 	mu      sync.Mutex
-	chunks  int        // that there are
-	idle    []*scratch // of these, the longest idle first
-	trimmed bool       // a timer will see to it
+	chunks  int            // that there are
+	idle    []*bounceChunk // of these, the longest idle first
+	trimmed bool           // a timer will see to it
 }
 
-var scratches = struct {
+var bouncePools = struct {
 	mu    sync.Mutex // taken when that of a pool is held, or alone
-	pools map[ibv.Device]*scratchPool
+	pools map[ibv.Device]*bouncePool
 	idle  time.Duration // how long a chunk stays unused until it goes back to the system
-}{pools: make(map[ibv.Device]*scratchPool), idle: time.Second}
+}{pools: make(map[ibv.Device]*bouncePool), idle: time.Second}
 
-func scratchIdle() time.Duration {
-	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
-	return scratches.idle
+func chunkIdle() time.Duration {
+	bouncePools.mu.Lock()
+	defer bouncePools.mu.Unlock()
+	return bouncePools.idle
 }
 
 // poolOf returns the pool of a device, nil if the device has no chunks.
-func poolOf(dev ibv.Device) *scratchPool {
-	scratches.mu.Lock()
-	defer scratches.mu.Unlock()
-	return scratches.pools[dev]
+func poolOf(dev ibv.Device) *bouncePool {
+	bouncePools.mu.Lock()
+	defer bouncePools.mu.Unlock()
+	return bouncePools.pools[dev]
 }
 
 // lockPool returns the pool of a device, locked. It is made if there is none.
-func lockPool(dev ibv.Device) *scratchPool {
+func lockPool(dev ibv.Device) *bouncePool {
 	for {
-		scratches.mu.Lock()
-		p := scratches.pools[dev]
+		bouncePools.mu.Lock()
+		p := bouncePools.pools[dev]
 		if p == nil {
-			p = &scratchPool{dev: dev}
-			scratches.pools[dev] = p
+			p = &bouncePool{dev: dev}
+			bouncePools.pools[dev] = p
 		}
-		scratches.mu.Unlock()
+		bouncePools.mu.Unlock()
 		p.mu.Lock()
 		if poolOf(dev) == p {
 			return p
@@ -78,25 +78,25 @@ func lockPool(dev ibv.Device) *scratchPool {
 }
 
 // unlock lets go of the pool, which is forgotten while it has no chunks.
-func (p *scratchPool) unlock() {
+func (p *bouncePool) unlock() {
 	if p.chunks == 0 {
-		scratches.mu.Lock()
-		if scratches.pools[p.dev] == p {
-			delete(scratches.pools, p.dev)
+		bouncePools.mu.Lock()
+		if bouncePools.pools[p.dev] == p {
+			delete(bouncePools.pools, p.dev)
 		}
-		scratches.mu.Unlock()
+		bouncePools.mu.Unlock()
 	}
 	p.mu.Unlock()
 }
 
-// getScratch returns a chunk for one user, to be released, or nil when
+// getChunk returns a chunk for one user, to be released, or nil when
 // connections of the device have as much as this one's Config.TransferMemory or
 // the system gives none.
-func (c *conn) getScratch() *scratch { return c.takeScratch(nil) }
+func (c *conn) getChunk() *bounceChunk { return c.takeChunk(nil) }
 
-// getSink is getScratch for a chunk that is registered for the device to fill.
-func (c *conn) getSink() (*scratch, error) {
-	s := c.takeScratch(c)
+// getReceiveChunk is getChunk for a chunk that is registered for the device to fill.
+func (c *conn) getReceiveChunk() (*bounceChunk, error) {
+	s := c.takeChunk(c)
 	if s == nil || s.by == c {
 		return s, nil
 	}
@@ -112,25 +112,25 @@ func (c *conn) getSink() (*scratch, error) {
 	return s, nil
 }
 
-// takeScratch returns a chunk that is registered by the given connection or by none.
-func (c *conn) takeScratch(by *conn) *scratch {
+// takeChunk returns a chunk that is registered by the given connection or by none.
+func (c *conn) takeChunk(by *conn) *bounceChunk {
 	p := lockPool(c.dom.dev)
 	defer p.unlock()
-	full := (p.chunks+1)*scratchBytes > c.set.transferMemory
+	full := (p.chunks+1)*chunkBytes > c.set.transferMemory
 	if s := p.reuse(c, by, full); s != nil || full {
 		return s
 	}
-	mem, err := allocPages(scratchBytes)
+	mem, err := allocPages(chunkBytes)
 	if err != nil {
 		return p.reuse(c, by, true)
 	}
 	p.chunks++
-	return &scratch{b: mem, pool: p}
+	return &bounceChunk{b: mem, pool: p}
 }
 
 // reuse returns an idle chunk that pick finds, nil if c may have none.
-func (p *scratchPool) reuse(c, by *conn, full bool) *scratch {
-	for (p.chunks-len(p.idle)+1)*scratchBytes <= c.set.transferMemory {
+func (p *bouncePool) reuse(c, by *conn, full bool) *bounceChunk {
+	for (p.chunks-len(p.idle)+1)*chunkBytes <= c.set.transferMemory {
 		i := p.pick(by, full)
 		if i < 0 {
 			break
@@ -147,7 +147,7 @@ func (p *scratchPool) reuse(c, by *conn, full bool) *scratch {
 // pick returns which of the idle chunks one gets that wants it registered by the given
 // connection, -1 for none: the warmest that is, or that is not registered at all. What
 // others have registered is theirs as long as there may be more chunks.
-func (p *scratchPool) pick(by *conn, full bool) int {
+func (p *bouncePool) pick(by *conn, full bool) int {
 	best := -1
 	for i, s := range slices.Backward(p.idle) {
 		switch {
@@ -165,14 +165,14 @@ func (p *scratchPool) pick(by *conn, full bool) int {
 
 // unregister ends the registration and reports whether that went well: otherwise the
 // device may still use the chunk, and it must be kept.
-func (s *scratch) unregister() bool {
+func (s *bounceChunk) unregister() bool {
 	s.by = nil
 	return s.sink.close() == nil
 }
 
 // unregisterOldest ends the registration of the chunk that has been idle for longest, of
 // those that have one, and reports whether there was any.
-func (p *scratchPool) unregisterOldest() bool {
+func (p *bouncePool) unregisterOldest() bool {
 	p.mu.Lock()
 	defer p.unlock()
 	for i := 0; i < len(p.idle); {
@@ -188,18 +188,18 @@ func (p *scratchPool) unregisterOldest() bool {
 	return false
 }
 
-// releaseSinks ends what the connection has registered of the idle chunks.
-func (c *conn) releaseSinks() {
+// releaseChunks ends what the connection has registered of the idle chunks.
+func (c *conn) releaseChunks() {
 	if p := poolOf(c.dom.dev); p != nil {
 		p.mu.Lock()
 		defer p.unlock()
-		p.idle = slices.DeleteFunc(p.idle, func(s *scratch) bool { return s.by == c && !s.unregister() })
+		p.idle = slices.DeleteFunc(p.idle, func(s *bounceChunk) bool { return s.by == c && !s.unregister() })
 	}
 }
 
 // fill reads into the chunk, which is given back if the program's reader panics or
 // says that it has read more than there was room for.
-func (s *scratch) fill(r io.Reader) (n int, err error) {
+func (s *bounceChunk) fill(r io.Reader) (n int, err error) {
 	filled := false
 	defer func() {
 		if !filled {
@@ -214,23 +214,23 @@ func (s *scratch) fill(r io.Reader) (n int, err error) {
 
 // release gives the chunk back. But for its sink it must not be registered any more: if
 // a region of it could not be closed it must be kept.
-func (s *scratch) release() {
+func (s *bounceChunk) release() {
 	p := s.pool
 	p.mu.Lock()
 	defer p.unlock()
 	s.since = time.Now()
 	p.idle = append(p.idle, s)
 	switch {
-	case scratchIdle() == 0:
+	case chunkIdle() == 0:
 		p.free(len(p.idle))
 	case !p.trimmed:
 		p.trimmed = true
-		time.AfterFunc(scratchIdle(), p.trim)
+		time.AfterFunc(chunkIdle(), p.trim)
 	}
 }
 
 // trim frees what has been idle for long enough and comes back for the rest.
-func (p *scratchPool) trim() {
+func (p *bouncePool) trim() {
 	for p.trimOne() {
 	}
 }
@@ -238,14 +238,14 @@ func (p *scratchPool) trim() {
 // trimOne frees the chunk that has been idle for longest, if that is long enough, and
 // reports whether there may be another. The lock is not held for all of them at once, as
 // to end a registration takes its time.
-func (p *scratchPool) trimOne() bool {
+func (p *bouncePool) trimOne() bool {
 	p.mu.Lock()
 	defer p.unlock()
 	p.trimmed = len(p.idle) > 0
 	if !p.trimmed {
 		return false
 	}
-	left := scratchIdle() - time.Since(p.idle[0].since)
+	left := chunkIdle() - time.Since(p.idle[0].since)
 	if left > 0 {
 		time.AfterFunc(left, p.trim)
 		return false
@@ -255,7 +255,7 @@ func (p *scratchPool) trimOne() bool {
 }
 
 // free unmaps the n chunks that have been idle for longest.
-func (p *scratchPool) free(n int) {
+func (p *bouncePool) free(n int) {
 	for _, s := range p.idle[:n] {
 		if s.unregister() {
 			freePages(s.b)

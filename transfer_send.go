@@ -18,45 +18,45 @@ import (
 // Write waits for that, as the memory is its caller's. ReadFrom offers scratch
 // and goes on, and so do queued sends, whose memory is lent for as long as it takes.
 
-// outgoing is what a connection knows of the transfers that it sends.
-type outgoing struct {
+// transferSender is what a connection knows of the transfers that it sends.
+type transferSender struct {
 	mode     transferMode
-	last     uint32               // ID of the latest
-	live     ring.Ring[*outbound] // those that are not over, oldest first
-	grants   ring.Ring[grant]     // to be answered by RDMA Write, oldest first
-	writing  int                  // RDMA Writes under way
-	wrote    time.Time            // when the last one was done
-	withdraw *outbound            // the peer is to be told that it ends
+	last     uint32                   // ID of the latest
+	live     ring.Ring[*sendTransfer] // those that are not over, oldest first
+	grants   ring.Ring[grant]         // to be answered by RDMA Write, oldest first
+	writing  int                      // RDMA Writes under way
+	wrote    time.Time                // when the last one was done
+	withdraw *sendTransfer            // the peer is to be told that it ends
 }
 
 // trim gives back what the lists have grown by.
-func (o *outgoing) trim() {
+func (o *transferSender) trim() {
 	o.live.Trim()
 	o.grants.Trim()
 }
 
-// outbound is one transfer.
-type outbound struct {
-	id      uint32
-	p       []byte
-	open    ibv.MR   // p, for the peer to read
-	source  sink     // p, for this side's device
-	scratch *scratch // where p lies, if it is ours
-	left    bool     // no call waits for it: it is scratch's, or a queued send's
-	granted int      // bytes that the peer has asked for, written or not
-	writing int      // RDMA Writes under way
-	moved   int      // bytes that the peer has, as far as this side knows
-	message bool     // it is WriteMsg's
-	ended   bool     // withdrawn
-	done    bool     // the peer wants no more of it
-	over    bool     // and its memory is in use no more
+// sendTransfer is one transfer.
+type sendTransfer struct {
+	id       uint32
+	p        []byte
+	open     ibv.MR       // p, for the peer to read
+	source   sink         // p, for this side's device
+	chunk    *bounceChunk // where p lies, if it is ours
+	detached bool         // no call waits for it: it is scratch's, or a queued send's
+	granted  int          // bytes that the peer has asked for, written or not
+	writing  int          // RDMA Writes under way
+	moved    int          // bytes that the peer has, as far as this side knows
+	message  bool         // it is WriteMsg's
+	ended    bool         // withdrawn
+	done     bool         // the peer wants no more of it
+	over     bool         // and its memory is in use no more
 }
 
 // wanted reports whether there is something left to be granted memory for.
-func (o *outbound) wanted() bool { return o.granted < len(o.p) }
+func (o *sendTransfer) wanted() bool { return o.granted < len(o.p) }
 
-// place is where a transfer stands among those that live, -1 if it does not.
-func (o *outgoing) place(id uint32) int {
+// index is where a transfer stands among those that live, -1 if it does not.
+func (o *transferSender) index(id uint32) int {
 	if o.live.Len() > 0 {
 		if i := id - (*o.live.At(0)).id; i < uint32(o.live.Len()) {
 			return int(i)
@@ -67,7 +67,7 @@ func (o *outgoing) place(id uint32) int {
 
 // grant is memory of the peer's for n bytes of a transfer.
 type grant struct {
-	o    *outbound
+	o    *sendTransfer
 	addr uint64
 	key  uint32
 	at   int // of the transfer's bytes, which
@@ -86,20 +86,20 @@ const withdrawTimes = 12
 // will use the connection any more.
 const closedShare = 5
 
-// letGoWithin is how long a call that has a reason to end waits for a silent peer.
-func (c *conn) letGoWithin() time.Duration {
+// withdrawPatience is how long a call that has a reason to end waits for a silent peer.
+func (c *conn) withdrawPatience() time.Duration {
 	if c.closed {
 		return withdrawWithin / closedShare
 	}
 	return withdrawWithin
 }
 
-var errHoldsOn = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not let go of a transfer")}
+var errTransferHeld = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not let go of a transfer")}
 
 // large reports whether a Write or WriteMsg of p is to be a transfer.
 func (c *conn) large(p []byte, message bool) bool {
 	switch {
-	case c.out.mode == transferNone:
+	case c.tx.mode == transferNone:
 		return false
 	case len(p) >= c.set.transfer, message && len(p) > int(c.agreed.maxFragmentedSend):
 		return true
@@ -108,15 +108,15 @@ func (c *conn) large(p []byte, message bool) bool {
 }
 
 // writeLarge sends p by transfers. The caller has the turn, and does not hold mu.
-func (c *conn) writeLarge(p []byte, m manner) (n int, err error) {
-	initial, open := 0, c.turns.open // only who has the turn changes that
+func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
+	initial, open := 0, c.queue.partial // only who has the turn changes that
 	if findRegion(p) == nil {
 		// What is copied anyway goes along, and can be read at once.
 		initial = min(int(c.agreed.maxSend)-transferOffset, len(p)-1)
 	}
 	for len(p) > 0 {
 		size := min(len(p), initial+transferCeiling)
-		o := &outbound{p: p[initial:size:size], message: m.message}
+		o := &sendTransfer{p: p[initial:size:size], message: m.message}
 		if err := c.openMemory(o); err != nil {
 			k, err := c.writeCopying(p, n > 0, m)
 			return n + k, err
@@ -124,12 +124,12 @@ func (c *conn) writeLarge(p []byte, m manner) (n int, err error) {
 		sent, err := c.offer(o, p[:initial], len(p)-size, m)
 		if sent && err == nil {
 			moved := 0
-			moved, err = c.settle(o)
+			moved, err = c.awaitTransfer(o)
 			n += initial + moved
 		}
 		o.closeMemory()
 		if err != nil {
-			c.cutMessage(m.message && n > 0)
+			c.truncateMessage(m.message && n > 0)
 			if sent && n == 0 {
 				c.reopen(open)
 			}
@@ -142,13 +142,13 @@ func (c *conn) writeLarge(p []byte, m manner) (n int, err error) {
 
 // transferChunk is copyMuch by way of a chunk, which it gives back in the end: while the
 // peer fetches from one, r fills the next.
-func (c *conn) transferChunk(s *scratch, r io.Reader) (written int64, more bool, err error) {
+func (c *conn) transferChunk(s *bounceChunk, r io.Reader) (written int64, more bool, err error) {
 	n, err := s.fill(r)
-	w, werr := c.writeScratch(s, n)
+	w, werr := c.writeChunk(s, n)
 	if werr != nil {
 		err = c.opError("write", werr)
 	}
-	return int64(w), n == scratchBytes, err
+	return int64(w), n == chunkBytes, err
 }
 
 // writeCopied sends p by segments: who reads into p goes on when the device has it, not
@@ -159,29 +159,29 @@ func (c *conn) writeCopied(p []byte) (int, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.takeTurn(normal); err != nil {
+	if err := c.acquireQueue(normal); err != nil {
 		return 0, err
 	}
-	defer c.passTurn()
-	return c.writeSegments(p, manner{})
+	defer c.releaseQueue()
+	return c.writeSegments(p, sendOptions{})
 }
 
-// writeScratch sends the first n bytes of s, which is given back in the end.
-func (c *conn) writeScratch(s *scratch, n int) (int, error) {
+// writeChunk sends the first n bytes of s, which is given back in the end.
+func (c *conn) writeChunk(s *bounceChunk, n int) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.takeTurn(normal); err != nil {
+	if err := c.acquireQueue(normal); err != nil {
 		s.release()
 		return 0, err
 	}
-	defer c.passTurn()
-	o := &outbound{p: s.b[:n:n], scratch: s, left: true}
-	if n < c.set.ofScratch || c.openScratch(o) != nil {
+	defer c.releaseQueue()
+	o := &sendTransfer{p: s.b[:n:n], chunk: s, detached: true}
+	if n < c.set.ofScratch || c.openChunk(o) != nil {
 		defer s.release()
-		return c.writeSegments(o.p, manner{})
+		return c.writeSegments(o.p, sendOptions{})
 	}
 	c.mu.Unlock()
-	sent, err := c.offer(o, nil, 0, manner{})
+	sent, err := c.offer(o, nil, 0, sendOptions{})
 	c.mu.Lock()
 	if !sent {
 		o.closeMemory()
@@ -193,8 +193,8 @@ func (c *conn) writeScratch(s *scratch, n int) (int, error) {
 }
 
 // openMemory registers what is to be sent.
-func (c *conn) openMemory(o *outbound) (err error) {
-	if c.out.mode == transferRead {
+func (c *conn) openMemory(o *sendTransfer) (err error) {
+	if c.tx.mode == transferRead {
 		o.open, err = c.expose(o.p, ibv.AccessRemoteRead)
 	} else {
 		o.source, err = c.source(o.p)
@@ -207,8 +207,8 @@ func (c *conn) openMemory(o *outbound) (err error) {
 	return err
 }
 
-// openScratch is openMemory for who holds mu.
-func (c *conn) openScratch(o *outbound) error {
+// openChunk is openMemory for who holds mu.
+func (c *conn) openChunk(o *sendTransfer) error {
 	c.mu.Unlock()
 	defer c.mu.Lock()
 	return c.openMemory(o)
@@ -216,7 +216,7 @@ func (c *conn) openScratch(o *outbound) error {
 
 // closeMemory takes the memory back, once. Scratch that the device may still use is
 // lost.
-func (o *outbound) closeMemory() {
+func (o *sendTransfer) closeMemory() {
 	var err error
 	if o.open != nil {
 		err = o.open.Close()
@@ -224,10 +224,10 @@ func (o *outbound) closeMemory() {
 	} else {
 		err = o.source.close()
 	}
-	if o.scratch != nil && err == nil {
-		o.scratch.release()
+	if o.chunk != nil && err == nil {
+		o.chunk.release()
 	}
-	o.scratch = nil
+	o.chunk = nil
 }
 
 // sendLarge sends s by a transfer and, as soon as the peer has been told of it, passes
@@ -239,7 +239,7 @@ func (c *conn) sendLarge(s *Send) bool {
 	}
 	c.mu.Unlock()
 	var sent bool
-	o := &outbound{p: s.p, message: true, left: true}
+	o := &sendTransfer{p: s.p, message: true, detached: true}
 	err := c.openMemory(o)
 	if err == nil {
 		sent, err = c.offer(o, nil, 0, s.m)
@@ -247,7 +247,7 @@ func (c *conn) sendLarge(s *Send) bool {
 		o.moved, err = c.writeCopying(s.p, false, s.m)
 	}
 	c.mu.Lock()
-	c.passTurn()
+	c.releaseQueue()
 	for sent && !o.over && c.dead == nil {
 		c.await(&c.writable, &c.writers)
 	}
@@ -266,7 +266,7 @@ func (c *conn) sendLarge(s *Send) bool {
 
 // writeCopying sends p where its memory cannot be registered. begun says that it
 // is the rest of a message that began with a transfer.
-func (c *conn) writeCopying(p []byte, begun bool, m manner) (n int, err error) {
+func (c *conn) writeCopying(p []byte, begun bool, m sendOptions) (n int, err error) {
 	if !m.message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -275,7 +275,7 @@ func (c *conn) writeCopying(p []byte, begun bool, m manner) (n int, err error) {
 	for n < len(p) {
 		k := min(len(p)-n, int(c.agreed.maxSend)-transferOffset)
 		if _, err := c.offer(nil, p[n:n+k], len(p)-n-k, m); err != nil {
-			c.cutMessage(begun || n > 0)
+			c.truncateMessage(begun || n > 0)
 			return n, err
 		}
 		n += k
@@ -283,10 +283,10 @@ func (c *conn) writeCopying(p []byte, begun bool, m manner) (n int, err error) {
 	return n, nil
 }
 
-// cutMessage notes that a message has begun and will not end.
-func (c *conn) cutMessage(cut bool) {
+// truncateMessage notes that a message has begun and will not end.
+func (c *conn) truncateMessage(cut bool) {
 	c.mu.Lock()
-	c.send.cut = c.send.cut || cut
+	c.send.truncated = c.send.truncated || cut
 	c.mu.Unlock()
 }
 
@@ -294,7 +294,7 @@ func (c *conn) cutMessage(cut bool) {
 // whether one was open before it.
 func (c *conn) reopen(open bool) {
 	c.mu.Lock()
-	c.turns.open, c.send.mid = open, false
+	c.queue.partial, c.send.midMessage = open, false
 	c.mu.Unlock()
 }
 
@@ -302,7 +302,7 @@ func (c *conn) reopen(open bool) {
 // withdraw it, with the bytes in front of it; left bytes of what is sent follow
 // later. o is nil where those bytes are all. It reports whether o is under way: with
 // an error as well if the device has refused what was to tell the peer.
-func (c *conn) offer(o *outbound, initial []byte, left int, m manner) (bool, error) {
+func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var bufs buffers
@@ -310,11 +310,11 @@ func (c *conn) offer(o *outbound, initial []byte, left int, m manner) (bool, err
 		if err := c.writeErr(); err != nil {
 			return false, err
 		}
-		if c.turns.overtaken() && !c.send.mid {
-			c.stepAside()
+		if c.queue.mustYield() && !c.send.midMessage {
+			c.yieldQueue()
 			continue
 		}
-		if busy := c.out.live.Len(); o != nil && (busy >= aheadPieces || busy > 0 && !o.left) {
+		if busy := c.tx.live.Len(); o != nil && (busy >= maxBounceBuffers || busy > 0 && !o.detached) {
 			c.await(&c.writable, &c.writers)
 			continue
 		}
@@ -333,37 +333,37 @@ func (c *conn) offer(o *outbound, initial []byte, left int, m manner) (bool, err
 	rest := 0
 	if m.message {
 		rest = left
-	} else if left > 0 && c.turns.open {
+	} else if left > 0 && c.queue.partial {
 		all |= flagPartial
 	}
 	t := transferHeader{Kind: transferOffer, Rest: uint64(rest)}
-	if c.out.mode == transferWrite {
+	if c.tx.mode == transferWrite {
 		t.Kind = transferRequest
 	}
 	if o != nil {
-		c.out.last++
-		o.id = c.out.last
+		c.tx.last++
+		o.id = c.tx.last
 		t.ID, t.Length = o.id, uint32(len(o.p))
 		if t.Kind == transferOffer {
 			t.Addr, t.Key = o.open.Addr(), o.open.RKey()
 		}
-		c.out.live.Push(o)
+		c.tx.live.Push(o)
 		c.stats.TransfersSent++
 		c.stats.BytesSent += uint64(len(o.p))
 		c.stats.TransferBytesSent += uint64(len(o.p))
 	}
-	c.send.idle, c.send.mid = false, rest > 0
+	c.send.idle, c.send.midMessage = false, rest > 0
 	if rest == 0 {
-		c.turns.open, c.turns.openKind = all&flagPartial != 0, c.turns.kind
+		c.queue.partial, c.queue.partialKind = all&flagPartial != 0, c.queue.kind
 		c.stats.MessagesSent++
 	}
-	return true, c.post(parcel{p: initial, segs: 1, all: all, bufs: bufs, head: &t})
+	return true, c.post(sendBatch{p: initial, segs: 1, all: all, bufs: bufs, head: &t})
 }
 
-// settle waits until o is over, or gives it up, and returns how much of it was
+// awaitTransfer waits until o is over, or gives it up, and returns how much of it was
 // moved. On a connection that is dead what came before its end may still be heard
 // afterwards.
-func (c *conn) settle(o *outbound) (moved int, _ error) {
+func (c *conn) awaitTransfer(o *sendTransfer) (moved int, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !o.over {
@@ -381,25 +381,25 @@ func (c *conn) settle(o *outbound) (moved int, _ error) {
 
 // giveUp ends o early: when it returns the peer has let go of the memory, or
 // the connection is dead.
-func (c *conn) giveUp(o *outbound) {
+func (c *conn) giveUp(o *sendTransfer) {
 	if c.dead != nil {
 		return
 	}
 	o.ended = true
-	c.out.withdraw = o
+	c.tx.withdraw = o
 	c.sendControl()
 	since := time.Now()
 	var late *time.Timer
-	late = time.AfterFunc(c.letGoWithin(), func() {
+	late = time.AfterFunc(c.withdrawPatience(), func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if o.over || c.dead != nil {
 			return
 		}
-		if more := c.bearsWith(since); more > 0 {
+		if more := c.remainingPatience(since); more > 0 {
 			late.Reset(more)
 		} else {
-			c.fail(errHoldsOn)
+			c.fail(errTransferHeld)
 		}
 	})
 	defer late.Stop()
@@ -410,7 +410,7 @@ func (c *conn) giveUp(o *outbound) {
 		}
 		if c.closed && !hurried {
 			hurried = true
-			late.Reset(max(c.bearsWith(since), 0))
+			late.Reset(max(c.remainingPatience(since), 0))
 		}
 		c.await(&c.writable, &c.writers)
 	}
@@ -419,24 +419,24 @@ func (c *conn) giveUp(o *outbound) {
 	c.stats.TransferBytesSent -= unsent
 }
 
-// bearsWith returns how much longer a call that has a reason to end since then waits for
+// remainingPatience returns how much longer a call that has a reason to end since then waits for
 // the peer to let go of its memory, unless something more is heard. Not more than 0 is
 // no longer.
-func (c *conn) bearsWith(since time.Time) time.Duration {
+func (c *conn) remainingPatience(since time.Time) time.Duration {
 	whole := withdrawTimes*withdrawWithin - time.Since(since)
-	for _, t := range []time.Time{c.lastHeard, c.out.wrote} {
+	for _, t := range []time.Time{c.lastReceived, c.tx.wrote} {
 		if t.After(since) {
 			since = t
 		}
 	}
-	return min(whole, c.letGoWithin()-time.Since(since))
+	return min(whole, c.withdrawPatience()-time.Since(since))
 }
 
-// settled handles the peer's word that it has what it wants of a transfer.
-func (c *conn) settled(t *transferHeader) error {
-	live := &c.out.live
-	if c.out.place(t.ID) < 0 {
-		if c.out.mode == transferWrite && t.ID-1 < c.out.last {
+// transferDoneBy handles the peer's word that it has what it wants of a transfer.
+func (c *conn) transferDoneBy(t *transferHeader) error {
+	live := &c.tx.live
+	if c.tx.index(t.ID) < 0 {
+		if c.tx.mode == transferWrite && t.ID-1 < c.tx.last {
 			return nil // it was over here before
 		}
 		return errTransferID
@@ -458,17 +458,17 @@ func (c *conn) settled(t *transferHeader) error {
 }
 
 // finish takes o, the oldest, off the books.
-func (c *conn) finish(o *outbound, moved int) {
-	c.out.live.Pop()
-	for c.out.grants.Len() > 0 && c.out.grants.At(0).o == o {
-		c.out.grants.Pop() // the peer has lost interest
+func (c *conn) finish(o *sendTransfer, moved int) {
+	c.tx.live.Pop()
+	for c.tx.grants.Len() > 0 && c.tx.grants.At(0).o == o {
+		c.tx.grants.Pop() // the peer has lost interest
 	}
 	o.moved, o.done = moved, true
 	o.over = o.writing == 0
-	if c.out.withdraw == o {
-		c.out.withdraw = nil
+	if c.tx.withdraw == o {
+		c.tx.withdraw = nil
 	}
-	if o.left && o.over {
+	if o.detached && o.over {
 		o.closeMemory()
 	}
 	c.transferOver()
@@ -478,73 +478,73 @@ func (c *conn) finish(o *outbound, moved int) {
 // leader, and this be said by another's post or found by another's look.
 func (c *conn) transferOver() {
 	c.writable.Broadcast()
-	c.rouse()
+	c.interruptLeader()
 }
 
 // granted handles the peer's offer of memory to write to.
 func (c *conn) granted(t *transferHeader) error {
-	if c.out.mode != transferWrite {
+	if c.tx.mode != transferWrite {
 		return errTransferKind
 	}
-	i := c.out.place(t.ID)
+	i := c.tx.index(t.ID)
 	if i < 0 {
-		if t.ID-1 < c.out.last {
+		if t.ID-1 < c.tx.last {
 			return nil // it was withdrawn meanwhile
 		}
 		return errTransferID
 	}
-	o := *c.out.live.At(i)
+	o := *c.tx.live.At(i)
 	n := int(t.Length)
 	switch {
 	case o.ended:
 		return nil
-	case i > 0 && (*c.out.live.At(i - 1)).wanted():
+	case i > 0 && (*c.tx.live.At(i - 1)).wanted():
 		return errTransferID // one after the other
 	case n == 0 || n > len(o.p)-o.granted:
 		return errTransferLength
-	case c.out.grants.Len() >= maxTransfers:
+	case c.tx.grants.Len() >= maxTransfers:
 		return errTransferCount
 	}
-	c.out.grants.Push(grant{o: o, addr: t.Addr, key: t.Key, at: o.granted, n: n})
+	c.tx.grants.Push(grant{o: o, addr: t.Addr, key: t.Key, at: o.granted, n: n})
 	o.granted += n
 	return nil
 }
 
-// sendsNews reports whether nextOutbound has something.
-func (o *outgoing) sendsNews() bool { return o.grants.Len() > 0 || o.withdraw != nil }
+// hasControl reports whether nextSenderControl has something.
+func (o *transferSender) hasControl() bool { return o.grants.Len() > 0 || o.withdraw != nil }
 
-// nextOutbound returns what the peer is to be told next of the transfers that
+// nextSenderControl returns what the peer is to be told next of the transfers that
 // go out, and the grant that is answered by it, if one is.
-func (c *conn) nextOutbound() (t transferHeader, _ *grant) {
-	if o := c.out.withdraw; o != nil {
-		c.out.withdraw = nil
+func (c *conn) nextSenderControl() (t transferHeader, _ *grant) {
+	if o := c.tx.withdraw; o != nil {
+		c.tx.withdraw = nil
 		t = transferHeader{Kind: transferWithdraw, ID: o.id}
 		if o.message {
 			t.Flags |= transferCut
 		}
-		if c.out.mode == transferWrite {
+		if c.tx.mode == transferWrite {
 			t.Kind = transferWritten
 			t.Flags |= transferEnd
 			c.finish(o, o.moved)
 		}
 		return t, nil
 	}
-	g := c.out.grants.Pop()
+	g := c.tx.grants.Pop()
 	return transferHeader{Kind: transferWritten, ID: g.o.id, Length: uint32(g.n)}, &g
 }
 
 // wrote handles the completion of an RDMA Write of n bytes.
-func (c *conn) wrote(o *outbound, n int) {
+func (c *conn) wrote(o *sendTransfer, n int) {
 	o.writing--
-	c.out.writing--
-	c.out.wrote = time.Now()
-	c.heard, c.probing = true, false    // also where TCP has taken it: TCP has room for it because the peer takes data
-	o.moved += min(n, len(o.p)-o.moved) // what the peer said may have been heard first
+	c.tx.writing--
+	c.tx.wrote = time.Now()
+	c.receivedSince, c.probing = true, false // also where TCP has taken it: TCP has room for it because the peer takes data
+	o.moved += min(n, len(o.p)-o.moved)      // what the peer said may have been heard first
 	if !o.done && !o.ended && o.moved == len(o.p) {
 		c.finish(o, o.moved)
 	} else if o.done && o.writing == 0 {
 		o.over = true
-		if o.left {
+		if o.detached {
 			o.closeMemory()
 		}
 		c.transferOver()
@@ -554,8 +554,8 @@ func (c *conn) wrote(o *outbound, n int) {
 // releaseTransfers gives back the memory of transfers that nobody waits for. The
 // queue pair is closed.
 func (c *conn) releaseTransfers() {
-	for c.out.live.Len() > 0 {
-		if o := c.out.live.Pop(); o.left {
+	for c.tx.live.Len() > 0 {
+		if o := c.tx.live.Pop(); o.detached {
 			o.closeMemory()
 		}
 	}

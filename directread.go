@@ -7,14 +7,14 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// Large transfers straight into a reader's memory, where they are not copied. inbound.go
+// Large transfers straight into a reader's memory, where they are not copied. transfer_recv.go
 // has the rest of the receiver's side.
 
-// straight is a reader's memory, filled in order. What is to come next is registered
+// directRead is a reader's memory, filled in order. What is to come next is registered
 // while the device is still at work on what was asked for before.
-type straight struct {
+type directRead struct {
 	p       []byte
-	opened  []opened
+	opened  []registeredRange
 	asked   int
 	pending int // fetches
 	got     int
@@ -25,18 +25,18 @@ type straight struct {
 	lost    bool        // the device does not say when it is done
 }
 
-// opened is the registration of one piece of a reader's memory. Fetches may be shorter.
-type opened struct {
+// registeredRange is the registration of one piece of a reader's memory. Fetches may be shorter.
+type registeredRange struct {
 	from, to int // of the reader's bytes
 	sink     sink
 	mr       ibv.MR // in its place, where the peer writes
 }
 
-// straightFrom is the room that a Read must have for the device to put a transfer
+// directReadMin is the room that a Read must have for the device to put a transfer
 // straight there. Such a Read has but its own RDMA Reads under way, and nobody until
 // the next one comes; with less room it takes longer to wait for them than to have
 // scratch filled ahead and to copy.
-const straightFrom = 512 << 10
+const directReadMin = 512 << 10
 
 // offeredBytes returns how many of n bytes can be asked for at the head of the
 // queue, up to the end of a message if message is set.
@@ -44,10 +44,10 @@ func (c *conn) offeredBytes(n int, message bool) int {
 	room := n
 	for i := 0; i < c.unread.Len() && room > 0; i++ {
 		s := c.unread.At(i)
-		if s.x == nil || s.x.pieces.Len() > 0 {
+		if s.transfer == nil || s.transfer.pieces.Len() > 0 {
 			break
 		}
-		room -= min(room, s.x.length-s.x.asked)
+		room -= min(room, s.transfer.length-s.transfer.asked)
 		if message && s.last {
 			break
 		}
@@ -55,28 +55,28 @@ func (c *conn) offeredBytes(n int, message bool) int {
 	return n - room
 }
 
-// fetchInto has the device put the transfers at the head of the queue into p, and
+// readDirect has the device put the transfers at the head of the queue into p, and
 // waits for that: the memory is in use until it returns. It returns 0 and no error if p
 // cannot be registered, if nothing may be asked for now, and when what was offered has been
 // withdrawn.
-func (c *conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
-	into := &straight{p: p[:c.offeredBytes(len(p), message)], message: message}
+func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) {
+	into := &directRead{p: p[:c.offeredBytes(len(p), message)], message: message}
 	for {
 		stop := c.stopsReading()
 		if !stop {
-			c.fill(into)
+			c.fillDirect(into)
 			stop = c.stopsReading()
 		}
-		if into.pending == 0 || into.lost || c.dead != nil && c.in.mode == transferWrite && !c.ending() {
+		if into.pending == 0 || into.lost || c.dead != nil && c.rx.mode == transferWrite && !c.ending() {
 			break
 		}
 		switch {
 		case stop && into.late == nil:
 			into.ends = time.Now()
-			into.late = time.AfterFunc(c.letGoWithin(), func() { c.lose(into) })
+			into.late = time.AfterFunc(c.withdrawPatience(), func() { c.abandonDirect(into) })
 		case stop && c.closed && !into.hurried:
 			into.hurried = true
-			into.late.Reset(max(c.bearsWith(into.ends), 0))
+			into.late.Reset(max(c.remainingPatience(into.ends), 0))
 		case !stop && into.late != nil: // the deadline was moved
 			into.late.Stop()
 			into.late = nil
@@ -95,25 +95,25 @@ func (c *conn) fetchInto(p []byte, message bool) (n int, last bool, err error) {
 	}
 	c.mu.Lock()
 	for n < into.got {
-		x := c.unread.At(0).x
+		x := c.unread.At(0).transfer
 		k := min(into.got-n, x.landed-x.taken)
 		x.taken += k
 		n += k
-		last = c.passed()
+		last = c.popFinished()
 	}
 	// A transfer that was withdrawn as a whole holds nothing back: what comes behind it, such
 	// as the end of the stream, tells how to go on.
 	if n == 0 && c.stopsReading() {
-		if x := c.unread.At(0).x; x.taken < x.length {
-			err = c.whyNotRead()
+		if x := c.unread.At(0).transfer; x.taken < x.length {
+			err = c.stopReadErr()
 		}
 	}
 	return n, last, err
 }
 
-// fill asks for what has room in a reader's memory, as far as may be now. To register
+// fillDirect asks for what has room in a reader's memory, as far as may be now. To register
 // the memory it lets go of mu.
-func (c *conn) fill(into *straight) {
+func (c *conn) fillDirect(into *directRead) {
 	for {
 		x := c.wanted(into)
 		room := into.p[into.asked:]
@@ -124,7 +124,7 @@ func (c *conn) fill(into *straight) {
 		if reg == nil {
 			from := into.asked
 			b := room[:min(len(room), x.length-x.asked, fetchSize)]
-			o, err := c.openFor(b)
+			o, err := c.registerRange(b)
 			if err != nil {
 				into.p = into.p[:into.asked]
 				return
@@ -133,7 +133,7 @@ func (c *conn) fill(into *straight) {
 			into.opened = append(into.opened, o)
 			continue // it was withdrawn meanwhile, or there is an end
 		}
-		f := &fetch{x: x, into: into, b: room[:min(reg.to-into.asked, x.length-x.asked, c.in.pace.next())]}
+		f := &fetch{x: x, into: into, b: room[:min(reg.to-into.asked, x.length-x.asked, c.rx.pace.next())]}
 		if reg.mr != nil {
 			f.addr, f.key = reg.mr.Addr()+uint64(into.asked-reg.from), reg.mr.RKey()
 		}
@@ -147,7 +147,7 @@ func (c *conn) fill(into *straight) {
 // registered returns the registration of the byte that is to be asked for next, nil if
 // there is none. It need not be the latest one: where a transfer was withdrawn the next
 // one goes to the memory that it leaves.
-func (into *straight) registered() *opened {
+func (into *directRead) registered() *registeredRange {
 	for i := range slices.Backward(into.opened) {
 		if o := &into.opened[i]; o.from <= into.asked && into.asked < o.to {
 			return o
@@ -159,14 +159,14 @@ func (into *straight) registered() *opened {
 // wanted returns the transfer of which a reader's memory is to be filled next, nil if
 // there is none: what comes behind a message is the next call's, also if the message
 // was withdrawn.
-func (c *conn) wanted(into *straight) *inbound {
+func (c *conn) wanted(into *directRead) *recvTransfer {
 	for i := 0; i < c.unread.Len(); i++ {
 		s := c.unread.At(i)
 		switch {
-		case s.x == nil || s.x.pieces.Len() > 0:
+		case s.transfer == nil || s.transfer.pieces.Len() > 0:
 			return nil
-		case s.x.asked < s.x.length:
-			return s.x
+		case s.transfer.asked < s.transfer.length:
+			return s.transfer
 		}
 		if into.message && s.last {
 			return nil
@@ -175,10 +175,10 @@ func (c *conn) wanted(into *straight) *inbound {
 	return nil
 }
 
-// openFor registers memory for the device, or the peer, to fill. It lets go of mu.
-func (c *conn) openFor(b []byte) (o opened, err error) {
+// registerRange registers memory for the device, or the peer, to fill. It lets go of mu.
+func (c *conn) registerRange(b []byte) (o registeredRange, err error) {
 	c.mu.Unlock()
-	if c.in.mode == transferRead {
+	if c.rx.mode == transferRead {
 		o.sink, err = c.land(b)
 	} else {
 		o.mr, err = c.expose(b, peerWrites)
@@ -190,7 +190,7 @@ func (c *conn) openFor(b []byte) (o opened, err error) {
 	return o, err
 }
 
-func (o *opened) close() {
+func (o *registeredRange) close() {
 	if o.mr != nil {
 		o.mr.Close()
 	} else {
@@ -198,9 +198,9 @@ func (o *opened) close() {
 	}
 }
 
-// lose ends a wait for memory that a call must give back. If the connection is
+// abandonDirect ends a wait for memory that a call must give back. If the connection is
 // alive it breaks, as the device may be writing there.
-func (c *conn) lose(into *straight) {
+func (c *conn) abandonDirect(into *directRead) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -210,13 +210,13 @@ func (c *conn) lose(into *straight) {
 		into.late = nil
 		return
 	}
-	if more := c.bearsWith(into.ends); more > 0 {
+	if more := c.remainingPatience(into.ends); more > 0 {
 		if into.late != nil {
 			into.late.Reset(more)
 		}
 		return
 	}
-	c.fail(errHoldsOn)
+	c.fail(errTransferHeld)
 	if c.ending() { // fail takes it for over, but its link lives
 		c.qp.SetError()
 	}

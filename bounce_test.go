@@ -16,7 +16,7 @@ import (
 
 // scratchConn is as much of a connection as scratch memory takes.
 func scratchConn(dev ibv.Device, chunks int) *Conn {
-	return &Conn{&conn{dom: &domain{dev: dev}, set: settings{transferMemory: chunks*scratchBytes + 1}}}
+	return &Conn{&conn{dom: &domain{dev: dev}, set: settings{transferMemory: chunks*chunkBytes + 1}}}
 }
 
 // scratchDevices returns devices when there is no scratch memory of earlier tests.
@@ -36,11 +36,11 @@ func TestScratchBudget(t *testing.T) {
 	devs := scratchDevices(t, 2)
 	setScratchIdle(t, time.Hour)
 	a, b, other := scratchConn(devs[0], 3), scratchConn(devs[0], 5), scratchConn(devs[1], 1)
-	var held []*scratch
+	var held []*bounceChunk
 	take := func(c *Conn) bool {
-		s := c.getScratch()
+		s := c.getChunk()
 		if s != nil {
-			require.Len(t, s.b, scratchBytes)
+			require.Len(t, s.b, chunkBytes)
 			held = append(held, s)
 		}
 		return s != nil
@@ -62,15 +62,15 @@ func TestScratchBudget(t *testing.T) {
 	}
 	for i, s := range held {
 		require.Equal(t, byte(i), s.b[0])
-		require.Equal(t, byte(i), s.b[scratchBytes-1])
+		require.Equal(t, byte(i), s.b[chunkBytes-1])
 	}
 	last := held[4]
 	for _, s := range held[:5] {
 		s.release()
 	}
 	require.Equal(t, 6, countScratch(), "kept for the next one")
-	require.Same(t, last, a.getScratch(), "the warmest first")
-	require.Nil(t, other.getScratch())
+	require.Same(t, last, a.getChunk(), "the warmest first")
+	require.Nil(t, other.getChunk())
 	last.release()
 	held[5].release()
 	for _, c := range []*Conn{a, other} {
@@ -87,9 +87,9 @@ func TestScratchIsGivenBack(t *testing.T) {
 	c := scratchConn(scratchDevices(t, 1)[0], 100)
 	before := countScratch()
 	setScratchIdle(t, time.Millisecond)
-	var chunks []*scratch
+	var chunks []*bounceChunk
 	for range 10 {
-		chunks = append(chunks, c.getScratch())
+		chunks = append(chunks, c.getChunk())
 	}
 	for _, s := range chunks[1:] {
 		s.release()
@@ -100,7 +100,7 @@ func TestScratchIsGivenBack(t *testing.T) {
 	require.True(t, eventually(func() bool { return countScratch() == before }))
 
 	setScratchIdle(t, 0)
-	s := c.getScratch()
+	s := c.getChunk()
 	require.Equal(t, before+1, countScratch())
 	s.release()
 	require.Equal(t, before, countScratch(), "at once")
@@ -115,8 +115,8 @@ func TestScratchConcurrent(t *testing.T) {
 		c := scratchConn(devs[g%2], 2)
 		wg.Go(func() {
 			for i := range heavy(2000) {
-				if s := c.getScratch(); s != nil {
-					s.b[i%scratchBytes] = byte(g)
+				if s := c.getChunk(); s != nil {
+					s.b[i%chunkBytes] = byte(g)
 					if countScratch() > 4 {
 						panic("more than the two devices may have")
 					}
@@ -136,8 +136,8 @@ func TestScratchIsLeftToOthers(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			sw := newSwitch(t, nil)
 			setScratchIdle(t, time.Hour)
-			cfg := Config{Provider: sw, TransferSize: minTransfer, TransferMemory: scratchBytes, MaxReceiveSize: 1024, NoRDMARead: !m.reads}
-			const size = 2 * scratchBytes
+			cfg := Config{Provider: sw, TransferSize: minTransfer, TransferMemory: chunkBytes, MaxReceiveSize: 1024, NoRDMARead: !m.reads}
+			const size = 2 * chunkBytes
 			// move returns how many regions and posts moving that much takes.
 			move := func(from, to *Conn) (regions, posts int64) {
 				regions, posts = sw.Calls(verbstest.RegMR), sw.Calls(verbstest.PostSend)
@@ -202,30 +202,30 @@ func TestScratchUnderMemoryLimit(t *testing.T) {
 		return &Conn{&conn{dom: r.dom, qp: r.qp, set: settings{transferMemory: defaultTransfer}}}
 	}
 	owner, other := end(), end()
-	kept, err := owner.getSink()
+	kept, err := owner.getReceiveChunk()
 	require.NoError(t, err)
 	r.sw.LimitMemory(r.sw.RegisteredBytes())
-	_, err = other.getSink()
+	_, err = other.getReceiveChunk()
 	require.ErrorIs(t, err, syscall.ENOBUFS, "it is in use")
 	kept.release()
-	got, err := other.getSink()
+	got, err := other.getReceiveChunk()
 	require.NoError(t, err)
-	_, err = owner.getSink()
+	_, err = owner.getReceiveChunk()
 	require.ErrorIs(t, err, syscall.ENOBUFS)
 	got.release()
 
 	r.sw.LimitMemory(0)
-	var both []*scratch
+	var both []*bounceChunk
 	for range 2 {
-		s, err := owner.getSink()
+		s, err := owner.getReceiveChunk()
 		require.NoError(t, err)
 		both = append(both, s)
 	}
 	for _, s := range both {
 		s.release()
 	}
-	r.sw.LimitMemory(r.sw.RegisteredBytes() - scratchBytes)
-	got, err = other.getSink()
+	r.sw.LimitMemory(r.sw.RegisteredBytes() - chunkBytes)
+	got, err = other.getReceiveChunk()
 	require.NoError(t, err, "two idle registrations make room for one")
 	setScratchIdle(t, 0)
 	got.release()
@@ -238,19 +238,19 @@ func TestScratchThatStaysRegistered(t *testing.T) {
 	r := newRig(t, nil)
 	setScratchIdle(t, time.Hour)
 	end := func(chunks int) *Conn {
-		return &Conn{&conn{dom: r.dom, qp: r.qp, set: settings{transferMemory: chunks * scratchBytes}}}
+		return &Conn{&conn{dom: r.dom, qp: r.qp, set: settings{transferMemory: chunks * chunkBytes}}}
 	}
 	owner, other := end(1), end(1)
-	kept, err := owner.getSink()
+	kept, err := owner.getReceiveChunk()
 	require.NoError(t, err)
 	regions := []ibv.MR{kept.sink.mr}
 	kept.release()
 	f := r.sw.FailNth(1, nil, verbstest.CloseMR)
-	require.Nil(t, other.getScratch(), "the device may use it")
+	require.Nil(t, other.getChunk(), "the device may use it")
 	require.True(t, f.Fired())
-	require.Nil(t, owner.getScratch())
+	require.Nil(t, owner.getChunk())
 
-	second, err := end(2).getSink()
+	second, err := end(2).getReceiveChunk()
 	require.NoError(t, err)
 	require.NotSame(t, kept, second)
 	regions = append(regions, second.sink.mr)
@@ -262,7 +262,7 @@ func TestScratchThatStaysRegistered(t *testing.T) {
 	require.True(t, f.Fired())
 	p := poolOf(r.dom.dev)
 	require.Equal(t, 2, p.chunks, "neither was unmapped")
-	for i, s := range []*scratch{kept, second} { // now it is done with them
+	for i, s := range []*bounceChunk{kept, second} { // now it is done with them
 		require.NoError(t, regions[i].Close())
 		s.release()
 	}
@@ -288,15 +288,15 @@ func TestScratchOfSlowDevice(t *testing.T) {
 	setScratchIdle(t, time.Hour)
 	mr := &slowMR{closing: make(chan struct{}), release: make(chan struct{})}
 	owner := scratchConn(devs[0], 1)
-	kept := owner.getScratch()
+	kept := owner.getChunk()
 	kept.by, kept.sink = owner.conn, sink{mr: mr}
 	kept.release()
-	taken := make(chan *scratch)
-	go func() { taken <- scratchConn(devs[0], 1).getScratch() }()
+	taken := make(chan *bounceChunk)
+	go func() { taken <- scratchConn(devs[0], 1).getChunk() }()
 	<-mr.closing
-	var s *scratch
+	var s *bounceChunk
 	within(t, "a chunk of the other device", func() {
-		s = scratchConn(devs[1], 1).getScratch()
+		s = scratchConn(devs[1], 1).getChunk()
 		setScratchIdle(t, 0)
 		s.release()
 	})

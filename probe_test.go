@@ -18,7 +18,7 @@ func TestParsePulse(t *testing.T) {
 	base := privateData{rdmanet: true, features: featureFIN | featureNoEmptyRead | featurePulse, maxReceive: 8136}
 	early := base
 	early.features |= featureEarly
-	want := &pulse{addr: 0x0102030405060708, key: 0x090a0b0c}
+	want := &probeTarget{addr: 0x0102030405060708, key: 0x090a0b0c}
 	request := append(goodRequest.wire(), wireGrant(8)...)
 	for _, tt := range []struct {
 		name  string
@@ -32,13 +32,13 @@ func TestParsePulse(t *testing.T) {
 		{"early response", want.append(append(early.append(nil), goodResponse.wire()...)), earlyResponseLen, true},
 		{"padded", append(want.append(base.append(nil)), make([]byte, 99)...), earlyRequestLen, true},
 		{"not said", want.append(privateData{rdmanet: true, features: featureNoEmptyRead}.append(nil)), earlyRequestLen, false},
-		{"cut short", want.append(base.append(nil))[:privateLen+pulseLen-1], earlyRequestLen, false},
-		{"early and cut short", want.append(append(early.append(nil), request...))[:earlyRequestLen+pulseLen-1], earlyRequestLen, false},
+		{"cut short", want.append(base.append(nil))[:privateLen+probeTargetLen-1], earlyRequestLen, false},
+		{"early and cut short", want.append(append(early.append(nil), request...))[:earlyRequestLen+probeTargetLen-1], earlyRequestLen, false},
 		{"plain peer", append(make([]byte, privateLen), want.append(nil)...), earlyRequestLen, false},
 		{"nothing", nil, earlyRequestLen, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := parsePulse(tt.b, tt.early); tt.ok {
+			if got := parseProbeTarget(tt.b, tt.early); tt.ok {
 				require.Equal(t, want, got)
 			} else {
 				require.Nil(t, got)
@@ -48,7 +48,7 @@ func TestParsePulse(t *testing.T) {
 }
 
 // pulsePrivate is the private data of a peer with this pulse.
-func pulsePrivate(p pulse) []byte {
+func pulsePrivate(p probeTarget) []byte {
 	return p.append(privateData{ird: 4, ord: 4, rdmanet: true, features: featureFIN | featureTransfer | featureNoEmptyRead | featurePulse, maxReceive: 8136}.append(nil))
 }
 
@@ -63,12 +63,12 @@ func TestPulseAtTheWire(t *testing.T) {
 				var c *Conn
 				var p *badPeer
 				memory := []byte{0}
-				where := func(p *badPeer) pulse {
+				where := func(p *badPeer) probeTarget {
 					addr, key := p.open(memory)
 					if !honest {
 						addr += 1 << 30
 					}
-					return pulse{addr, key}
+					return probeTarget{addr, key}
 				}
 				if side.active {
 					ln := listenBad(t)
@@ -90,7 +90,7 @@ func TestPulseAtTheWire(t *testing.T) {
 					c = s.owned(conn)
 				}
 				c.mu.Lock()
-				require.True(t, c.answers && c.pulse != nil)
+				require.True(t, c.answersReads && c.peerProbe != nil)
 				begun := c.postBarrier()
 				c.mu.Unlock()
 				require.True(t, begun)
@@ -122,7 +122,7 @@ func TestPulseOpensOneByte(t *testing.T) {
 			s.cfg.LingerTimeout, s.cfg.TransferSize = -1, -1
 			ln := s.listen()
 			p := dialBad(t, ln.Addr(), transferPrivate(true))
-			theirs := parsePulse(p.id.PrivateData(), earlyResponseLen)
+			theirs := parseProbeTarget(p.id.PrivateData(), earlyResponseLen)
 			require.NotNil(t, theirs)
 			p.negotiate()
 			c, err := ln.Accept()
@@ -130,7 +130,7 @@ func TestPulseOpensOneByte(t *testing.T) {
 			s.owned(c)
 			got := []byte{255}
 			if beyond > 0 {
-				status := p.rdma(ibv.OpRead, got, theirs.addr+pulseBytes, theirs.key)
+				status := p.rdma(ibv.OpRead, got, theirs.addr+probeBytes, theirs.key)
 				require.NotEqual(t, ibv.WCSuccess, status)
 				return
 			}
@@ -144,14 +144,14 @@ func TestPulseOpensOneByte(t *testing.T) {
 
 // A parser of anything finds a pulse where one was put.
 func FuzzPulse(f *testing.F) {
-	f.Add(pulsePrivate(pulse{1, 2}), true)
+	f.Add(pulsePrivate(probeTarget{1, 2}), true)
 	f.Add(earlyPrivate(goodResponse.wire()), false)
 	f.Fuzz(func(t *testing.T, b []byte, request bool) {
 		early := earlyResponseLen
 		if request {
 			early = earlyRequestLen
 		}
-		p := parsePulse(b, early)
+		p := parseProbeTarget(b, early)
 		if p == nil {
 			return
 		}
@@ -159,6 +159,6 @@ func FuzzPulse(f *testing.F) {
 		if binary.BigEndian.Uint16(b[14:])&featureEarly != 0 {
 			at = early
 		}
-		require.Equal(t, b[at:at+pulseLen], p.append(nil))
+		require.Equal(t, b[at:at+probeTargetLen], p.append(nil))
 	})
 }
