@@ -300,7 +300,7 @@ func (c *conn) flush() bool {
 		if !c.queue.busy {
 			c.queue.acquire(normal)
 			e.turn = true
-		} else if c.waitPosted(); !going() {
+		} else if c.writers.Wait(); !going() {
 			return e.disconnected
 		}
 	}
@@ -317,7 +317,7 @@ func (c *conn) flush() bool {
 		}
 	}
 	for c.tx.live.Len() > 0 && going() {
-		c.await(&c.writable, &c.writers)
+		c.await(&c.writers)
 	}
 	if !e.marked && going() {
 		buffered := c.id.Device().Attr().SendsBuffered
@@ -334,7 +334,7 @@ func (c *conn) flush() bool {
 	}
 	c.awaitSends(func() bool { return (s.done < e.last || s.barrier) && going() })
 	for s.posting && going() { // a grant, which must not meet the disconnect
-		c.waitPosted()
+		c.writers.Wait()
 	}
 	if going() && e.marked && c.id.Disconnect() == nil {
 		e.disconnected = true
@@ -351,14 +351,14 @@ func (c *conn) ending() bool { return c.end.disconnected && c.event.Load() == ni
 func (c *conn) awaitSends(wanted func() bool) {
 	for wanted() {
 		c.wantsSendCompletion = true
-		c.await(&c.writable, &c.writers)
+		c.await(&c.writers)
 	}
 }
 
 // awaitPeer waits until the peer has ended its direction.
 func (c *conn) awaitPeer() {
 	for c.event.Load() == nil && c.lingers() {
-		c.await(&c.writable, &c.writers)
+		c.await(&c.writers)
 	}
 }
 
@@ -407,7 +407,7 @@ func (c *conn) teardown() error {
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	for c.queue.busy && !c.end.turn || c.send.posting {
-		c.waitPosted()
+		c.writers.Wait()
 	}
 	c.queue.acquire(normal)
 	c.end.turn = true
@@ -416,14 +416,7 @@ func (c *conn) teardown() error {
 	err := c.qp.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.vacancy.Taken()
-	for c.leading {
-		c.cq.Interrupt()
-		c.writers++
-		c.writable.Wait()
-		c.writers--
-	}
-	c.poller.notServed(false)
+	c.wait.Stop()
 	c.readDue.stop()
 	c.writeDue.stop()
 	if c.timer != nil {

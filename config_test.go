@@ -128,7 +128,7 @@ func TestBusyPollLetsOthersIn(t *testing.T) {
 			require.True(t, eventually(func() bool {
 				client.mu.Lock()
 				defer client.mu.Unlock()
-				return client.sleeping
+				return client.wait.Sleeping()
 			}))
 			require.NoError(t, client.Close())
 			require.NoError(t, server.Close())

@@ -191,9 +191,9 @@ func TestGrantLeftToWriter(t *testing.T) {
 			defer c.mu.Unlock()
 			return f()
 		}
-		leads := func() bool { return locked(func() bool { return c.sleeping }) }
+		leads := func() bool { return locked(func() bool { return c.wait.Sleeping() }) }
 		stalled := func() bool {
-			return locked(func() bool { return c.sleeping && c.send.wantsCredit && !c.send.posting })
+			return locked(func() bool { return c.wait.Sleeping() && c.send.wantsCredit && !c.send.posting })
 		}
 		require.True(t, eventually(leads))
 		wrote := make(chan error, 1)
@@ -263,13 +263,13 @@ func TestLeadIsPassedOn(t *testing.T) {
 		return func() bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			return c.sleeping && c.writers == writers
+			return c.wait.Sleeping() && c.writers.Waiting() == writers
 		}
 	}
 	require.True(t, eventually(sleeping(a, 0)), "no keeper")
 	done := false
 	var all sync.WaitGroup
-	for i, wait := range []func(){a.waitPosted, func() { a.await(&a.writable, &a.writers) }} {
+	for i, wait := range []func(){a.writers.Wait, func() { a.await(&a.writers) }} {
 		all.Go(func() {
 			a.mu.Lock()
 			defer a.mu.Unlock()
@@ -298,7 +298,7 @@ func TestLeadIsPassedOn(t *testing.T) {
 func TestKeeperComesBack(t *testing.T) {
 	checkLeaks(t)
 	a, b := pipeOn(t, Config{})
-	kept := a.locked(func() bool { return a.sleeping })
+	kept := a.locked(func() bool { return a.wait.Sleeping() })
 	require.True(t, eventually(kept), "no keeper")
 	woken, done := 0, make(chan struct{})
 	go func() {
@@ -306,10 +306,10 @@ func TestKeeperComesBack(t *testing.T) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		for ; woken < 2; woken++ { // by the keeper that leaves, and by the next
-			a.waitPosted()
+			a.writers.Wait()
 		}
 	}()
-	require.True(t, eventually(a.locked(func() bool { return a.writers == 1 })))
+	require.True(t, eventually(a.locked(func() bool { return a.writers.Waiting() == 1 })))
 	a.cq.Interrupt()
 	within(t, "the keepers", func() { <-done })
 	require.True(t, eventually(kept), "nobody looks after the connection")
@@ -323,7 +323,9 @@ func TestGrantForLeader(t *testing.T) {
 	s := newScene(t)
 	c, p := s.conns(false, nil)
 	stalled := func(have int) func() bool {
-		return c.locked(func() bool { return c.sleeping && c.send.wantsCredit && !c.send.posting && c.credits.have == have })
+		return c.locked(func() bool {
+			return c.wait.Sleeping() && c.send.wantsCredit && !c.send.posting && c.credits.have == have
+		})
 	}
 	require.True(t, eventually(func() bool { return c.Stats().SendCredits == int(goodResponse.CreditsGranted) }))
 	c.SetDeadline(time.Time{}) // which would have him look
@@ -352,16 +354,16 @@ func TestGrantForLeader(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for !over {
-			c.waitPosted()
+			c.writers.Wait()
 		}
 	}()
-	require.True(t, eventually(c.locked(func() bool { return c.writers == 1 })))
+	require.True(t, eventually(c.locked(func() bool { return c.writers.Waiting() == 1 })))
 	_, err := io.ReadFull(c, make([]byte, n))
 	require.NoError(t, err)
 	require.Positive(t, hear())
 	c.mu.Lock()
 	over = true
-	c.writable.Broadcast()
+	c.writers.WakeAll()
 	c.mu.Unlock()
 	<-done
 }

@@ -13,7 +13,7 @@ import (
 // nothing else would carry, the answer that the peer asked for, our own probe.
 // A batch under way takes their place and calls again when it is out.
 func (c *conn) sendControl() {
-	c.control(c.sleeping) // a leader that sleeps will not look again
+	c.control(c.wait.Sleeping()) // a leader that sleeps will not look again
 }
 
 // control is sendControl; idle is set when nothing else is about to be sent, as
@@ -119,7 +119,7 @@ func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs buffers) {
 func (c *conn) wantSendCompletion() {
 	if !c.wantsSendCompletion {
 		c.wantsSendCompletion = true
-		c.interruptLeader() // it may sleep for receives only
+		c.wait.Interrupt() // it may sleep for receives only
 	}
 }
 
@@ -153,13 +153,13 @@ func (c *conn) signalAll(wanted func() bool) {
 	for wanted() {
 		switch {
 		case c.send.posting:
-			c.waitPosted()
+			c.writers.Wait()
 		case c.send.unsignaledSends == 0:
 			return
 		case c.hasSlots(1):
 			c.postEmptyWrite()
 		default:
-			c.await(&c.writable, &c.writers)
+			c.await(&c.writers)
 		}
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/ring"
-	"github.com/rdmanet/rdmanet/internal/vacancy"
 )
 
 // conn is what a Conn leads to. Everything that outlives a call refers to it, and not to
@@ -50,20 +50,13 @@ type conn struct {
 	flushed time.Time // when the queue pair was seen to have failed, not why
 	end     closing
 
-	// The wait for completions; see progress.go.
-	vacancy             vacancy.Seat
-	poller              poller
-	sentAtReceive       uint64 // Stats.MessagesSent when the peer last sent something
-	leading             bool
-	backgroundLeads     bool // that is a keeper
-	sleeping            bool // the leader has let go of mu to wait, and nobody has roused it
-	cqLost              bool // the completion queue has failed once: its events are not waited for
-	readable            sync.Cond
-	writable            sync.Cond
-	readers             int       // goroutines in readable.Wait
-	writers             int       // and in writable.Wait
-	wcs                 [8]ibv.WC // memory for polling
-	wantsSendCompletion bool      // a writer waits for the completion of a send
+	// Completions: see completion.go.
+	wait                cqwait.Waiter
+	readers             cqwait.Group // readers that wait for something to read
+	writers             cqwait.Group // goroutines that wait for anything else
+	sentAtReceive       uint64       // Stats.MessagesSent when the peer last sent something
+	wcs                 [8]ibv.WC    // memory for polling
+	wantsSendCompletion bool         // a writer waits for the completion of a send
 
 	credits credits
 
@@ -127,15 +120,16 @@ type segment struct {
 // newConn returns a Conn that uses no more than slots of the send queue, which may be longer.
 func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots int) *conn {
 	c := &conn{set: set, dom: dom, id: id, cq: cq, qp: qp}
-	c.readable.L, c.writable.L = &c.mu, &c.mu
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
 	c.rx.depth = min(readSlots, slots/8)
 	c.slots, c.inline = slots-1-c.rx.depth, qp.Cap().MaxInline
 	attr := id.Device().Attr()
 	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
 	c.signalEach = attr.SendsBuffered
-	c.vacancy.Init(&backgroundLeaders, c.startBackgroundLeader)
-	c.poller = newPoller(id.Device(), set.busyPoll)
+	c.readers.Init(&c.mu, true)
+	c.writers.Init(&c.mu, false) // some wait for the end of a post, and do not lead
+	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: cq, Lock: &c.mu, Groups: []*cqwait.Group{&c.readers, &c.writers},
+		BusyPoll: set.busyPoll, Polls: attr.PinsMemory, Background: cqwait.WhenVacant})
 	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c
 }

@@ -82,7 +82,7 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 			into.late = nil
 		}
 		if !c.control(true) {
-			c.await(&c.readable, &c.readers)
+			c.await(&c.readers)
 		}
 	}
 	if into.late != nil {

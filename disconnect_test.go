@@ -224,7 +224,7 @@ func (s *heldPair) withLock(f func()) func() {
 		s.a.mu.Lock()
 		defer s.a.mu.Unlock()
 		for s.a.send.posting {
-			s.a.waitPosted()
+			s.a.writers.Wait()
 		}
 		f()
 	}
@@ -279,7 +279,7 @@ func watchDisconnect(a *Conn) (*postAfter, *disconnectSeen) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for a.send.posting {
-		a.waitPosted()
+		a.writers.Wait()
 	}
 	post := &postAfter{QP: a.qp}
 	id := &disconnectSeen{ID: a.id, qp: post}

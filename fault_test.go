@@ -258,7 +258,7 @@ func TestUntoldFailure(t *testing.T) {
 			errs := make(chan error, 2)
 			go func() { errs <- drain(a) }()
 			go func() { errs <- flood(a) }()
-			require.True(t, eventually(a.locked(func() bool { return a.readers+a.writers > 0 && a.leading })), "both wait")
+			require.True(t, eventually(a.locked(func() bool { return a.readers.Waiting()+a.writers.Waiting() > 0 && a.wait.Leading() })), "both wait")
 			require.NoError(t, a.qp.SetError())
 			within(t, "Read and Write", func() {
 				require.ErrorIs(t, <-errs, syscall.ECONNRESET)

@@ -168,7 +168,7 @@ func (c *conn) confirmReceipt(now time.Time) {
 // device.
 func (c *conn) sendProbe() {
 	for c.send.posting { // whether a message can go is not known before its end
-		c.waitPosted()
+		c.writers.Wait()
 	}
 	if c.closed || c.dead != nil {
 		return

@@ -204,7 +204,7 @@ func TestKeepAliveDuringPost(t *testing.T) {
 	wrote := outOfCredits(t, a, b)
 	a.mu.Lock()
 	for a.send.posting {
-		a.waitPosted()
+		a.writers.Wait()
 	}
 	a.send.posting = true // as if somebody did
 	a.mu.Unlock()
@@ -217,7 +217,7 @@ func TestKeepAliveDuringPost(t *testing.T) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.send.posting = a.probedAt.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
-		a.writable.Broadcast()
+		a.writers.WakeAll()
 		return !a.send.posting
 	}))
 	within(t, "ask", func() { <-asked })
@@ -500,7 +500,7 @@ func TestKeepAliveOffHearsSends(t *testing.T) {
 		pass(t, a, b)
 		pass(t, b, a)
 		for _, c := range []*Conn{a, b} {
-			require.True(t, eventually(c.locked(func() bool { return c.sleeping })))
+			require.True(t, eventually(c.locked(func() bool { return c.wait.Sleeping() })))
 			q := c.cq.(*modestCQ)
 			require.True(t, eventually(func() bool {
 				q.mu.Lock()

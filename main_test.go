@@ -73,7 +73,7 @@ func checkLeaks(t testing.TB) {
 	t.Helper()
 	before, domainsBefore := goroutines(), countDomains()
 	chunksBefore, spansBefore := countScratch(), len(memory.list())
-	servedBefore := polling.served.Load()
+	servedBefore := served()
 	t.Cleanup(func() {
 		var left []string
 		gone := eventually(func() bool {
@@ -84,12 +84,12 @@ func checkLeaks(t testing.TB) {
 				}
 			}
 			return len(left) == 0 && countDomains() <= domainsBefore && countScratch() <= chunksBefore &&
-				len(memory.list()) <= spansBefore && polling.served.Load() <= servedBefore && !polling.taken.Load()
+				len(memory.list()) <= spansBefore && served() <= servedBefore && !polls()
 		})
 		if !gone {
 			t.Errorf("%d domains where there were %d, %d chunks of scratch memory (%d), %d stretches of Buffers (%d), %d connections being served (%d), %d goroutines more:\n\n%s",
 				countDomains(), domainsBefore, countScratch(), chunksBefore, len(memory.list()), spansBefore,
-				polling.served.Load(), servedBefore, len(left), strings.Join(left, "\n\n"))
+				served(), servedBefore, len(left), strings.Join(left, "\n\n"))
 		}
 	})
 }

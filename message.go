@@ -252,8 +252,8 @@ func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 		c.send.wantsCredit = false
 	}
 	c.wantSendCompletion()
-	if !c.leading {
-		go c.leadInBackground() // else nobody hears of credits for a while
+	if !c.wait.Leading() {
+		go c.wait.Run() // else nobody hears of credits for a while
 	}
 	if n > 0 {
 		return n, nil

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
@@ -67,17 +68,15 @@ type packetConn struct {
 	out     *net.Interface // that leads to groups
 	deaf    atomic.Bool
 
-	rmu      sync.Mutex
-	readable sync.Cond
-	readers  int // that wait for readable
-	in       inbox
-	readDue  deadline
-	news     error // for the next Read, once
-	lost     error // nothing will come any more
+	rmu     sync.Mutex
+	readers cqwait.Group
+	in      inbox
+	readDue deadline
+	news    error // for the next Read, once
+	lost    error // nothing will come any more
 
 	wmu      sync.Mutex
-	writable sync.Cond
-	writers  int
+	writers  cqwait.Group
 	writeDue deadline
 }
 
@@ -96,7 +95,8 @@ func newPacketConn(cfg *Config) *packetConn {
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.in.limit = readBuffer
-	p.readable.L, p.writable.L = &p.rmu, &p.wmu
+	p.readers.Init(&p.rmu, true)
+	p.writers.Init(&p.wmu, false)
 	p.readDue.fire = func() {
 		p.rmu.Lock()
 		defer p.rmu.Unlock()
@@ -362,22 +362,14 @@ func (p *packetConn) awaitDatagram() error {
 
 // awaitRead waits until something may have changed. The caller holds rmu.
 func (p *packetConn) awaitRead() {
-	l := p.firstQP()
-	if l != nil && !l.leading && !l.dropped {
-		if l.poll() == 0 {
-			l.lead()
-		}
-		if p.readers > 0 { // somebody has to be next
-			p.readable.Signal()
-		}
-		return
+	switch l := p.firstQP(); {
+	case l == nil || l.dropped:
+		p.readers.Wait()
+	case !l.wait.Leading() && l.poll() > 0:
+		p.readers.Wake() // another reader leads next
+	default:
+		l.wait.Await(&p.readers, l.answerDue())
 	}
-	if l != nil && l.kept && l.sleeping && l.spoke.Load() && l.poller.wouldPoll() {
-		l.recvCQ.Interrupt() // the keeper does not poll
-	}
-	p.readers++
-	p.readable.Wait()
-	p.readers--
 }
 
 // firstQP is the queue pair that readers lead, if there is one. The caller holds rmu.
@@ -404,13 +396,13 @@ func (p *packetConn) deliver(from netip.AddrPort, payload []byte) {
 func (p *packetConn) rouse() {
 	n := p.in.len()
 	switch {
-	case min(n, p.readers) > 1:
-		p.readable.Broadcast()
-	case min(n, p.readers) == 1:
-		p.readable.Signal()
+	case min(n, p.readers.Waiting()) > 1:
+		p.readers.WakeAll()
+	case min(n, p.readers.Waiting()) == 1:
+		p.readers.Wake()
 	}
-	if l := p.firstQP(); l != nil && n > p.readers && l.sleeping && !l.kept {
-		l.recvCQ.Interrupt()
+	if l := p.firstQP(); l != nil && n > p.readers.Waiting() && !l.wait.InBackground() {
+		l.wait.Interrupt()
 	}
 }
 
@@ -421,14 +413,12 @@ func (p *packetConn) quiet() bool {
 
 // wakeReaders makes all who wait for datagrams look again. The caller holds rmu.
 func (p *packetConn) wakeReaders() {
-	p.readable.Broadcast()
+	p.readers.WakeAll()
 	if p.ud == nil {
 		return
 	}
 	for _, l := range p.ud.links {
-		if l.sleeping {
-			l.recvCQ.Interrupt()
-		}
+		l.wait.Interrupt()
 	}
 }
 
@@ -486,14 +476,12 @@ func (p *packetConn) writeSoft(ds []Datagram) (n int, err error) {
 
 // wakeWriters makes all who wait for room look again. The caller holds wmu.
 func (p *packetConn) wakeWriters() {
-	p.writable.Broadcast()
+	p.writers.WakeAll()
 	if p.ud == nil {
 		return
 	}
 	for _, l := range p.ud.links {
-		if l.sendSleeping {
-			l.sendCQ.Interrupt()
-		}
+		l.sendWait.Interrupt()
 	}
 }
 

@@ -60,7 +60,7 @@ func TestPacketBatch(t *testing.T) {
 		to, from := addrPort(server.LocalAddr()), addrPort(client.LocalAddr())
 		before := client.Stats()
 		sent, bytes := 0, 0
-		for i, n := range []int{0, 1, 2, sendChain - 1, sendChain, sendChain + 1, udSends + 1} {
+		for i, n := range []int{0, 1, 2, sendChain - 1, sendChain, sendChain + 1, udSendSlots + 1} {
 			ds := datagrams(uint64(i), n, to)
 			if i%2 == 0 {
 				for i := range ds {
@@ -299,7 +299,7 @@ func TestPacketBatchQueueFull(t *testing.T) {
 			{client.Close, net.ErrClosed},
 		} {
 			client.SetWriteDeadline(time.Time{})
-			ds, before := datagrams(4, udSends+sendChain, server.local), client.Stats()
+			ds, before := datagrams(4, udSendSlots+sendChain, server.local), client.Stats()
 			pn.fabric.Stall(true)
 			var n int
 			var err error
@@ -317,7 +317,7 @@ func TestPacketBatchQueueFull(t *testing.T) {
 			}
 			pn.fabric.Stall(false) // for which Close waits
 			within(t, "what has stopped it", stopped.Wait)
-			require.Equal(t, udSends, n)
+			require.Equal(t, udSendSlots, n)
 			requirePacketError(t, err, "write")
 			require.ErrorIs(t, err, stop.err)
 			require.EqualValues(t, n, client.Stats().DatagramsSent-before.DatagramsSent)

@@ -336,7 +336,7 @@ func TestPacketQueueFull(t *testing.T) {
 		err := <-stalled
 		requirePacketError(t, err, "write")
 		requireTimeout(t, err)
-		require.LessOrEqual(t, taken, udSends)
+		require.LessOrEqual(t, taken, udSendSlots)
 
 		const writers = 3
 		errs := make(chan error, writers)

@@ -3,7 +3,6 @@ package rdmanet
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -46,7 +45,7 @@ func TestPacketReaderHearsEveryPort(t *testing.T) {
 			server.rmu.Lock()
 			defer server.rmu.Unlock()
 			l := server.ud.first
-			return l.sleeping && !l.kept || server.readers > 0 // who came later than a keeper waits for it
+			return l.wait.Sleeping() && !l.wait.InBackground() || server.readers.Waiting() > 0 // who came later than a keeper waits for it
 		}))
 		_, err := clients[i%2^1].Write([]byte("x"))
 		require.NoError(t, err)
@@ -73,7 +72,7 @@ func TestPacketWakesAllReaders(t *testing.T) {
 				server.rmu.Lock()
 				defer server.rmu.Unlock()
 				l := server.ud.first
-				if waiting := server.readers; l == nil || !l.sleeping || l.kept && waiting != 2 || !l.kept && waiting != 1 {
+				if waiting := server.readers.Waiting(); l == nil || !l.wait.Sleeping() || l.wait.InBackground() && waiting != 2 || !l.wait.InBackground() && waiting != 1 {
 					return false
 				}
 				for range 2 { // as received does, with nobody between
@@ -91,34 +90,32 @@ func TestPacketWakesAllReaders(t *testing.T) {
 // What happens while a reader polls is not slept over.
 func TestPacketBusyPollNotices(t *testing.T) {
 	onFabric(t, func(t *testing.T, pn packetNet) {
-		pn.cfg.BusyPoll = 50 * time.Millisecond
-		for name, happen := range map[string]func(p *PacketConn){
-			"deadline": func(p *PacketConn) { p.readDue.set(time.Now()) },
-			"datagram": func(p *PacketConn) { p.deliver(p.local, []byte("x")) },
-			"news":     func(p *PacketConn) { p.news = os.ErrInvalid },
-		} {
-			server := pn.listen(t)
+		pn.cfg.BusyPoll = 5 * time.Millisecond
+		server := pn.listen(t)
+		client := pn.dial(t, server.LocalAddr())
+		_, err := client.Write([]byte("x"))
+		require.NoError(t, err)
+		readFrom(t, server)
+		for i := range 40 {
 			done := make(chan error, 1)
 			go func() {
-				var b [10]byte
-				_, _, err := server.ReadFrom(b[:])
+				_, _, err := server.ReadFrom(make([]byte, 10))
 				done <- err
 			}()
-			require.True(t, eventually(func() bool {
-				server.rmu.Lock()
-				defer server.rmu.Unlock()
-				l := server.ud.first
-				if !l.leading || l.sleeping || l.kept {
-					l.recvCQ.Interrupt() // who sleeps makes room for the reader, or is it and polls again
-					return false
-				}
-				time.Sleep(2 * pn.cfg.BusyPoll) // it is over when the reader goes on
-				happen(server)
-				server.wakeReaders()
-				return true
-			}), name)
-			within(t, "ReadFrom, "+name, func() { <-done })
-			require.NoError(t, server.Close())
+			<-time.After(time.Duration(i/2) * 500 * time.Microsecond) // before, at and after the end of a poll
+			if i%2 == 0 {
+				require.NoError(t, server.SetReadDeadline(past))
+			} else {
+				_, err := client.Write([]byte("x"))
+				require.NoError(t, err)
+			}
+			within(t, "ReadFrom", func() { err = <-done })
+			if i%2 == 0 {
+				requireTimeout(t, err)
+				require.NoError(t, server.SetReadDeadline(time.Time{}))
+			} else {
+				require.NoError(t, err)
+			}
 		}
 	})
 }

@@ -1,23 +1,27 @@
 package rdmanet
 
 import (
-	"io"
 	"net"
 	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/cqwait"
 )
 
-// setMaxPoll bounds how long c polls for answers, to which it then takes that long.
-func setMaxPoll(t testing.TB, c *Conn, d time.Duration) {
-	old := maxPoll
-	maxPoll = d
-	t.Cleanup(func() { maxPoll = old })
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.poller.usual = d
+// pollFor has every poll for an answer take d.
+func pollFor(t testing.TB, d time.Duration) { t.Cleanup(cqwait.SetWindow(d)) }
+
+func polls() bool {
+	polls, _ := cqwait.Polling()
+	return polls
+}
+
+func served() int {
+	_, n := cqwait.Polling()
+	return n
 }
 
 // pollScene is a connection over a device that is worth polling, as RDMA devices are.
@@ -43,14 +47,14 @@ func asking(t *testing.T, c *Conn) chan result {
 func requirePolling(t *testing.T, c *Conn) {
 	t.Helper()
 	require.True(t, eventually(func() bool {
-		return polling.taken.Load() && c.locked(func() bool { return c.leading && c.rx.reading > 0 })()
+		return polls() && c.locked(func() bool { return c.wait.Leading() && c.rx.reading > 0 })()
 	}))
 }
 
 // Who waits for an answer polls for it, and lets others in meanwhile.
 func TestPollsForAnswer(t *testing.T) {
 	s, c, p := pollScene(t)
-	setMaxPoll(t, c, time.Hour)
+	pollFor(t, time.Hour)
 	ask := func() chan result {
 		read := asking(t, c)
 		requirePolling(t, c)
@@ -65,12 +69,12 @@ func TestPollsForAnswer(t *testing.T) {
 	requirePolling(t, c)
 	p.data(10)
 	require.Equal(t, result{10, nil}, s.await(read))
-	require.False(t, polling.taken.Load())
+	require.False(t, polls())
 
 	// Nothing is to be answered any more.
 	read = reading(c, make([]byte, 10))
 	requireAsleep(t, c, func() bool { return c.rx.reading > 0 })
-	require.False(t, polling.taken.Load())
+	require.False(t, polls())
 	p.data(10)
 	require.Equal(t, result{10, nil}, s.await(read))
 
@@ -83,61 +87,10 @@ func TestPollsForAnswer(t *testing.T) {
 	require.NoError(t, err)
 
 	read = ask()
-	c.mu.Lock()
-	c.discarding = true // as by CloseRead, while a poll was at something and heard nothing of it
-	c.mu.Unlock()
-	require.Equal(t, result{0, io.EOF}, s.await(read))
-	c.mu.Lock()
-	c.discarding = false
-	c.mu.Unlock()
-	p.data(10)
-	_, err = c.Read(make([]byte, 10))
-	require.NoError(t, err)
-
-	read = ask()
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, s.await(read).err, net.ErrClosed)
-	require.False(t, polling.taken.Load())
-	require.Zero(t, polling.served.Load())
-}
-
-// A poll ends when the processors are needed, and none begins beside another.
-func TestPollsWhereThereIsRoom(t *testing.T) {
-	s, c, p := pollScene(t)
-	setMaxPoll(t, c, time.Hour)
-	answer := func(read chan result) {
-		p.data(10)
-		require.Equal(t, result{10, nil}, s.await(read))
-	}
-	waits := func() bool { return c.rx.reading > 0 && (c.readers > 0 || !c.backgroundLeads) }
-
-	polling.served.Add(c.poller.processors)
-	read := asking(t, c)
-	requireAsleep(t, c, waits)
-	require.False(t, polling.taken.Load())
-	answer(read)
-	polling.served.Store(0)
-
-	polling.taken.Store(true)
-	read = asking(t, c)
-	requireAsleep(t, c, waits)
-	answer(read)
-	polling.taken.Store(false)
-
-	c.mu.Lock()
-	require.Equal(t, time.Hour, c.poller.usual, "a poll has found an answer")
-	c.mu.Unlock()
-
-	read = asking(t, c)
-	requirePolling(t, c)
-	polling.served.Add(c.poller.processors)
-	require.True(t, eventually(func() bool { return !polling.taken.Load() }))
-	polling.served.Store(0)
-	answer(read)
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	require.Zero(t, c.poller.rests[short].next+c.poller.rests[long].next, "none of it was in vain")
+	require.False(t, polls())
+	require.Zero(t, served())
 }
 
 // A Read that has something to take does not wait for an answer, whatever it waits for.
@@ -146,7 +99,7 @@ func TestPollsForNoPieces(t *testing.T) {
 	setWithdrawWithin(t, 10*time.Millisecond)
 	s := newSceneOn(t, newModest(t, 1<<20, 1<<14, true))
 	c, p := s.transferConns(true, false)
-	setMaxPoll(t, c, time.Hour)
+	pollFor(t, time.Hour)
 	p.start(false, 1<<20)
 	require.True(t, eventually(c.locked(func() bool { return c.unread.Len() > 0 })))
 	_, err := c.Write([]byte{1})
@@ -154,7 +107,7 @@ func TestPollsForNoPieces(t *testing.T) {
 	reading(c, make([]byte, 1<<20))
 	p.told(transferGrant)
 	requireAsleep(t, c, func() bool { return c.rx.reading > 0 })
-	require.False(t, polling.taken.Load())
+	require.False(t, polls())
 }
 
 // What is being served does not count any more when its connection is dead, and nobody
@@ -165,7 +118,7 @@ func TestDeadIsNotServed(t *testing.T) {
 	require.True(t, eventually(c.locked(func() bool { return c.unread.Len() > 0 })))
 	p.close()
 	require.True(t, eventually(func() bool {
-		return polling.served.Load() == 0 && c.locked(func() bool { return c.dead != nil && !c.leading })()
+		return served() == 0 && c.locked(func() bool { return c.dead != nil && !c.wait.Leading() })()
 	}))
 }
 
@@ -178,7 +131,7 @@ func TestPollsInTurns(t *testing.T) {
 	var peers [3]*badPeer
 	for i := range conns {
 		conns[i], peers[i] = s.conns(true, nil)
-		setMaxPoll(t, conns[i], time.Hour)
+		pollFor(t, time.Hour)
 	}
 	for range 3 {
 		for i, c := range conns {
@@ -211,190 +164,69 @@ func TestDoesNotPoll(t *testing.T) {
 			s := newSceneOn(t, newModest(t, 1<<20, 1<<14, !tt.soft))
 			s.cfg.BusyPoll = tt.busyPoll
 			c, _ := s.conns(true, nil)
-			require.Equal(t, tt.able, c.poller.able())
+			require.Equal(t, tt.able, c.wait.Polls())
 		})
 	}
 }
 
-// The same for datagrams.
+// A Read that waits for the answer to a datagram polls for it, and no other does.
 func TestPacketPollsForAnswer(t *testing.T) {
-	onFabric(t, func(t *testing.T, pn packetNet) {
-		server := pn.listen(t)
-		client := pn.dial(t, server.LocalAddr())
-		_, err := client.Write([]byte("x"))
-		require.NoError(t, err)
-		readFrom(t, server)
-		l := client.ud.first
-		client.rmu.Lock()
-		l.poller.processors = 2 // as if it were one of RDMA's
-		client.rmu.Unlock()
-		read := func() chan error {
-			done := make(chan error, 1)
-			go func() {
-				_, err := client.Read(make([]byte, 10))
-				done <- err
-			}()
-			return done
-		}
-		asleep := func() bool {
-			client.rmu.Lock()
-			defer client.rmu.Unlock()
-			return l.sleeping && (client.readers > 0 || !l.kept)
-		}
-		answer := func() {
-			_, err := server.WriteTo([]byte("y"), client.LocalAddr())
-			require.NoError(t, err)
-		}
-		l.spoke.Store(false)
-		done := read()
-		require.True(t, eventually(asleep), "nothing was asked")
-		answer()
-		require.NoError(t, <-done)
-
-		old := maxPoll
-		defer func() { maxPoll = old }()
-		client.rmu.Lock()
-		maxPoll = time.Hour
-		l.poller.usual, l.poller.rests = time.Hour, [2]sleepRun{}
-		client.rmu.Unlock()
-		for _, end := range []func(){answer, func() { client.SetReadDeadline(past) }} {
-			require.True(t, eventually(func() bool { // a keeper leads
-				client.rmu.Lock()
-				defer client.rmu.Unlock()
-				return l.kept && l.sleeping
-			}))
+	if runtime.GOMAXPROCS(0) == 1 {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	}
+	for i, network := range []string{"udp4", "udp6"} {
+		t.Run(network, func(t *testing.T) {
+			checkLeaks(t)
+			fab := newFabric()
+			fab.PinMemory()
+			pn := packetNet{network: network, address: net.JoinHostPort([]string{"127.0.0.1", "::1"}[i], "0"),
+				cfg: Config{Provider: newSwitch(t, fab)}, fabric: fab}
+			server := pn.listen(t)
+			client := pn.dial(t, server.LocalAddr())
 			_, err := client.Write([]byte("x"))
 			require.NoError(t, err)
-			l.recvCQ.Interrupt() // and has had to look, as for a stray
-			done := read()
-			require.True(t, eventually(polling.taken.Load))
-			require.Zero(t, l.poller.rests[short].next)
-			end()
-			<-done
-			require.False(t, polling.taken.Load())
-		}
-		require.NotZero(t, l.poller.rests[l.poller.kind].next, "a deadline is no answer")
-		require.NoError(t, client.Close())
-		require.NoError(t, server.Close())
-		require.Zero(t, polling.served.Load())
-	})
-}
+			readFrom(t, server)
+			_, err = server.WriteTo([]byte("y"), client.LocalAddr())
+			require.NoError(t, err)
+			_, err = client.Read(make([]byte, 10))
+			require.NoError(t, err)
 
-// ages has polls take as long as they like, so that what the machine is at besides makes
-// no difference to those that take seconds, which nobody waits for.
-func ages(t *testing.T) *poller {
-	old := maxPoll
-	maxPoll = time.Hour
-	p := &poller{processors: 2, usual: time.Minute}
-	t.Cleanup(func() {
-		maxPoll = old
-		p.end(false, true)
-	})
-	return p
-}
-
-// waitFor is a wait for an answer that comes after polling for so long or else sleeping
-// for so long. It reports whether p has polled.
-func (p *poller) waitFor(polling, sleeping time.Duration) (polled bool) {
-	window, took := p.begin(true), sleeping
-	if polled = window > 0; polled {
-		took = polling
-		p.began = p.began.Add(-min(took, window))
-		p.polled(took < window, false)
-		p.began = p.began.Add(min(took, window))
-	}
-	p.began = p.began.Add(-took)
-	p.end(true, false)
-	return polled
-}
-
-// What was polled for in vain is not polled for the next time, and ever more rarely.
-func TestPollsInVain(t *testing.T) {
-	p := ages(t)
-	vain := 10 * p.window()
-	require.True(t, p.waitFor(vain, vain), "the first one")
-	for _, rests := range []int{0, 0, 1, 3, 7, 15, 31, 63, 63} {
-		p.rests[long].polls = 0 // none sleeps to be compared with
-		for range rests {
-			require.False(t, p.waitFor(vain, vain))
-		}
-		require.True(t, p.waitFor(vain, vain))
-	}
-	require.Equal(t, time.Minute, p.usual)
-}
-
-// Where answers take so long that sleeping makes them hardly later they are not polled
-// for; where it makes them much later they are.
-func TestPollsWherePays(t *testing.T) {
-	for _, tt := range []struct {
-		sleeping time.Duration // what a wait takes then, of which polling takes 150 s
-		pays     bool
-	}{{155 * time.Second, false}, {200 * time.Second, true}} {
-		p := ages(t)
-		polled := 0
-		for range 1000 {
-			if p.waitFor(150*time.Second, tt.sleeping) {
-				polled++
+			pollFor(t, time.Hour)
+			read := func() chan error {
+				done := make(chan error, 1)
+				go func() {
+					_, err := client.Read(make([]byte, 10))
+					done <- err
+				}()
+				return done
 			}
-		}
-		if tt.pays {
-			require.Greater(t, polled, 900)
-		} else {
-			require.Less(t, polled, 150)
-		}
+			answer := func() {
+				_, err := server.WriteTo([]byte("y"), client.LocalAddr())
+				require.NoError(t, err)
+			}
+			done := read()
+			require.True(t, eventually(func() bool {
+				client.rmu.Lock()
+				defer client.rmu.Unlock()
+				l := client.ud.first
+				return l.wait.Sleeping() && (client.readers.Waiting() > 0 || !l.wait.InBackground())
+			}), "nothing was asked")
+			require.False(t, polls())
+			answer()
+			require.NoError(t, <-done)
+
+			for _, end := range []func(){answer, func() { client.SetReadDeadline(past) }} {
+				_, err := client.Write([]byte("x"))
+				require.NoError(t, err)
+				done := read()
+				require.True(t, eventually(polls))
+				end()
+				<-done
+				require.False(t, polls())
+			}
+			require.NoError(t, client.Close())
+			require.NoError(t, server.Close())
+			require.Zero(t, served())
+		})
 	}
-}
-
-// The answer to a call is polled for, and not the pause before the next, be they mixed
-// as they are.
-func TestPollsByTurns(t *testing.T) {
-	p := ages(t)
-	answers, pauses := 0, 0
-	const calls = 1000
-	for range calls {
-		if p.waitFor(10*time.Second, 30*time.Second) {
-			answers++
-		}
-		if p.waitFor(time.Hour, time.Hour) {
-			pauses++
-		}
-	}
-	require.Greater(t, answers, calls*9/10)
-	require.Less(t, pauses, calls/10)
-}
-
-// How long a poll may take follows what comes in time.
-func TestPollWindow(t *testing.T) {
-	p := poller{usual: usualPoll}
-	require.Equal(t, 200*time.Microsecond, p.window())
-	p.usual = time.Microsecond
-	require.Equal(t, minPoll, p.window())
-	p.usual = time.Second
-	require.Equal(t, maxPoll, p.window())
-
-	q := ages(t)
-	for range 100 {
-		q.waitFor(10*time.Second, 30*time.Second)
-	}
-	require.InDelta(t, 80*time.Second, q.window(), float64(time.Second))
-}
-
-// What comes meanwhile for others, or a wait that goes on, is not taken for an answer.
-func TestPollGoesOn(t *testing.T) {
-	p := poller{processors: 2, usual: usualPoll}
-	defer p.end(false, true)
-	require.Positive(t, p.begin(true))
-	p.polled(false, false) // it gave way
-	began := p.began
-	p.end(false, false)
-	require.Zero(t, p.begin(true), "it has slept")
-	p.end(false, false)
-	require.Zero(t, p.begin(false), "somebody else waits")
-	p.end(false, false)
-	require.Equal(t, began, p.began)
-	require.Zero(t, p.begin(true))
-	p.end(true, false)
-	require.Positive(t, p.begin(true))
-	p.polled(true, false)
-	p.end(true, false)
 }

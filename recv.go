@@ -81,7 +81,7 @@ func (c *conn) received(wc *ibv.WC) {
 	}
 	c.store(&m, last)
 	c.trimAfter(&m)
-	c.interruptLeader()
+	c.wait.Interrupt()
 	if m.transfer {
 		c.credits.pendingGrant = true
 		if err := c.transferred(&m.t, last, m.flags); err != nil {
@@ -91,12 +91,12 @@ func (c *conn) received(wc *ibv.WC) {
 	}
 	if c.reasm.ended && !c.eof {
 		c.eof = true
-		c.readable.Broadcast()
+		c.readers.WakeAll()
 	} else if len(m.payload) > 0 || m.opens || m.empty {
 		c.sentAtReceive = c.stats.MessagesSent
-		c.readable.Signal()
+		c.readers.Wake()
 	}
-	c.writable.Broadcast()
+	c.writers.WakeAll()
 }
 
 // drop gives a buffer back that was posted and will not be again.
@@ -242,8 +242,8 @@ func (c *conn) postRecv(buf *buffer) {
 	if c.send.wantsCredit && c.credits.spendable() > 0 {
 		// A writer with one credit left has a grant to send it with now. The
 		// peer may be in the same place: neither would hear of the other.
-		c.writable.Broadcast()
-		c.interruptLeader() // it may be the leader, whoever else waits
+		c.writers.WakeAll()
+		c.wait.Interrupt() // it may be the leader, whoever else waits
 	}
 }
 
@@ -328,7 +328,7 @@ func (c *conn) waitReadable() error {
 		if c.control(true) {
 			continue
 		}
-		c.await(&c.readable, &c.readers)
+		c.await(&c.readers)
 	}
 }
 

@@ -176,8 +176,8 @@ func (c *conn) sent(wc *ibv.WC) {
 	}
 	if c.wantsSendCompletion {
 		c.wantsSendCompletion = false
-		c.writable.Broadcast()
-		c.interruptLeader()
+		c.writers.WakeAll()
+		c.wait.Interrupt()
 	}
 }
 
@@ -200,7 +200,7 @@ func (c *conn) waitToSend() {
 	s := &c.send
 	switch {
 	case s.posting:
-		c.waitPosted()
+		c.writers.Wait()
 		return
 	case c.credits.spendable() == 0:
 		s.wantsCredit = true
@@ -217,19 +217,11 @@ func (c *conn) waitToSend() {
 		c.stats.QueueStalls++
 		c.wantsSendCompletion = true
 	}
-	c.await(&c.writable, &c.writers)
+	c.await(&c.writers)
 	s.wantsCredit = false
 	if c.writeErr() != nil {
 		c.sendControl() // a grant may have been left for us to take along
 	}
-}
-
-// waitPosted waits for the end of a post by another goroutine. That needs no
-// completion, so it is no time to become the leader.
-func (c *conn) waitPosted() {
-	c.writers++
-	c.writable.Wait()
-	c.writers--
 }
 
 // write sends p when it is its turn.
@@ -305,7 +297,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		}
 		switch {
 		case c.send.posting: // a grant goes out, which takes no longer than the device takes to accept it
-			c.waitPosted()
+			c.writers.Wait()
 			continue
 		case !wait && !pieces && (segs == 0 || size < len(p)): // all or nothing
 			c.putSendBuffers(bufs)
@@ -494,8 +486,8 @@ func (c *conn) post(o sendBatch) error {
 		c.fail(fmt.Errorf("post send: %w", err))
 	}
 	c.sendControl()
-	if c.writers > 0 {
-		c.writable.Broadcast() // keep-alive may wait beside a writer
+	if c.writers.Waiting() > 0 {
+		c.writers.WakeAll() // keep-alive may wait beside a writer
 	}
 	if c.queue.wantsWritable {
 		c.signalWritable()
@@ -530,7 +522,7 @@ func (c *conn) answerGrant(wr *ibv.SendWR, g *grant) {
 	s.signaled.Push(signaledSend{seq: s.seq, bytes: s.unsignaledBytes, o: g.o, n: g.n})
 	s.unsignaledBytes, s.unsignaledSends = 0, 0
 	c.stats.Signaled++
-	c.interruptLeader() // it may sleep for receives only
+	c.wait.Interrupt() // it may sleep for receives only
 }
 
 func (s *Stats) countSent(n int) {

@@ -149,8 +149,8 @@ func (c *conn) enqueue(t *queueEntry, kind int) {
 	q.waiting++
 	if q.busy && q.mustYield() {
 		// It may be waiting for credits, itself or as the leader.
-		c.writable.Broadcast()
-		c.interruptLeader()
+		c.writers.WakeAll()
+		c.wait.Interrupt()
 	}
 }
 
@@ -185,7 +185,7 @@ func (c *conn) releaseQueue() {
 		c.signalWritable()
 	}
 	if c.closed {
-		c.writable.Broadcast() // Close waits for it
+		c.writers.WakeAll() // Close waits for it
 	}
 }
 

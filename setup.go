@@ -474,8 +474,8 @@ func (c *conn) start() {
 	c.startTimer()
 	c.scheduleTrim() // its buffers may have pages that another connection has filled
 	// The active side's grant goes with the first Write, or ahead of the first
-	// Read that waits; if neither comes, a keeper sends it.
-	c.vacancy.Vacant()
+	// Read that waits; if neither comes, a leader in the background sends it.
+	c.wait.Start()
 }
 
 // provision posts the first receives and gets what sending cannot do without.

@@ -855,7 +855,7 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 
 			c.mu.Lock() // the reader hears of all of it at once
 			for c.send.posting {
-				c.waitPosted()
+				c.writers.Wait()
 			}
 			c.send.posting = true
 			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: first.Length})
@@ -1135,7 +1135,7 @@ func TestTransferWithdrawnUnderReadMsg(t *testing.T) {
 
 			c.mu.Lock() // the reader hears of all of it at once
 			for c.send.posting {
-				c.waitPosted()
+				c.writers.Wait()
 			}
 			c.send.posting = true
 			p.withdraw(false, 1, transferCut)
@@ -1315,7 +1315,7 @@ func TestTransferStepsAsideAndFails(t *testing.T) {
 				require.True(t, eventually(func() bool {
 					c.mu.Lock()
 					defer c.mu.Unlock()
-					return c.queue.busy && (c.writers > 0 || c.leading)
+					return c.queue.busy && (c.writers.Waiting() > 0 || c.wait.Leading())
 				}))
 				_, err = c.SendMsg([]byte("ur"), Expedited|Partial)
 				require.NoError(t, err)
@@ -1675,7 +1675,7 @@ func TestTransferGrantedInPieces(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.unread.Len() > 0 && c.sleeping // so nobody else sends what is due
+		return c.unread.Len() > 0 && c.wait.Sleeping() // so nobody else sends what is due
 	}))
 	b := make([]byte, len(want))
 	read := reading(c, b)

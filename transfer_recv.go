@@ -221,7 +221,7 @@ func (c *conn) fetch(f *fetch, lkey uint32) {
 		return
 	}
 	c.rx.inFlight.Push(f)
-	c.interruptLeader() // it may sleep for receives only
+	c.wait.Interrupt() // it may sleep for receives only
 }
 
 // fetched handles the completion of an RDMA Read.
@@ -314,8 +314,8 @@ func (c *conn) landed(f *fetch) {
 	if f.x.dropped {
 		c.dropPieces(f.x)
 	}
-	c.readable.Broadcast()
-	c.interruptLeader()
+	c.readers.WakeAll()
+	c.wait.Interrupt()
 }
 
 // retire tells the peer of transfers of which everything is there.
@@ -361,7 +361,7 @@ func (c *conn) truncate(x *recvTransfer, t *transferHeader) {
 	}
 	c.dropWithdrawn(x)
 	c.retire()
-	c.readable.Broadcast()
+	c.readers.WakeAll()
 }
 
 // dropWithdrawn takes a transfer that was withdrawn as a whole off the unread queue: a peer
@@ -643,7 +643,7 @@ func (c *conn) awaitRead() error {
 	if c.control(true) {
 		return nil
 	}
-	c.await(&c.readable, &c.readers)
+	c.await(&c.readers)
 	return nil
 }
 

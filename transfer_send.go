@@ -249,7 +249,7 @@ func (c *conn) sendLarge(s *Send) bool {
 	c.mu.Lock()
 	c.releaseQueue()
 	for sent && !o.over && c.dead == nil {
-		c.await(&c.writable, &c.writers)
+		c.await(&c.writers)
 	}
 	o.closeMemory()
 	switch {
@@ -315,7 +315,7 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 			continue
 		}
 		if busy := c.tx.live.Len(); o != nil && (busy >= maxBounceBuffers || busy > 0 && !o.detached) {
-			c.await(&c.writable, &c.writers)
+			c.await(&c.writers)
 			continue
 		}
 		if !c.send.posting && c.credits.spendable() > 0 && c.freeSlots() > reservedSlots {
@@ -374,7 +374,7 @@ func (c *conn) awaitTransfer(o *sendTransfer) (moved int, _ error) {
 			}
 			return o.moved, err
 		}
-		c.await(&c.writable, &c.writers)
+		c.await(&c.writers)
 	}
 	return o.moved, nil
 }
@@ -412,7 +412,7 @@ func (c *conn) giveUp(o *sendTransfer) {
 			hurried = true
 			late.Reset(max(c.remainingPatience(since), 0))
 		}
-		c.await(&c.writable, &c.writers)
+		c.await(&c.writers)
 	}
 	unsent := uint64(len(o.p) - o.moved)
 	c.stats.BytesSent -= unsent
@@ -477,8 +477,8 @@ func (c *conn) finish(o *sendTransfer, moved int) {
 // transferOver wakes whoever waits for the end of a transfer. That may be the
 // leader, and this be said by another's post or found by another's look.
 func (c *conn) transferOver() {
-	c.writable.Broadcast()
-	c.interruptLeader()
+	c.writers.WakeAll()
+	c.wait.Interrupt()
 }
 
 // granted handles the peer's offer of memory to write to.

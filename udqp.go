@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/errno"
-	"github.com/rdmanet/rdmanet/internal/vacancy"
 )
 
 // udQP is the UD queue pair by which a PacketConn sends and receives on one port of
@@ -17,13 +17,13 @@ import (
 //
 // Receiving, under the PacketConn's rmu:
 //
-//  1. Receives are always posted, udReceives of them, and posted again as soon as
+//  1. Receives are always posted, udReceiveSlots of them, and posted again as soon as
 //     what they were completed with is copied to the inbox.
-//  2. A Read that finds the inbox empty polls, and then leads: it waits for the
-//     completion queue, for everybody, as a connection's does (progress.go). Of
-//     several queue pairs the first is led so; the others have a goroutine each.
-//  3. While nobody reads, a keeper leads, so that what is too much is dropped here
-//     and counted, and the device always finds a receive.
+//  2. A Read that finds the inbox empty polls, and then waits for the completion queue of
+//     the first queue pair (package cqwait). Every other queue pair has a goroutine that
+//     waits for its completion queue all the time.
+//  3. While nobody reads, a goroutine in the background waits for the first one. So what the
+//     inbox has no room for is dropped here and counted, and the device always finds a receive.
 //
 // Sending, under its wmu:
 //
@@ -45,33 +45,28 @@ type udQP struct {
 	room           uint64 // sends that may be posted at a time
 
 	// Under rmu.
-	leading  bool
-	sleeping bool
-	kept     bool                // a keeper leads
-	alone    bool                // nobody else ever does
-	dropped  bool                // of no use any more
-	hears    map[netip.Addr]bool // groups that are joined, false if only to send
-	own      map[netip.Addr]bool // addresses that we send to them from
-	seat     vacancy.Seat
-	poller   poller
-	wcs      [32]ibv.WC
-	reposts  [32]ibv.RecvWR
-	slots    []ibv.SGE // of the receives
+	wait    cqwait.Waiter       // for receives
+	dropped bool                // of no use any more
+	hears   map[netip.Addr]bool // groups that are joined, false if only to send
+	own     map[netip.Addr]bool // addresses that we send to them from
+	wcs     [32]ibv.WC
+	reposts [32]ibv.RecvWR
+	slots   []ibv.SGE // of the receives
 
 	spoke atomic.Bool // has sent something since something last came
 
 	groups map[netip.Addr]*udGroup // under joining
 
 	// Under wmu.
-	sendLeading, sendSleeping bool
-	posted, done              uint64 // sends
-	staged                    int    // sends to be posted next, all at once
-	sendWR                    [sendChain]ibv.SendWR
-	sendSGE                   [sendChain]ibv.SGE
-	sendWCs                   [32]ibv.WC
-	retired                   []retiredAH
-	creating                  int // address handles
-	failed                    error
+	sendWait     cqwait.Waiter
+	posted, done uint64 // sends
+	staged       int    // sends to be posted next, all at once
+	sendWR       [sendChain]ibv.SendWR
+	sendSGE      [sendChain]ibv.SGE
+	sendWCs      [32]ibv.WC
+	retired      []retiredAH
+	creating     int // address handles
+	failed       error
 }
 
 // retiredAH is an address handle that no more sends will name, and the number of
@@ -82,18 +77,16 @@ type retiredAH struct {
 }
 
 const (
-	udReceives    = 256
-	minUDReceives = 16
-	udSends       = 128
-	sendChain     = 32 // sends that are posted at a time
+	udReceiveSlots    = 256
+	minUDReceiveSlots = 16
+	udSendSlots       = 128
+	sendChain         = 32 // sends that are posted at a time
 
 	// udSlot is room for any datagram, whatever the MTU will be: 4096 is the
 	// largest of InfiniBand and RoCE. It keeps slots on cache lines.
 	maxUDPayload = 4096
 	udSlot       = (ibv.GRHLen + maxUDPayload + 63) &^ 63
 )
-
-var udKeepers = vacancy.Sweeper{Min: time.Millisecond, Max: 50 * time.Millisecond}
 
 // newUDQP makes the queue pair on an ID, which it takes over.
 func (p *packetConn) newUDQP(id ibv.ID) (*udQP, error) {
@@ -102,8 +95,6 @@ func (p *packetConn) newUDQP(id ibv.ID) (*udQP, error) {
 		l.close()
 		return nil, err
 	}
-	l.seat.Init(&udKeepers, func() { go l.keep() })
-	l.poller = newPoller(id.Device(), p.cfg.BusyPoll)
 	return l, nil
 }
 
@@ -113,10 +104,10 @@ func (l *udQP) acquire() (err error) {
 		return err
 	}
 	attr := dev.Attr()
-	recvs, sends := min(udReceives, attr.MaxQPWR, attr.MaxCQE), min(udSends, attr.MaxQPWR, attr.MaxCQE)
+	recvs, sends := min(udReceiveSlots, attr.MaxQPWR, attr.MaxCQE), min(udSendSlots, attr.MaxQPWR, attr.MaxCQE)
 	for {
 		l.recvMem, err = l.dom.pool(recvs * udSlot).get()
-		if err == nil || recvs/2 < minUDReceives || !errors.Is(err, errno.ENOBUFS) {
+		if err == nil || recvs/2 < minUDReceiveSlots || !errors.Is(err, errno.ENOBUFS) {
 			break
 		}
 		recvs /= 2 // where little memory may be registered
@@ -186,94 +177,51 @@ func (l *udQP) event(e ibv.Event) {
 	}()
 }
 
-// lead waits for datagrams once and takes them. The caller holds rmu.
-func (l *udQP) lead() {
-	l.leading = true
-	l.seat.Taken()
-	answer := l.spoke.Load() && !l.kept && !l.alone && l.p.quiet()
-	if !l.polls(l.poller.begin(answer)) {
-		l.sleep()
-	}
-	gone := l.p.closed.Load() || l.dropped
-	l.poller.end(l.p.in.len() > 0, gone)
-	l.leading = false
-	switch {
-	case gone:
-		l.p.readable.Broadcast() // somebody waits to release it
-	case !l.alone:
-		l.seat.Vacant()
-	}
-}
-
-// polls polls for a reader instead of sleeping, for as long as Config.BusyPoll says or
-// else for d, and reports whether there is no need to sleep.
-func (l *udQP) polls(d time.Duration) (done bool) {
-	if l.p.cfg.BusyPoll > 0 {
-		return !l.kept && !l.alone && l.spin(l.p.cfg.BusyPoll, false)
-	}
-	if d > 0 {
-		done = l.spin(d, true)
-		l.poller.polled(l.p.in.len() > 0, l.p.readDue.expired)
-	}
-	return done
-}
-
-// spin polls for d. yields says that it does so only while there is room.
-func (l *udQP) spin(d time.Duration, yields bool) (done bool) {
-	for start, on := time.Now(), true; l.p.quiet() && !l.dropped; {
-		if !on {
-			return false
-		}
-		if l.poll() > 0 {
-			return true
-		}
-		l.p.rmu.Unlock() // let others in
-		on = (!yields || l.poller.room()) && time.Since(start) < d
-		l.p.rmu.Lock()
-	}
-	return true // who comes meanwhile does not interrupt
-}
-
-// sleep waits for the next event: arm, look once more, then wait.
-func (l *udQP) sleep() {
-	if err := l.recvCQ.Arm(false); err != nil {
-		l.broken(err)
-		return
-	}
-	if l.poll() > 0 || l.p.closed.Load() || l.dropped {
-		return
-	}
-	l.sleeping = true
-	l.p.rmu.Unlock()
-	err := l.recvCQ.Wait(time.Time{})
-	l.p.rmu.Lock()
-	l.sleeping = false
-	switch {
-	case l.p.closed.Load() || l.dropped:
-	case err != nil && !errors.Is(err, ibv.ErrInterrupted):
-		l.broken(err)
-	default:
-		l.poll()
-	}
-}
-
-// keep leads while nobody reads, or always.
-func (l *udQP) keep() {
+// listen readies the waits for completions. others says that readers wait for another queue
+// pair, so that a goroutine waits for this one's receives all the time.
+func (l *udQP) listen(others bool) {
 	p := l.p
-	p.rmu.Lock()
-	defer p.rmu.Unlock()
-	if l.leading {
-		return // by somebody who came just now
+	background := cqwait.WhenVacant
+	if others {
+		background = cqwait.Always
 	}
-	l.kept = true
-	for !p.closed.Load() && !l.dropped && (p.readers == 0 || l.alone) {
-		l.lead()
-	}
-	l.kept = false
-	if p.readers > 0 {
-		p.readable.Signal()
-	}
+	l.wait.Init(cqwait.Config{Owner: (*udReceives)(l), CQ: l.recvCQ, Lock: &p.rmu, Groups: []*cqwait.Group{&p.readers},
+		BusyPoll: p.cfg.BusyPoll, Polls: l.id.Device().Attr().PinsMemory, Background: background})
+	l.sendWait.Init(cqwait.Config{Owner: (*udSends)(l), CQ: l.sendCQ, Lock: &p.wmu, Groups: []*cqwait.Group{&p.writers}, BusyPoll: -1})
 }
+
+// answerDue reports whether a Read that waits does so for the answer to a datagram.
+func (l *udQP) answerDue() bool { return l.spoke.Load() && l.p.quiet() }
+
+// udReceives is the receive side as package cqwait sees it, under rmu.
+type udReceives udQP
+
+func (o *udReceives) Poll() int {
+	if o.p.closed.Load() {
+		return 0
+	}
+	return (*udQP)(o).poll()
+}
+
+func (o *udReceives) Arrived() bool     { return o.p.in.len() > 0 }
+func (o *udReceives) Stopped(bool) bool { return o.dropped || !o.p.quiet() }
+func (o *udReceives) Over() bool        { return o.dropped || o.p.closed.Load() }
+func (o *udReceives) Silent() bool      { return o.Over() }
+func (o *udReceives) Solicited() bool   { return false }
+func (o *udReceives) Background() bool  { return !o.Over() }
+func (o *udReceives) Failed(err error)  { (*udQP)(o).broken(err) }
+
+// udSends is the send side as package cqwait sees it, under wmu.
+type udSends udQP
+
+func (o *udSends) Poll() int         { return (*udQP)(o).reap() }
+func (o *udSends) Arrived() bool     { return false }
+func (o *udSends) Stopped(bool) bool { return o.failed != nil }
+func (o *udSends) Over() bool        { return o.failed != nil }
+func (o *udSends) Silent() bool      { return o.failed != nil }
+func (o *udSends) Solicited() bool   { return false }
+func (o *udSends) Background() bool  { return false }
+func (o *udSends) Failed(err error)  { (*udQP)(o).sendFailed(err) }
 
 // poll takes the datagrams that are there and returns how many receives were
 // completed. The caller holds rmu.
@@ -303,7 +251,7 @@ func (l *udQP) poll() (total int) {
 		if _, err := l.qp.PostRecv(l.reposts[:again]); err != nil {
 			l.broken(err)
 		}
-		if n < len(l.wcs) || l.p.in.len() > 0 && !l.kept {
+		if n < len(l.wcs) || l.p.in.len() > 0 && !l.wait.InBackground() {
 			break
 		}
 	}
@@ -459,36 +407,8 @@ func (l *udQP) sendFailed(err error) {
 // awaitRoom waits for the send queue, until something may have changed. The caller
 // holds wmu.
 func (l *udQP) awaitRoom() {
-	p := l.p
-	p.stats.stalls.Add(1)
-	if l.sendLeading {
-		p.writers++
-		p.writable.Wait()
-		p.writers--
-		return
-	}
-	l.sendLeading = true
-	defer func() {
-		l.sendLeading = false
-		p.writable.Broadcast()
-	}()
-	if err := l.sendCQ.Arm(false); err != nil {
-		l.sendFailed(err)
-		return
-	}
-	if l.reap() > 0 {
-		return
-	}
-	l.sendSleeping = true
-	p.wmu.Unlock()
-	err := l.sendCQ.Wait(time.Time{})
-	p.wmu.Lock()
-	l.sendSleeping = false
-	if err != nil && !errors.Is(err, ibv.ErrInterrupted) {
-		l.sendFailed(err)
-		return
-	}
-	l.reap()
+	l.p.stats.stalls.Add(1)
+	l.sendWait.Await(&l.p.writers, false)
 }
 
 // createAH has the address handle of a way created, which may take a while. The caller
@@ -502,7 +422,7 @@ func (l *udQP) createAH(w *way, create func(ibv.PD) (ibv.AH, error)) (err error)
 	w.ah, err = create(l.dom.pd)
 	l.p.wmu.Lock()
 	l.creating--
-	l.p.writable.Broadcast()
+	l.p.writers.WakeAll()
 	return err
 }
 
@@ -544,7 +464,6 @@ func (l *udQP) drain(until time.Time) {
 // close releases everything, in the order that verbs want. Once it has groups the caller
 // holds joining.
 func (l *udQP) close() (err error) {
-	l.poller.notServed(false)
 	for group := range l.groups {
 		err = errors.Join(err, l.leave(group))
 	}

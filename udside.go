@@ -143,14 +143,15 @@ func (u *udSide) open(ctx context.Context, ip netip.Addr) (*udQP, error) {
 	if u.limit == 0 {
 		u.limit = limit
 	}
+	l.listen(u.first != nil)
 	u.links = append(u.links, l)
 	l.id.Notify(l.event) // not before: what is not listed cannot be dropped
-	if l.alone = u.first != nil; l.alone {
-		p.wg.Go(l.keep)
+	if u.first != nil {
+		p.wg.Go(l.wait.Run)
 	} else {
 		u.first = l
-		l.seat.Vacant()
-		p.readable.Broadcast() // one of those who wait leads
+		l.wait.Start()
+		p.readers.WakeAll() // one of those that wait leads
 	}
 	return l, nil
 }
@@ -202,21 +203,16 @@ func (u *udSide) drop(l *udQP, cause error) {
 		}
 	}
 	u.peers.mu.RUnlock()
-	if l.sendSleeping {
-		l.sendCQ.Interrupt()
-	}
-	p.writable.Broadcast()
+	l.sendWait.Interrupt()
+	p.writers.WakeAll()
 	p.wmu.Unlock()
-	for l.leading {
-		if l.sleeping {
-			l.recvCQ.Interrupt()
-		}
-		p.readable.Wait()
-	}
+	l.wait.Stop()
+	p.readers.WakeAll() // they wait for another queue pair from now on
 	p.rmu.Unlock()
 	p.wmu.Lock()
-	for l.sendLeading || l.creating > 0 {
-		p.writable.Wait()
+	l.sendWait.Stop()
+	for l.creating > 0 {
+		p.writers.Wait()
 	}
 	p.wmu.Unlock()
 	p.joining.Lock()
@@ -248,14 +244,10 @@ func (u *udSide) release() (err error) {
 	until := time.Now().Add(linger)
 	for _, l := range u.links {
 		p.rmu.Lock()
-		for l.leading {
-			p.readable.Wait()
-		}
+		l.wait.Stop()
 		p.rmu.Unlock()
 		p.wmu.Lock()
-		for l.sendLeading {
-			p.writable.Wait()
-		}
+		l.sendWait.Stop()
 		p.wmu.Unlock()
 		l.drain(until)
 	}
@@ -483,9 +475,7 @@ func (u *udSide) askNow(pe *udPeer) {
 		pe.resolving = true
 		p.wg.Go(func() { u.resolve(p.ctx, pe) })
 	}
-	p.writers++
-	p.writable.Wait()
-	p.writers--
+	p.writers.Wait()
 }
 
 // resolve finds the way to a peer, and returns why there is none.
@@ -506,7 +496,7 @@ func (u *udSide) resolve(ctx context.Context, pe *udPeer) error {
 // the one that is known. The caller holds wmu.
 func (u *udSide) resolved(pe *udPeer, w *way, err error) {
 	p, now := u.p, u.p.now()
-	defer p.writable.Broadcast() // to who waits for a group
+	defer p.writers.WakeAll() // to who waits for a group
 	pe.resolving, pe.asked = false, now
 	pe.suspect.Store(false)
 	if err == nil && w.link.failed != nil {

@@ -21,7 +21,7 @@ func (c *conn) locked(f func() bool) func() bool {
 // requireAsleep waits until the leader sleeps and f holds.
 func requireAsleep(t testing.TB, c *Conn, f func() bool) {
 	t.Helper()
-	require.True(t, eventually(c.locked(func() bool { return c.sleeping && f() })))
+	require.True(t, eventually(c.locked(func() bool { return c.wait.Sleeping() && f() })))
 }
 
 // ask sends a message that wants an answer and grants n credits.
@@ -160,9 +160,9 @@ func TestBusyPollRobbed(t *testing.T) {
 	s.cfg.BusyPoll = time.Hour
 	c, p := s.conns(true, nil)
 	read := reading(c, make([]byte, 10))
-	require.True(t, eventually(c.locked(func() bool { return c.leading && c.rx.reading > 0 })))
+	require.True(t, eventually(c.locked(func() bool { return c.wait.Leading() && c.rx.reading > 0 })))
 	p.grant(1) // a keeper leaves over that
-	require.True(t, eventually(c.locked(func() bool { return c.leading && c.readers == 0 })))
+	require.True(t, eventually(c.locked(func() bool { return c.wait.Leading() && c.readers.Waiting() == 0 })))
 	c.mu.Lock()
 	p.data(10)
 	for c.unread.Len() == 0 {
@@ -202,7 +202,7 @@ func TestArmFailsBesideLeader(t *testing.T) {
 		}
 		for range 3 {
 			c.wantsSendCompletion = true
-			c.await(&c.writable, &c.writers)
+			c.await(&c.writers)
 		}
 	})
 	require.Equal(t, before+1, s.device.Calls(verbstest.Arm))

@@ -33,7 +33,7 @@ func (d *device) Attr() ibv.DeviceAttr {
 	return ibv.DeviceAttr{Transport: ibv.TransportRoCE, Caps: ibv.CapUD | ibv.CapSendImm | ibv.CapMulticast, Ports: d.f.ports(),
 		MaxQP: 1 << 16, MaxQPWR: maxQPWR, MaxSGE: 1, MaxCQ: 1 << 16, MaxCQE: 1 << 16, MaxMR: maxMemories, MaxPD: 1 << 16,
 		MaxMRSize: 1 << 40, MaxMessageSize: 4096, MaxAH: 1 << 16, MaxInlineUD: maxInline, MaxPrivateDataUD: maxPrivate,
-		MaxMcastGrp: maxGroups, MaxMcastQPAttach: maxGroups}
+		MaxMcastGrp: maxGroups, MaxMcastQPAttach: maxGroups, PinsMemory: d.f.pins}
 }
 
 func (d *device) Port(n int) (ibv.PortAttr, error) {

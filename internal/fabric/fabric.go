@@ -19,6 +19,7 @@ type Fabric struct {
 	addrs []netip.Addr
 
 	split bool
+	pins  bool
 
 	mu       sync.Mutex
 	mtu      int
@@ -45,6 +46,10 @@ func New(mtu int, addrs ...netip.Addr) *Fabric {
 // Split gives each address a port of the device to itself. It is for a fabric that nobody
 // uses yet.
 func (f *Fabric) Split() { f.split = true }
+
+// PinMemory has the device say that registered memory stays resident, as that of RDMA
+// devices does. It is for a fabric that nobody uses yet.
+func (f *Fabric) PinMemory() { f.pins = true }
 
 func (f *Fabric) ports() int {
 	if f.split {
