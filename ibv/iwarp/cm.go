@@ -166,7 +166,7 @@ func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
 		i.mu.Unlock()
 	}
 	if err == nil {
-		err = startLink(q, conn, s, i.event)
+		err = startStream(q, conn, s, i.event)
 	}
 	if err != nil {
 		conn.Close()
@@ -326,7 +326,7 @@ func (i *id) accept(ctx context.Context, q *qp, param ibv.ConnParam) error {
 	}
 	// A Reply always fits the socket's buffer; no deadline is needed for it.
 	if _, err = conn.Write(b); err == nil {
-		err = startLink(q, conn, s, i.event)
+		err = startStream(q, conn, s, i.event)
 	}
 	if err != nil {
 		conn.Close()
@@ -382,10 +382,10 @@ func (i *id) Disconnect() error {
 	i.mu.Lock()
 	q := i.qp
 	i.mu.Unlock()
-	if q == nil || q.link.Load() == nil {
+	if q == nil || q.stream.Load() == nil {
 		return fmt.Errorf("%s: disconnect: %w", Name, ibv.ErrState)
 	}
-	q.link.Load().disconnect()
+	q.stream.Load().disconnect()
 	return nil
 }
 
@@ -397,11 +397,11 @@ func (i *id) Unsent() int {
 	if q == nil {
 		return 0
 	}
-	l := q.link.Load()
-	if l == nil {
+	st := q.stream.Load()
+	if st == nil {
 		return 0
 	}
-	return l.unsent()
+	return st.unsent()
 }
 
 func (i *id) Close() error {

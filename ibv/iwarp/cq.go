@@ -22,9 +22,9 @@ type cq struct {
 	broken  bool // Interrupt was called and Wait has not taken it
 	overrun bool
 	closed  bool
-	users   []*qp // one entry for each use as send or receive queue
-	waiting bool  // a goroutine is in Wait
-	lead    *tcp  // the link that it receives on meanwhile
+	users   []*qp   // one entry for each use as send or receive queue
+	waiting bool    // a goroutine is in Wait
+	lead    *stream // the stream that it receives on meanwhile
 	wake    chan struct{}
 }
 
@@ -66,9 +66,9 @@ func (c *cq) detach(q *qp) {
 	}
 }
 
-// single returns the link to receive on when all that uses the queue is one
+// single returns the stream to receive on when all that uses the queue is one
 // connected queue pair. The caller holds mu.
-func (c *cq) single() *tcp {
+func (c *cq) single() *stream {
 	if len(c.users) == 0 {
 		return nil
 	}
@@ -77,12 +77,12 @@ func (c *cq) single() *tcp {
 			return nil
 		}
 	}
-	return c.users[0].link.Load()
+	return c.users[0].stream.Load()
 }
 
-// add appends a completion. from is the link whose receiving goroutine calls,
+// add appends a completion. from is the stream whose receiving goroutine calls,
 // nil for others. It reports whether there was room.
-func (c *cq) add(wc *ibv.WC, solicited bool, from *tcp) bool {
+func (c *cq) add(wc *ibv.WC, solicited bool, from *stream) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ring.Len() == c.depth {
@@ -98,14 +98,14 @@ func (c *cq) add(wc *ibv.WC, solicited bool, from *tcp) bool {
 }
 
 // raise makes the event pending and wakes the waiter. The caller holds mu.
-func (c *cq) raise(from *tcp) {
+func (c *cq) raise(from *stream) {
 	c.armed = unarmed
 	c.event = true
 	c.rouse(from)
 }
 
 // rouse gets the waiter to look again. The caller holds mu.
-func (c *cq) rouse(from *tcp) {
+func (c *cq) rouse(from *stream) {
 	if !c.waiting {
 		return
 	}
@@ -128,9 +128,9 @@ func (c *cq) Poll(wcs []ibv.WC) (int, error) {
 	if c.ring.Len() == 0 && c.armed == unarmed && !c.waiting && !c.event {
 		// Whoever polls without arming spins: the caller's time is the
 		// device's to use.
-		if l := c.single(); l != nil {
+		if st := c.single(); st != nil {
 			c.mu.Unlock()
-			l.poll()
+			st.poll()
 			c.mu.Lock()
 		}
 	}
@@ -196,15 +196,15 @@ func (c *cq) Wait(deadline time.Time) error {
 		case !deadline.IsZero() && !time.Now().Before(deadline):
 			return os.ErrDeadlineExceeded
 		}
-		if l := c.single(); l != nil && l.sit() {
-			c.lead = l
-			l.setDeadline(deadline)
+		if st := c.single(); st != nil && st.sit() {
+			c.lead = st
+			st.setDeadline(deadline)
 			c.mu.Unlock()
-			l.receive(c)
+			st.receive(c)
 			c.mu.Lock()
 			c.lead = nil // before the role is free: a kick must meet this goroutine or none
 			c.mu.Unlock()
-			l.leave()
+			st.leave()
 			c.mu.Lock()
 			continue
 		}
@@ -233,7 +233,7 @@ func (c *cq) follow(deadline time.Time) {
 	}
 }
 
-// reconsider makes a sleeping waiter look for a link to receive on.
+// reconsider makes a sleeping waiter look for a stream to receive on.
 func (c *cq) reconsider() {
 	c.mu.Lock()
 	c.rouse(nil)

@@ -7,9 +7,9 @@
 //
 // What a queue pair means is kept apart from how its bytes move. qp.go holds
 // the queues, their completions and their order; cq.go and pd.go the
-// completion queues, the regions and their keys. A link carries the work: the
-// one over TCP is tcp.go with transmit.go, frame.go, receive.go and place.go. cm.go and listen.go
-// set connections up.
+// completion queues, the regions and their keys. The work becomes FPDUs, and
+// FPDUs become completions, in the stream: stream.go with transmit.go, frame.go,
+// receive.go and place.go. cm.go and listen.go set connections up.
 //
 // No goroutine is tied to a queue pair. A post hands what it can to the socket
 // and starts a sender only for what the socket did not take. Whoever waits on

@@ -11,41 +11,41 @@ import (
 // DDP segments, each in an FPDU. Everything here runs with qp.sq.mu held.
 
 // frame makes the next batch and reports whether there is one.
-func (l *tcp) frame() bool {
-	t := &l.tx
+func (st *stream) frame() bool {
+	t := &st.tx
 	if t.hold {
 		return false
 	}
 	begin := t.framed
-	for t.framed-begin < batchBytes && len(t.out)+2 < batchChunks && l.room() {
+	for t.framed-begin < batchBytes && len(t.out)+2 < batchChunks && st.room() {
 		if t.rtr != rtrNone {
-			l.frameRTR()
+			st.frameRTR()
 			continue
 		}
-		if !t.msg.active && !l.nextMessage() {
+		if !t.msg.active && !st.nextMessage() {
 			break
 		}
 		if t.msg.active {
-			l.frameSegment()
+			st.frameSegment()
 		}
 	}
 	if t.framed == begin {
-		l.releaseBatch()
+		st.releaseBatch()
 		return false
 	}
 	return true
 }
 
 // room reports whether scratch takes another frame but for its payload.
-func (l *tcp) room() bool {
-	return scratchSize-l.tx.used >= frameOverhead
+func (st *stream) room() bool {
+	return scratchSize-st.tx.used >= frameOverhead
 }
 
 // nextMessage starts the next message, if one may go now. It returns true also
 // for requests that need no message.
-func (l *tcp) nextMessage() bool {
-	t := &l.tx
-	s := &l.qp.sq
+func (st *stream) nextMessage() bool {
+	t := &st.tx
+	s := &st.qp.sq
 	if len(t.resp) > 0 && (t.turn || s.sent == s.reqs.Len()) {
 		t.turn = false
 		r := &t.resp[0]
@@ -62,25 +62,25 @@ func (l *tcp) nextMessage() bool {
 		// A request that was wrong from the start fails in its turn.
 		if s.sent == 0 && !t.faulted {
 			t.faulted = true
-			go l.abort(r.status, true)
+			go st.abort(r.status, true)
 		}
 		return len(t.resp) > 0
 	}
-	if r.flags&ibv.SendFence != 0 && t.reads > 0 || r.op == ibv.OpRead && t.reads == l.ord {
+	if r.flags&ibv.SendFence != 0 && t.reads > 0 || r.op == ibv.OpRead && t.reads == st.ord {
 		return len(t.resp) > 0
 	}
 	switch r.op {
 	case ibv.OpLocalInv:
-		if l.qp.invalidate(r.invKey, false) != nil {
+		if st.qp.invalidate(r.invKey, false) != nil {
 			r.status = ibv.WCMWBindErr
 			return true
 		}
 		r.end, r.done = t.framed, t.taken == t.framed
 		s.sent++
-		l.qp.reap(nil) // a request that was wrong may be next, and waits to be the oldest
+		st.qp.reap(nil) // a request that was wrong may be next, and waits to be the oldest
 		return true
 	case ibv.OpRead:
-		l.frameReadRequest(r)
+		st.frameReadRequest(r)
 		return true
 	}
 	h := iwarpwire.Header{}
@@ -111,17 +111,17 @@ func sendOpcode(r *sendReq) iwarpwire.Opcode {
 }
 
 // frameSegment frames the next DDP segment of the message.
-func (l *tcp) frameSegment() {
-	t := &l.tx
+func (st *stream) frameSegment() {
+	t := &st.tx
 	m := &t.msg
 	hl := iwarpwire.UntaggedLen
 	if m.hdr.Tagged {
 		hl = iwarpwire.TaggedLen
 	}
-	n := l.segmentSize(m.left, l.qp.dev.cfg.MaxFPDU-hl)
+	n := st.segmentSize(m.left, st.qp.dev.cfg.MaxFPDU-hl)
 	m.left -= n
 	m.hdr.Last = m.left == 0
-	f := l.beginFrame(hl + n)
+	f := st.beginFrame(hl + n)
 	f.header(&m.hdr)
 	for rest := n; rest > 0; {
 		seg := &m.segs[0]
@@ -146,7 +146,7 @@ func (l *tcp) frameSegment() {
 	if m.resp {
 		t.resp = t.resp[:copy(t.resp, t.resp[1:])]
 	} else {
-		s := &l.qp.sq
+		s := &st.qp.sq
 		s.at(s.sent).end = t.framed
 		s.sent++
 	}
@@ -155,7 +155,7 @@ func (l *tcp) frameSegment() {
 
 // segmentSize splits evenly what does not fit one frame, so that no frame is
 // tiny.
-func (l *tcp) segmentSize(left, limit int) int {
+func (st *stream) segmentSize(left, limit int) int {
 	if left <= limit {
 		return left
 	}
@@ -163,23 +163,23 @@ func (l *tcp) segmentSize(left, limit int) int {
 	return min(limit, ((left-1)/frames+8)&^7)
 }
 
-func (l *tcp) frameReadRequest(r *sendReq) {
-	t := &l.tx
+func (st *stream) frameReadRequest(r *sendReq) {
+	t := &st.tx
 	t.readMSN++
 	t.reads++
 	req := iwarpwire.ReadReq{Size: uint32(r.size), SrcSTag: r.rkey, SrcTO: r.raddr}
 	if r.size > 0 {
 		req.SinkSTag, req.SinkTO = r.sgl[0].mr.stag, r.sgl[0].mr.offset(r.sgl[0].buf)
 	}
-	l.frameRead(&req)
-	s := &l.qp.sq
+	st.frameRead(&req)
+	s := &st.qp.sq
 	r.end = t.framed
 	s.sent++
 }
 
-func (l *tcp) frameRead(req *iwarpwire.ReadReq) {
-	f := l.beginFrame(iwarpwire.ReadRequestLen)
-	f.header(&iwarpwire.Header{Op: iwarpwire.ReadRequest, Last: true, QN: iwarpwire.QNReadRequest, MSN: l.tx.readMSN})
+func (st *stream) frameRead(req *iwarpwire.ReadReq) {
+	f := st.beginFrame(iwarpwire.ReadRequestLen)
+	f.header(&iwarpwire.Header{Op: iwarpwire.ReadRequest, Last: true, QN: iwarpwire.QNReadRequest, MSN: st.tx.readMSN})
 	var b [iwarpwire.ReadRequestLen - iwarpwire.UntaggedLen]byte
 	req.Put(b[:])
 	f.payload(chunk{b: b[:]})
@@ -189,14 +189,14 @@ func (l *tcp) frameRead(req *iwarpwire.ReadReq) {
 // frameRTR frames the empty message by which the responder learns that it may
 // send (RFC 6581). STag 1 and offset 0 are what Linux siw uses; nothing looks
 // at them.
-func (l *tcp) frameRTR() {
-	t := &l.tx
+func (st *stream) frameRTR() {
+	t := &st.tx
 	if t.rtr == rtrRead {
 		t.readMSN++
 		t.reads++
-		l.frameRead(&iwarpwire.ReadReq{SinkSTag: 1, SrcSTag: 1})
+		st.frameRead(&iwarpwire.ReadReq{SinkSTag: 1, SrcSTag: 1})
 	} else {
-		f := l.beginFrame(iwarpwire.TaggedLen)
+		f := st.beginFrame(iwarpwire.TaggedLen)
 		f.header(&iwarpwire.Header{Tagged: true, Last: true, Op: iwarpwire.Write, STag: 1})
 		f.end()
 	}
@@ -205,17 +205,17 @@ func (l *tcp) frameRTR() {
 
 // fpdu is a frame in the making.
 type fpdu struct {
-	l    *tcp
+	st   *stream
 	ulen int
 	crc  uint32
 }
 
-func (l *tcp) beginFrame(ulen int) fpdu { return fpdu{l: l, ulen: ulen} }
+func (st *stream) beginFrame(ulen int) fpdu { return fpdu{st: st, ulen: ulen} }
 
 // grow makes room for n bytes of scratch at the end of the batch, in the last
 // chunk when that is scratch too.
 func (f *fpdu) grow(n int) []byte {
-	t := &f.l.tx
+	t := &f.st.tx
 	if t.mem == nil {
 		t.mem = batchPool.Get().(*batchMemory)
 	}
@@ -243,23 +243,23 @@ func (f *fpdu) header(h *iwarpwire.Header) {
 	b := f.grow(2 + n)
 	binary.BigEndian.PutUint16(b, uint16(f.ulen))
 	h.Put(b[2:])
-	if f.l.crc {
+	if f.st.crc {
 		f.crc = iwarpwire.CRC(0, b[:2+n])
 	}
 }
 
 func (f *fpdu) payload(c chunk) {
-	t := &f.l.tx
-	small := len(c.b) <= smallChunk && f.l.spare(len(c.b))
-	if c.mr != nil && (small || f.l.crc) {
-		f.l.qp.pd.gate.RLock()
-		defer f.l.qp.pd.gate.RUnlock()
+	t := &f.st.tx
+	small := len(c.b) <= smallChunk && f.st.spare(len(c.b))
+	if c.mr != nil && (small || f.st.crc) {
+		f.st.qp.pd.gate.RLock()
+		defer f.st.qp.pd.gate.RUnlock()
 		if c.gone() { // gather finds it and fails the connection
 			small = false
 			c.b = nil
 		}
 	}
-	if f.l.crc {
+	if f.st.crc {
 		f.crc = iwarpwire.CRC(f.crc, c.b)
 	}
 	if small {
@@ -272,16 +272,16 @@ func (f *fpdu) payload(c chunk) {
 
 // spare reports whether scratch takes n more bytes and still a trailer and a
 // header.
-func (l *tcp) spare(n int) bool {
-	return scratchSize-l.tx.used >= n+frameOverhead
+func (st *stream) spare(n int) bool {
+	return scratchSize-st.tx.used >= n+frameOverhead
 }
 
 func (f *fpdu) end() {
 	pad := iwarpwire.Pad(f.ulen)
 	b := f.grow(pad + 4)
 	clear(b[:pad+4])
-	if f.l.crc {
+	if f.st.crc {
 		iwarpwire.PutCRC(b[pad:], iwarpwire.CRC(f.crc, b[:pad]))
 	}
-	f.l.tx.ends = append(f.l.tx.ends, f.l.tx.framed)
+	f.st.tx.ends = append(f.st.tx.ends, f.st.tx.framed)
 }

@@ -15,7 +15,7 @@ func TestSlowSocketLeavesGateOpen(t *testing.T) {
 		const size = 64 << 10
 		x, y := newPair(t, Config{portable: portable}, 16, size)
 		xq, yq := x.qp.(*qp), y.qp.(*qp)
-		stuck := yq.link.Load()
+		stuck := yq.stream.Load()
 		yq.recvCQ.Interrupt()
 		for !stuck.role.TryLock() { // nobody receives there: the sweeper may have sent somebody
 			stuck.wanted.Store(true)
@@ -25,7 +25,7 @@ func TestSlowSocketLeavesGateOpen(t *testing.T) {
 		flushing := func() bool {
 			xq.sq.mu.Lock()
 			defer xq.sq.mu.Unlock()
-			return xq.link.Load().tx.flushing && xq.sq.reqs.Len() > 2
+			return xq.stream.Load().tx.flushing && xq.sq.reqs.Len() > 2
 		}
 		deadline := time.Now().Add(time.Minute)
 		target, err := y.pd.RegMR(make([]byte, 64<<20), ibv.AccessLocalWrite|ibv.AccessRemoteWrite)

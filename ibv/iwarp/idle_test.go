@@ -47,7 +47,7 @@ func TestIdle(t *testing.T) {
 		}
 		unused(x) // with its send queue
 		x.qp.(*qp).sq.mu.Lock()
-		if x.qp.(*qp).link.Load().tx.mem != nil {
+		if x.qp.(*qp).stream.Load().tx.mem != nil {
 			t.Error("an idle queue pair has memory for a batch")
 		}
 		x.qp.(*qp).sq.mu.Unlock()

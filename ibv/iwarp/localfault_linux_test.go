@@ -34,7 +34,7 @@ func TestWriteFailsHere(t *testing.T) {
 	mem.close()
 }
 
-// Bytes that a peer does not take stay unsent, and Unsent counts them until the link has
+// Bytes that a peer does not take stay unsent, and Unsent counts them until the stream has
 // failed.
 func TestUnsent(t *testing.T) {
 	leaktest.Check(t)

@@ -11,8 +11,8 @@ import (
 // (RFC 5041) and RDMAP (RFC 5040) on the receiving side.
 
 // aim finds the memory for the payload of the frame whose header was parsed.
-func (l *tcp) aim() *iwarpwire.TermError {
-	rx := &l.rx
+func (st *stream) aim() *iwarpwire.TermError {
+	rx := &st.rx
 	h := &rx.hdr
 	rx.target.segs, rx.target.off = nil, 0
 	switch h.Op {
@@ -20,9 +20,9 @@ func (l *tcp) aim() *iwarpwire.TermError {
 		if rx.left == 0 {
 			return nil // needs no valid STag
 		}
-		return l.aimTagged(l.qp.windowFor(h.STag, h.TO, rx.left))
+		return st.aimTagged(st.qp.windowFor(h.STag, h.TO, rx.left))
 	case iwarpwire.ReadResponse:
-		return l.aimReadResponse()
+		return st.aimReadResponse()
 	case iwarpwire.ReadRequest:
 		switch {
 		case h.MSN != rx.readMSN+1:
@@ -33,29 +33,29 @@ func (l *tcp) aim() *iwarpwire.TermError {
 			return iwarpwire.ErrTooLong
 		}
 		rx.readMSN++
-		return l.aimControl()
+		return st.aimControl()
 	case iwarpwire.Terminate:
 		if rx.left > len(rx.ctl) || !h.Last || h.MO != 0 {
 			return iwarpwire.ErrTooLong
 		}
-		return l.aimControl()
+		return st.aimControl()
 	}
-	return l.aimSend()
+	return st.aimSend()
 }
 
-func (l *tcp) aimTagged(m *mr, b []byte, term *iwarpwire.TermError) *iwarpwire.TermError {
+func (st *stream) aimTagged(m *mr, b []byte, term *iwarpwire.TermError) *iwarpwire.TermError {
 	if term != nil {
 		return term
 	}
-	t := &l.rx.target
+	t := &st.rx.target
 	t.one[0] = segment{b, m}
 	t.segs = t.one[:]
 	return nil
 }
 
-func (l *tcp) aimControl() *iwarpwire.TermError {
-	t := &l.rx.target
-	t.one[0] = segment{buf: l.rx.ctl[:l.rx.left]}
+func (st *stream) aimControl() *iwarpwire.TermError {
+	t := &st.rx.target
+	t.one[0] = segment{buf: st.rx.ctl[:st.rx.left]}
 	t.segs = t.one[:]
 	return nil
 }
@@ -69,8 +69,8 @@ func (q *qp) windowFor(stag uint32, to uint64, n int) (*mr, []byte, *iwarpwire.T
 
 // aimSend checks a segment of a Send against the message in progress and takes
 // a receive at the start of one.
-func (l *tcp) aimSend() *iwarpwire.TermError {
-	rx := &l.rx
+func (st *stream) aimSend() *iwarpwire.TermError {
+	rx := &st.rx
 	h := &rx.hdr
 	if !rx.inMsg {
 		switch {
@@ -86,7 +86,7 @@ func (l *tcp) aimSend() *iwarpwire.TermError {
 			rx.sendMSN++
 			return nil
 		}
-		r, ok := l.qp.popRecv()
+		r, ok := st.qp.popRecv()
 		if !ok {
 			return iwarpwire.ErrNoBuffer
 		}
@@ -114,14 +114,14 @@ func (l *tcp) aimSend() *iwarpwire.TermError {
 }
 
 // aimReadResponse matches a response against the oldest outstanding read.
-func (l *tcp) aimReadResponse() *iwarpwire.TermError {
-	rx := &l.rx
+func (st *stream) aimReadResponse() *iwarpwire.TermError {
+	rx := &st.rx
 	h := &rx.hdr
-	q := l.qp
+	q := st.qp
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
 	r := q.sq.oldestRead()
-	rtr := rx.eatRead && l.tx.reads > 0
+	rtr := rx.eatRead && st.tx.reads > 0
 	if r == nil && !rtr {
 		return iwarpwire.ErrInvalidSTag
 	}
@@ -142,10 +142,10 @@ func (l *tcp) aimReadResponse() *iwarpwire.TermError {
 		h.Last != (rx.left == r.size-rx.readDone):
 		return iwarpwire.ErrBaseBounds
 	}
-	return l.aimTagged(s.mr, s.buf[rx.readDone:rx.readDone+rx.left], nil)
+	return st.aimTagged(s.mr, s.buf[rx.readDone:rx.readDone+rx.left], nil)
 }
 
-// oldestRead is the first request that the link has sent and that waits for a
+// oldestRead is the first request that the stream has sent and that waits for a
 // Read Response.
 func (s *sendQueue) oldestRead() *sendReq {
 	for i := range s.sent {
@@ -157,8 +157,8 @@ func (s *sendQueue) oldestRead() *sendReq {
 }
 
 // deliver acts on the frame that was received in full.
-func (l *tcp) deliver() bool {
-	rx := &l.rx
+func (st *stream) deliver() bool {
+	rx := &st.rx
 	h := &rx.hdr
 	n := rx.payload()
 	switch h.Op {
@@ -166,11 +166,11 @@ func (l *tcp) deliver() bool {
 		rx.inWrite = !h.Last
 		return true // the target learns of it by a later Send
 	case iwarpwire.ReadResponse:
-		return l.deliverRead(n)
+		return st.deliverRead(n)
 	case iwarpwire.ReadRequest:
-		return l.serveRead()
+		return st.serveRead()
 	case iwarpwire.Terminate:
-		return l.terminated(n)
+		return st.terminated(n)
 	}
 	if rx.eatSend {
 		rx.eatSend = false
@@ -180,19 +180,19 @@ func (l *tcp) deliver() bool {
 	if !h.Last {
 		return true
 	}
-	wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: l.qp.num, ByteLen: uint32(rx.filled)}
+	wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: st.qp.num, ByteLen: uint32(rx.filled)}
 	if h.Op.Invalidates() {
 		// RFC 5040, section 5.3: the key is gone before the message is delivered.
-		if term := l.qp.invalidate(h.InvSTag, true); term != nil {
-			l.refuse(term)
+		if term := st.qp.invalidate(h.InvSTag, true); term != nil {
+			st.refuse(term)
 			return false
 		}
 		wc.Flags, wc.InvKey = ibv.WCWithInv, h.InvSTag
 	}
 	rx.inMsg, rx.cur = false, recvReq{}
 	solicited := h.Op == iwarpwire.SendSE || h.Op == iwarpwire.SendSEInv
-	if !l.qp.complete(l.qp.recvCQ, &wc, solicited, l) {
-		l.end(fmt.Errorf("%s: %w", Name, ibv.ErrCQOverrun), &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
+	if !st.qp.complete(st.qp.recvCQ, &wc, solicited, st) {
+		st.end(fmt.Errorf("%s: %w", Name, ibv.ErrCQOverrun), &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
 		return false
 	}
 	return true
@@ -206,9 +206,9 @@ func (rx *receiver) payload() int {
 	return rx.ulen - iwarpwire.UntaggedLen
 }
 
-func (l *tcp) deliverRead(n int) bool {
-	rx := &l.rx
-	q := l.qp
+func (st *stream) deliverRead(n int) bool {
+	rx := &st.rx
+	q := st.qp
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
 	rx.readDone += n
@@ -216,80 +216,80 @@ func (l *tcp) deliverRead(n int) bool {
 		return true
 	}
 	rx.readDone = 0
-	l.tx.reads--
+	st.tx.reads--
 	if rx.eatRead {
 		rx.eatRead = false // RFC 6581: the Read that was our RTR went first
 	} else {
 		q.sq.oldestRead().done = true
 	}
-	q.reap(l)
-	l.push() // a read or a fenced request may have waited for this one
+	q.reap(st)
+	st.push() // a read or a fenced request may have waited for this one
 	return true
 }
 
 // serveRead queues the Read Response that the peer asked for.
-func (l *tcp) serveRead() bool {
-	rx := &l.rx
+func (st *stream) serveRead() bool {
+	rx := &st.rx
 	var req iwarpwire.ReadReq
 	if term := req.Parse(rx.ctl[:iwarpwire.ReadReqLen]); term != nil {
-		l.violation(term, true)
+		st.violation(term, true)
 		return false
 	}
 	resp := response{stag: req.SinkSTag, to: req.SinkTO}
 	if req.Size > 0 {
-		l.qp.pd.gate.RLock()
-		m, b, term := l.qp.window(req.SrcSTag, req.SrcTO, uint64(req.Size), false)
-		l.qp.pd.gate.RUnlock()
+		st.qp.pd.gate.RLock()
+		m, b, term := st.qp.window(req.SrcSTag, req.SrcTO, uint64(req.Size), false)
+		st.qp.pd.gate.RUnlock()
 		if term != nil {
-			l.violation(term, true)
+			st.violation(term, true)
 			return false
 		}
 		resp.seg[0] = segment{b, m}
 	}
-	l.qp.sq.mu.Lock()
-	fits := len(l.tx.resp) < max(l.ird, 1) // one is always served: it may be the peer's RTR
+	st.qp.sq.mu.Lock()
+	fits := len(st.tx.resp) < max(st.ird, 1) // one is always served: it may be the peer's RTR
 	if fits {
-		l.tx.resp = append(l.tx.resp, resp)
-		l.push()
+		st.tx.resp = append(st.tx.resp, resp)
+		st.push()
 	}
-	l.qp.sq.mu.Unlock()
+	st.qp.sq.mu.Unlock()
 	if !fits {
-		l.violation(iwarpwire.ErrCatastrophic, true)
+		st.violation(iwarpwire.ErrCatastrophic, true)
 	}
 	return fits
 }
 
 // refuse is violation for an error that may concern a receive in progress.
-func (l *tcp) refuse(term *iwarpwire.TermError) {
-	rx := &l.rx
+func (st *stream) refuse(term *iwarpwire.TermError) {
+	rx := &st.rx
 	if rx.inMsg {
-		wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: l.qp.num, Status: ibv.WCFlushErr}
+		wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: st.qp.num, Status: ibv.WCFlushErr}
 		if *term == *iwarpwire.ErrTooLong {
 			wc.Status = ibv.WCLocLenErr
 		}
 		rx.inMsg, rx.cur = false, recvReq{}
-		l.qp.complete(l.qp.recvCQ, &wc, false, l)
+		st.qp.complete(st.qp.recvCQ, &wc, false, st)
 	}
 	culprit := ibv.WCFlushErr
 	if rx.hdr.Op == iwarpwire.ReadResponse {
 		culprit = ibv.WCBadRespErr
 	}
-	l.end(fmt.Errorf("%s: the peer broke the protocol: %w", Name, term), l.terminate(term, false), culprit)
+	st.end(fmt.Errorf("%s: the peer broke the protocol: %w", Name, term), st.terminate(term, false), culprit)
 }
 
 // abandon flushes the receive that was being filled.
-func (rx *receiver) abandon(l *tcp) {
+func (rx *receiver) abandon(st *stream) {
 	if rx.inMsg {
-		l.qp.flushRecv(rx.cur.id, l)
+		st.qp.flushRecv(rx.cur.id, st)
 		rx.inMsg, rx.cur = false, recvReq{}
 	}
 }
 
-// terminated ends the link on the peer's Terminate.
-func (l *tcp) terminated(n int) bool {
-	m, err := iwarpwire.ParseTerminate(l.rx.ctl[:n])
+// terminated ends the stream on the peer's Terminate.
+func (st *stream) terminated(n int) bool {
+	m, err := iwarpwire.ParseTerminate(st.rx.ctl[:n])
 	if err != nil {
-		l.end(fmt.Errorf("%s: the peer ended the connection without a readable reason: %w", Name, err), nil, ibv.WCFlushErr)
+		st.end(fmt.Errorf("%s: the peer ended the connection without a readable reason: %w", Name, err), nil, ibv.WCFlushErr)
 		return false
 	}
 	culprit := ibv.WCFlushErr
@@ -299,7 +299,7 @@ func (l *tcp) terminated(n int) bool {
 	} else if m.Err.Layer == 0 && m.Err.Type == 2 {
 		culprit = ibv.WCRemOpErr
 	}
-	l.end(&RemoteError{Layer: m.Err.Layer, Type: m.Err.Type, Code: m.Err.Code}, nil, culprit)
+	st.end(&RemoteError{Layer: m.Err.Layer, Type: m.Err.Type, Code: m.Err.Code}, nil, culprit)
 	return false
 }
 

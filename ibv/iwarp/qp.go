@@ -11,7 +11,7 @@ import (
 )
 
 // qp implements ibv.QP: two queues and what happens to the work in them. How
-// the work reaches the peer is the link's business.
+// the work reaches the peer is the stream's business.
 //
 //	INIT --start--> RTS --fail--> ERR
 //	  \______________________________/ SetError before the connection is up
@@ -28,14 +28,14 @@ type qp struct {
 
 	state  atomic.Uint32 // an ibv.QPState
 	closed atomic.Bool
-	link   atomic.Pointer[tcp] // set once, on the way to RTS
+	stream atomic.Pointer[stream] // set once, on the way to RTS
 
 	sq sendQueue
 	rq recvQueue
 }
 
-// sendQueue is the send queue. The link has the oldest requests, the first
-// sent of them, and they wait to be done in order; the others wait for the link.
+// sendQueue is the send queue. The stream has the oldest requests, the first
+// sent of them, and they wait to be done in order; the others wait for the stream.
 type sendQueue struct {
 	mu   sync.Mutex
 	reqs ring.Ring[sendReq]
@@ -50,7 +50,7 @@ type sendReq struct {
 	done   bool // to be completed once all before it are
 	status ibv.WCStatus
 	size   int    // bytes
-	end    uint64 // link: the place in its stream where this request ends
+	end    uint64 // the place in the bytes of the stream where this request ends
 	invKey uint32
 	rkey   uint32
 	raddr  uint64
@@ -130,7 +130,7 @@ func (q *qp) QPN() uint32        { return q.num }
 func (q *qp) Cap() ibv.QPCap     { return q.cap }
 func (q *qp) State() ibv.QPState { return ibv.QPState(q.state.Load()) }
 
-// PostSend queues the requests and lets the link take what it can before it
+// PostSend queues the requests and lets the stream take what it can before it
 // returns. What is left of inline data then is copied.
 func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	if q.closed.Load() {
@@ -139,7 +139,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	s := &q.sq
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := q.link.Load()
+	st := q.stream.Load()
 	switch q.State() {
 	case ibv.QPSError:
 		for i := range wrs {
@@ -150,7 +150,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	default:
 		return 0, fmt.Errorf("%s: post send in state %s: %w", Name, q.State(), ibv.ErrState)
 	}
-	if l.tx.draining {
+	if st.tx.draining {
 		return 0, fmt.Errorf("%s: post send after disconnect: %w", Name, ibv.ErrState)
 	}
 	var err error
@@ -162,7 +162,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 		posted++
 	}
 	if posted > 0 {
-		l.push()
+		st.push()
 		q.own(posted)
 	}
 	return posted, err
@@ -179,7 +179,7 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 	default:
 		return ibv.Unsupported(Name, wr.Op.String())
 	}
-	if wr.Op == ibv.OpRead && q.link.Load().ord == 0 {
+	if wr.Op == ibv.OpRead && q.stream.Load().ord == 0 {
 		return fmt.Errorf("%s: post %s: the peers agreed on none at set-up: %w", Name, wr.Op, ibv.ErrLimit)
 	}
 	if len(wr.SGL) > q.cap.MaxSendSGE || wr.Op == ibv.OpRead && len(wr.SGL) > 1 {
@@ -227,18 +227,18 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 func (s *sendQueue) at(i int) *sendReq { return s.reqs.At(i) }
 
 // own takes what is left of the last posted requests out of the caller's
-// hands. Inline data that the link holds already is the link's to copy. The
+// hands. Inline data that the stream holds already is the stream's to copy. The
 // caller holds sq.mu.
 func (q *qp) own(posted int) {
 	s := &q.sq
 	if s.reqs.Len() == 0 {
 		return
 	}
-	l := q.link.Load()
-	l.ownOut()
+	st := q.stream.Load()
+	st.ownOut()
 	next := s.sent
-	if l.tx.msg.active && !l.tx.msg.resp {
-		next++ // half framed: the link's too
+	if st.tx.msg.active && !st.tx.msg.resp {
+		next++ // half framed: the stream's too
 	}
 	for i := max(s.reqs.Len()-posted, next); i < s.reqs.Len(); i++ {
 		r := s.at(i)
@@ -257,7 +257,7 @@ func (q *qp) own(posted int) {
 
 // reap completes what is done at the head of the send queue. The caller holds
 // sq.mu.
-func (q *qp) reap(from *tcp) {
+func (q *qp) reap(from *stream) {
 	s := &q.sq
 	ok := true
 	for s.sent > 0 && s.at(0).done {
@@ -279,7 +279,7 @@ func (s *sendQueue) drop() {
 	s.reqs.Drop()
 }
 
-func (q *qp) completeSend(r *sendReq, from *tcp) bool {
+func (q *qp) completeSend(r *sendReq, from *stream) bool {
 	if r.status == ibv.WCSuccess && r.flags&ibv.SendSignaled == 0 {
 		return true
 	}
@@ -294,13 +294,13 @@ func (q *qp) flushSend(id uint64, op ibv.Opcode) {
 	q.complete(q.sendCQ, &ibv.WC{ID: id, Status: ibv.WCFlushErr, Op: wcOp(op), QPN: q.num}, false, nil)
 }
 
-func (q *qp) flushRecv(id uint64, from *tcp) {
+func (q *qp) flushRecv(id uint64, from *stream) {
 	q.complete(q.recvCQ, &ibv.WC{ID: id, Status: ibv.WCFlushErr, Op: ibv.WCRecv, QPN: q.num}, false, from)
 }
 
 // complete adds a completion, unless the queue pair has been closed: what it
 // had left then is dropped.
-func (q *qp) complete(c *cq, wc *ibv.WC, solicited bool, from *tcp) bool {
+func (q *qp) complete(c *cq, wc *ibv.WC, solicited bool, from *stream) bool {
 	return q.closed.Load() || c.add(wc, solicited, from)
 }
 
@@ -384,8 +384,8 @@ func (q *qp) Idle(unused func(buf []byte)) {
 	q.rq.mu.Unlock()
 	q.sq.mu.Lock()
 	q.sq.reqs.Trim()
-	if l := q.link.Load(); l != nil {
-		l.tx.trim()
+	if st := q.stream.Load(); st != nil {
+		st.tx.trim()
 	}
 	q.sq.mu.Unlock()
 	q.sendCQ.trim()
@@ -404,10 +404,10 @@ func (q *qp) popRecv() (r recvReq, ok bool) {
 }
 
 // fail moves the queue pair to the error state and flushes both queues. culprit
-// is the status for the oldest request that the link has, WCFlushErr for none
-// in particular; from as in cq.add. The link has stopped touching the buffers,
+// is the status for the oldest request that the stream has, WCFlushErr for none
+// in particular; from as in cq.add. The stream has stopped touching the buffers,
 // except that the caller may be the receiving goroutine itself.
-func (q *qp) fail(culprit ibv.WCStatus, from *tcp) {
+func (q *qp) fail(culprit ibv.WCStatus, from *stream) {
 	// Whoever posts sees the new state only when all before it are flushed.
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
@@ -436,8 +436,8 @@ func (q *qp) fail(culprit ibv.WCStatus, from *tcp) {
 // overrun ends the connection because a completion was lost. It is called with
 // queue locks held, so the work is done elsewhere.
 func (q *qp) overrun() {
-	if l := q.link.Load(); l != nil {
-		go l.abort(fmt.Errorf("%s: %w", Name, ibv.ErrCQOverrun), true)
+	if st := q.stream.Load(); st != nil {
+		go st.abort(fmt.Errorf("%s: %w", Name, ibv.ErrCQOverrun), true)
 	}
 }
 
@@ -445,11 +445,11 @@ func (q *qp) SetError() error {
 	if q.closed.Load() {
 		return fmt.Errorf("%s: queue pair closed: %w", Name, ibv.ErrState)
 	}
-	if q.link.Load() == nil {
+	if q.stream.Load() == nil {
 		q.fail(ibv.WCFlushErr, nil)
 	}
-	if l := q.link.Load(); l != nil { // it may have come up before the state changed
-		l.abort(errAborted, false)
+	if st := q.stream.Load(); st != nil { // it may have come up before the state changed
+		st.abort(errAborted, false)
 	}
 	return nil
 }
@@ -458,8 +458,8 @@ func (q *qp) Close() error {
 	if q.closed.Swap(true) {
 		return fmt.Errorf("%s: queue pair closed twice: %w", Name, ibv.ErrState)
 	}
-	if l := q.link.Load(); l != nil {
-		l.abort(errAborted, false)
+	if st := q.stream.Load(); st != nil {
+		st.abort(errAborted, false)
 	}
 	q.sendCQ.detach(q)
 	q.recvCQ.detach(q)

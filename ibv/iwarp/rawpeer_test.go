@@ -360,12 +360,12 @@ func (v *victim) close() {
 
 // seize takes the receiving role, so that nobody reads. Who holds it may sleep in
 // the socket until something comes.
-func (l *tcp) seize(p *rawPeer) {
-	for !l.sit() {
+func (st *stream) seize(p *rawPeer) {
+	for !st.sit() {
 		p.send(rtrFrame(p.crc))
 	}
-	l.wanted.Store(false)
-	l.setDeadline(time.Time{})
+	st.wanted.Store(false)
+	st.setDeadline(time.Time{})
 }
 
 // A site is a device with a listener.

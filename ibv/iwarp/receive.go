@@ -22,7 +22,7 @@ import (
 //     placement (place.go), payload, trailer with the CRC.
 //  3. A message that is complete is delivered: completions, Read Responses.
 //
-// A check that fails ends the link with a Terminate naming layer and code.
+// A check that fails ends the stream with a Terminate naming layer and code.
 type receiver struct {
 	pump func(uintptr) bool
 
@@ -71,42 +71,42 @@ const pumpReads = 64
 
 // pump reads until the socket is empty (then it asks to be called again), the
 // receiver has what it came for, or it is time for its caller to look around.
-func (l *tcp) pump(fd uintptr) bool {
+func (st *stream) pump(fd uintptr) bool {
 	for range pumpReads {
-		if !l.parse() || l.stop() || l.closing.Load() {
+		if !st.parse() || st.stop() || st.closing.Load() {
 			return true
 		}
-		n, wait, err := l.readRaw(fd)
+		n, wait, err := st.readRaw(fd)
 		if wait {
-			l.rx.rest()
-			return l.once
+			st.rx.rest()
+			return st.once
 		}
-		if !l.arrived(n, err) {
+		if !st.arrived(n, err) {
 			return true
 		}
-		if l.once {
+		if st.once {
 			break
 		}
 	}
-	l.parse()
+	st.parse()
 	return true
 }
 
 // pumpPortable does the same with blocking reads, always through staging.
-func (l *tcp) pumpPortable() {
-	for l.parse() && !l.stop() && !l.closing.Load() {
-		rx := &l.rx
-		n, err := l.conn.Read((*rx.stage())[rx.w:])
+func (st *stream) pumpPortable() {
+	for st.parse() && !st.stop() && !st.closing.Load() {
+		rx := &st.rx
+		n, err := st.conn.Read((*rx.stage())[rx.w:])
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			rx.rest()
 			return
 		}
-		if !l.arrived(n, err) {
+		if !st.arrived(n, err) {
 			return
 		}
 		rx.w += n
-		if l.once {
-			l.parse()
+		if st.once {
+			st.parse()
 			return
 		}
 	}
@@ -114,8 +114,8 @@ func (l *tcp) pumpPortable() {
 
 // readRaw reads once and notes what came. While the read goes straight into
 // registered memory, and until the CRC has been computed there, the gate is held.
-func (l *tcp) readRaw(fd uintptr) (n int, wait bool, err error) {
-	rx := &l.rx
+func (st *stream) readRaw(fd uintptr) (n int, wait bool, err error) {
+	rx := &st.rx
 	staging := *rx.stage()
 	if !rx.inFrame || rx.left == 0 {
 		n, wait, err = readv(fd, append(rx.iov[:0], staging[rx.w:]))
@@ -151,7 +151,7 @@ func (l *tcp) readRaw(fd uintptr) (n int, wait bool, err error) {
 	if room == 0 {
 		bufs = append(bufs, extra)
 	}
-	gate := &l.qp.pd.gate
+	gate := &st.qp.pd.gate
 	gate.RLock()
 	defer gate.RUnlock()
 	if !rx.valid() {
@@ -159,7 +159,7 @@ func (l *tcp) readRaw(fd uintptr) (n int, wait bool, err error) {
 	}
 	n, wait, err = readv(fd, bufs)
 	k := min(n, rx.left)
-	rx.advance(k, l.crc)
+	rx.advance(k, st.crc)
 	rx.w += n - k
 	return n, wait, err
 }
@@ -178,33 +178,33 @@ func (rx *receiver) valid() bool {
 }
 
 // arrived tells by the result of a read whether to go on.
-func (l *tcp) arrived(n int, err error) bool {
+func (st *stream) arrived(n int, err error) bool {
 	if n == 0 {
-		l.ending(err)
+		st.ending(err)
 	}
 	return n > 0
 }
 
 // ending meets the end of the TCP stream or its failure.
-func (l *tcp) ending(err error) {
-	rx := &l.rx
+func (st *stream) ending(err error) {
+	rx := &st.rx
 	switch {
-	case l.closing.Load():
+	case st.closing.Load():
 	case err == nil || errors.Is(err, io.EOF):
-		if err := l.sendError(); err != nil {
-			l.end(&net.OpError{Op: "write", Net: Name, Err: err}, nil, ibv.WCFlushErr)
+		if err := st.sendError(); err != nil {
+			st.end(&net.OpError{Op: "write", Net: Name, Err: err}, nil, ibv.WCFlushErr)
 			return
 		}
 		// RFC 5044: a FIN between messages is the orderly end.
 		if rx.inFrame || rx.w > rx.r || rx.inMsg || rx.inWrite || rx.readDone > 0 {
-			l.end(errPeerQuit, nil, ibv.WCFlushErr)
+			st.end(errPeerQuit, nil, ibv.WCFlushErr)
 			return
 		}
-		l.end(nil, nil, ibv.WCFlushErr)
+		st.end(nil, nil, ibv.WCFlushErr)
 	case errors.Is(err, errRegionGone):
-		l.end(errRegionGone, &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
+		st.end(errRegionGone, &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
 	default:
-		l.end(&net.OpError{Op: "read", Net: Name, Err: err}, nil, ibv.WCFlushErr)
+		st.end(&net.OpError{Op: "read", Net: Name, Err: err}, nil, ibv.WCFlushErr)
 	}
 }
 
@@ -254,14 +254,14 @@ func (rx *receiver) advance(k int, crc bool) {
 }
 
 // parse takes apart what staging holds. It reports whether to read on.
-func (l *tcp) parse() bool {
-	rx := &l.rx
-	for !l.ended {
+func (st *stream) parse() bool {
+	rx := &st.rx
+	for !st.ended {
 		if !rx.inFrame {
 			if rx.w-rx.r < 2 {
 				return true
 			}
-			ok, more := l.beginReceive()
+			ok, more := st.beginReceive()
 			if !ok {
 				return false
 			}
@@ -269,7 +269,7 @@ func (l *tcp) parse() bool {
 				return true
 			}
 		}
-		if rx.left > 0 && rx.w > rx.r && !l.placeStaged() {
+		if rx.left > 0 && rx.w > rx.r && !st.placeStaged() {
 			return false
 		}
 		if rx.left > 0 {
@@ -280,16 +280,16 @@ func (l *tcp) parse() bool {
 			return true
 		}
 		b := (*rx.staging)[rx.r : rx.r+tail]
-		if l.crc && iwarpwire.CRC(rx.crc, b[:tail-4]) != iwarpwire.GetCRC(b[tail-4:]) {
-			l.violation(iwarpwire.ErrBadCRC, false)
+		if st.crc && iwarpwire.CRC(rx.crc, b[:tail-4]) != iwarpwire.GetCRC(b[tail-4:]) {
+			st.violation(iwarpwire.ErrBadCRC, false)
 			return false
 		}
 		rx.r += tail
 		rx.inFrame = false
 		if !rx.seen {
-			l.firstFrame()
+			st.firstFrame()
 		}
-		if !l.deliver() {
+		if !st.deliver() {
 			return false
 		}
 	}
@@ -297,9 +297,9 @@ func (l *tcp) parse() bool {
 }
 
 // beginReceive parses the header at the front of staging. more is set when it
-// is not all there; ok is false when the link has ended.
-func (l *tcp) beginReceive() (ok, more bool) {
-	rx := &l.rx
+// is not all there; ok is false when the stream has ended.
+func (st *stream) beginReceive() (ok, more bool) {
+	rx := &st.rx
 	b := (*rx.staging)[rx.r:rx.w]
 	ulen := int(binary.BigEndian.Uint16(b))
 	b = b[2:]
@@ -315,15 +315,15 @@ func (l *tcp) beginReceive() (ok, more bool) {
 	clear(rx.raw[:])
 	copy(rx.raw[:], b[:need])
 	if term != nil {
-		l.violation(term, false)
+		st.violation(term, false)
 		return false, false
 	}
 	rx.left = ulen - n
-	if l.crc {
+	if st.crc {
 		rx.crc = iwarpwire.CRC(0, (*rx.staging)[rx.r:rx.r+2+n])
 	}
-	if term := l.aim(); term != nil {
-		l.refuse(term)
+	if term := st.aim(); term != nil {
+		st.refuse(term)
 		return false, false
 	}
 	rx.r += 2 + n
@@ -332,13 +332,13 @@ func (l *tcp) beginReceive() (ok, more bool) {
 }
 
 // placeStaged copies payload that was read together with its header.
-func (l *tcp) placeStaged() bool {
-	rx := &l.rx
-	gate := &l.qp.pd.gate
+func (st *stream) placeStaged() bool {
+	rx := &st.rx
+	gate := &st.qp.pd.gate
 	gate.RLock()
 	defer gate.RUnlock()
 	if !rx.valid() {
-		l.regionGone()
+		st.regionGone()
 		return false
 	}
 	for rx.left > 0 && rx.w > rx.r {
@@ -349,37 +349,37 @@ func (l *tcp) placeStaged() bool {
 			t.segs, t.off = t.segs[1:], 0
 			continue
 		}
-		rx.advance(n, l.crc)
+		rx.advance(n, st.crc)
 	}
 	return true
 }
 
 // regionGone is ending for errRegionGone, called with the gate held: the end of
-// the link does not need the gate for itself, only lastWords might, and finds
+// the stream does not need the gate for itself, only lastWords might, and finds
 // it shared.
-func (l *tcp) regionGone() { go l.abort(errRegionGone, true) }
+func (st *stream) regionGone() { go st.abort(errRegionGone, true) }
 
 // firstFrame lets a responder send: RFC 5044 makes it wait for the initiator's
 // first FPDU.
-func (l *tcp) firstFrame() {
-	l.rx.seen = true
-	l.qp.sq.mu.Lock()
-	if l.tx.hold {
-		l.tx.hold = false
-		l.push()
+func (st *stream) firstFrame() {
+	st.rx.seen = true
+	st.qp.sq.mu.Lock()
+	if st.tx.hold {
+		st.tx.hold = false
+		st.push()
 	}
-	l.qp.sq.mu.Unlock()
+	st.qp.sq.mu.Unlock()
 }
 
-// violation ends the link because of what the peer sent. withReq adds the Read
+// violation ends the stream because of what the peer sent. withReq adds the Read
 // Request that was refused.
-func (l *tcp) violation(term *iwarpwire.TermError, withReq bool) {
-	l.end(fmt.Errorf("%s: the peer broke the protocol: %w", Name, term), l.terminate(term, withReq), ibv.WCFlushErr)
+func (st *stream) violation(term *iwarpwire.TermError, withReq bool) {
+	st.end(fmt.Errorf("%s: the peer broke the protocol: %w", Name, term), st.terminate(term, withReq), ibv.WCFlushErr)
 }
 
 // terminate makes the Terminate message for the frame in progress.
-func (l *tcp) terminate(term *iwarpwire.TermError, withReq bool) *iwarpwire.TermMsg {
-	rx := &l.rx
+func (st *stream) terminate(term *iwarpwire.TermError, withReq bool) *iwarpwire.TermMsg {
+	rx := &st.rx
 	m := &iwarpwire.TermMsg{Err: *term}
 	if term.Layer == 2 {
 		return m // RFC 5044: nothing of the frame can be trusted

@@ -19,14 +19,14 @@ func TestInvalidateInsideWrite(t *testing.T) {
 		mem := newMemory(t, s.p)
 		v, p := s.connect(mem, false, 0)
 		b := seal(false, writeOf(mem.both.RKey(), mem.both.Addr(), bytesOf(100)))
-		l := v.qp.(*qp).link.Load()
-		l.seize(p)
+		st := v.qp.(*qp).stream.Load()
+		st.seize(p)
 		p.send(b[:50])
-		for l.once = true; !l.rx.inFrame || l.rx.left == 100; {
-			l.receive(nil)
+		for st.once = true; !st.rx.inFrame || st.rx.left == 100; {
+			st.receive(nil)
 		}
-		l.once = false
-		l.leave()
+		st.once = false
+		st.leave()
 		placed := mem.touched()
 		_, err := v.qp.PostSend([]ibv.SendWR{{ID: 1, Op: ibv.OpLocalInv, Flags: ibv.SendSignaled, InvKey: mem.both.LKey()}})
 		require.NoError(t, err)
@@ -75,29 +75,29 @@ func TestCloseBehindRead(t *testing.T) {
 	require.NoError(t, err)
 	v, p := s.connect(mem, true, 1)
 	b := seal(true, writeOf(mr.RKey(), mr.Addr(), bytesOf(len(buf))))
-	l := v.qp.(*qp).link.Load()
-	l.seize(p)
+	st := v.qp.(*qp).stream.Load()
+	st.seize(p)
 	p.send(b[:50])
-	for l.once = true; !l.rx.inFrame || l.rx.left == len(buf); {
-		l.receive(nil)
+	for st.once = true; !st.rx.inFrame || st.rx.left == len(buf); {
+		st.receive(nil)
 	}
 	p.send(b[50:])
-	if l.qp.dev.cfg.portable {
-		l.receive(nil)
+	if st.qp.dev.cfg.portable {
+		st.receive(nil)
 	} else {
-		require.NoError(t, l.raw.Read(func(fd uintptr) bool {
-			n, wait, err := l.readRaw(fd)
+		require.NoError(t, st.raw.Read(func(fd uintptr) bool {
+			n, wait, err := st.readRaw(fd)
 			if wait {
 				return false
 			}
 			require.NoError(t, mr.Close())
 			clear(buf)
-			return l.arrived(n, err)
+			return st.arrived(n, err)
 		}))
 	}
-	l.once = false
-	require.True(t, l.parse())
-	l.leave()
+	st.once = false
+	require.True(t, st.parse())
+	st.leave()
 	p.send(seal(true, sendOf(1, 0, true, nil)))
 	require.Equal(t, map[uint64]ibv.WCStatus{0: ibv.WCSuccess}, v.completions(1))
 	v.close()

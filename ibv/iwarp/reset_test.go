@@ -20,11 +20,11 @@ func TestResetMetBySend(t *testing.T) {
 		mem := newMemory(t, s.p)
 		v, p := s.connect(mem, false, 1)
 		q := v.qp.(*qp)
-		l := q.link.Load()
+		st := q.stream.Load()
 		p.send(seal(false, sendOf(1, 0, true, nil)))
 		v.completions(1)
 
-		l.seize(p) // nobody reads
+		st.seize(p) // nobody reads
 		p.hangUp(true)
 		for stopped := false; !stopped; {
 			_, err := v.qp.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendInline}})
@@ -35,10 +35,10 @@ func TestResetMetBySend(t *testing.T) {
 			_, err = v.cq.Poll(wcs[:])
 			require.NoError(t, err)
 			q.sq.mu.Lock()
-			stopped = l.tx.stopped
+			stopped = st.tx.stopped
 			q.sq.mu.Unlock()
 		}
-		l.leave()
+		st.leave()
 		require.ErrorIs(t, v.event().Err, syscall.ECONNRESET)
 		v.close()
 		mem.close()
@@ -58,9 +58,9 @@ func TestTerminateOutlivesQueuePair(t *testing.T) {
 		require.Error(t, v.event().Err)
 		h, _ := p.frame()
 		require.Equal(t, iwarpwire.Terminate, h.Op)
-		l := v.qp.(*qp).link.Load()
+		st := v.qp.(*qp).stream.Load()
 		v.close()
-		require.False(t, l.dirty.Load(), "the socket has a read deadline by which its listening ends")
+		require.False(t, st.dirty.Load(), "the socket has a read deadline by which its listening ends")
 		p.hangUp(false)
 		p.ended()
 		mem.close()

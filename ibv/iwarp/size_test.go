@@ -48,9 +48,9 @@ func TestSizeOfRequests(t *testing.T) {
 
 // The largest message is cut into frames of every size.
 func TestSegmentSizeOfLargest(t *testing.T) {
-	l := new(tcp)
+	st := new(stream)
 	for _, limit := range []int{110, 1440, 65517, 65521} {
-		n := l.segmentSize(math.MaxInt32, limit)
+		n := st.segmentSize(math.MaxInt32, limit)
 		require.Positive(t, n, "limit %d", limit)
 		require.LessOrEqual(t, n, limit)
 	}

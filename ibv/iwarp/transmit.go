@@ -29,7 +29,7 @@ type transmitter struct {
 	draining bool // after disconnect: nothing more is posted
 	finished bool // our direction of the socket is shut down
 	stopped  bool
-	faulted  bool // the next request cannot be done, the link is ending
+	faulted  bool // the next request cannot be done, the stream is ending
 	flushing bool // a sender goroutine owns the socket's way out
 
 	// The batch: framed, and not yet taken by the socket.
@@ -116,42 +116,42 @@ type response struct {
 }
 
 // push sends what can be sent now.
-func (l *tcp) push() {
-	t := &l.tx
+func (st *stream) push() {
+	t := &st.tx
 	if t.flushing || t.stopped {
 		return
 	}
 	for {
-		if len(t.out) == 0 && !l.frame() {
+		if len(t.out) == 0 && !st.frame() {
 			break
 		}
-		if !l.qp.dev.cfg.portable {
-			if err := l.raw.Write(t.write); err != nil {
+		if !st.qp.dev.cfg.portable {
+			if err := st.raw.Write(t.write); err != nil {
 				t.err = err
 			}
 			if t.err != nil {
-				l.txFailed()
+				st.txFailed()
 				return
 			}
-			l.account(t.n)
+			st.account(t.n)
 			if !t.wait {
 				continue
 			}
 		}
 		t.flushing = true
-		go l.flush()
+		go st.flush()
 		break
 	}
-	l.maybeFinish()
+	st.maybeFinish()
 }
 
 // writeSome offers the batch to the socket once.
-func (l *tcp) writeSome(fd uintptr) bool {
-	t := &l.tx
+func (st *stream) writeSome(fd uintptr) bool {
+	t := &st.tx
 	t.n, t.wait, t.err = 0, false, nil
-	bufs, gated, ok := l.gather()
+	bufs, gated, ok := st.gather()
 	if gated {
-		defer l.qp.pd.gate.RUnlock()
+		defer st.qp.pd.gate.RUnlock()
 	}
 	if !ok {
 		t.err = errRegionGone
@@ -163,8 +163,8 @@ func (l *tcp) writeSome(fd uintptr) bool {
 
 // gather lists the batch for writev. When it touches registered memory the
 // gate is held on return. ok is false when a region was taken away under it.
-func (l *tcp) gather() (bufs [][]byte, gated, ok bool) {
-	t := &l.tx
+func (st *stream) gather() (bufs [][]byte, gated, ok bool) {
+	t := &st.tx
 	if t.mem == nil {
 		return nil, false, true
 	}
@@ -176,7 +176,7 @@ func (l *tcp) gather() (bufs [][]byte, gated, ok bool) {
 		c := &t.out[i]
 		if c.mr != nil {
 			if !gated {
-				l.qp.pd.gate.RLock()
+				st.qp.pd.gate.RLock()
 				gated = true
 			}
 			if c.gone() {
@@ -189,58 +189,58 @@ func (l *tcp) gather() (bufs [][]byte, gated, ok bool) {
 }
 
 // flush is the sender goroutine.
-func (l *tcp) flush() {
-	if l.qp.dev.cfg.portable {
-		l.flushPortable()
+func (st *stream) flush() {
+	if st.qp.dev.cfg.portable {
+		st.flushPortable()
 		return
 	}
-	if err := l.raw.Write(l.tx.flush); err != nil {
-		l.qp.sq.mu.Lock()
-		l.tx.flushing = false
-		if !l.tx.stopped {
-			l.tx.err = err
-			l.txFailed()
+	if err := st.raw.Write(st.tx.flush); err != nil {
+		st.qp.sq.mu.Lock()
+		st.tx.flushing = false
+		if !st.tx.stopped {
+			st.tx.err = err
+			st.txFailed()
 		}
-		l.qp.sq.mu.Unlock()
+		st.qp.sq.mu.Unlock()
 	}
 }
 
 // flushSome goes on where push had to leave off; false asks for another call
 // when the socket has room.
-func (l *tcp) flushSome(fd uintptr) bool {
-	t := &l.tx
-	l.qp.sq.mu.Lock()
-	defer l.qp.sq.mu.Unlock()
-	for !t.stopped && (len(t.out) > 0 || l.frame()) {
-		l.writeSome(fd)
+func (st *stream) flushSome(fd uintptr) bool {
+	t := &st.tx
+	st.qp.sq.mu.Lock()
+	defer st.qp.sq.mu.Unlock()
+	for !t.stopped && (len(t.out) > 0 || st.frame()) {
+		st.writeSome(fd)
 		if t.err != nil {
-			l.txFailed()
+			st.txFailed()
 			break
 		}
-		l.account(t.n)
+		st.account(t.n)
 		if t.wait {
 			return false
 		}
 	}
 	t.flushing = false
 	if !t.stopped {
-		l.maybeFinish()
+		st.maybeFinish()
 	}
 	return true
 }
 
 // flushPortable is the sender goroutine where only blocking writes are to be
 // had: it works on copies, outside the lock.
-func (l *tcp) flushPortable() {
-	t := &l.tx
-	q := l.qp
+func (st *stream) flushPortable() {
+	t := &st.tx
+	q := st.qp
 	block := getBlock(64 << 10)
 	defer putBlock(block)
 	buf := (*block)[:0]
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
-	for !t.stopped && (len(t.out) > 0 || l.frame()) {
-		bufs, gated, ok := l.gather()
+	for !t.stopped && (len(t.out) > 0 || st.frame()) {
+		bufs, gated, ok := st.gather()
 		buf = buf[:0]
 		for _, b := range bufs {
 			buf = append(buf, b...)
@@ -250,29 +250,29 @@ func (l *tcp) flushPortable() {
 		}
 		if !ok {
 			t.err = errRegionGone
-			l.txFailed()
+			st.txFailed()
 			break
 		}
 		// What is in buf counts as taken: the lock is let go for the write, and
-		// whoever ends the link meanwhile must not send it again.
-		l.account(len(buf))
+		// whoever ends the stream meanwhile must not send it again.
+		st.account(len(buf))
 		q.sq.mu.Unlock()
-		_, err := l.conn.Write(buf)
+		_, err := st.conn.Write(buf)
 		q.sq.mu.Lock()
 		if err != nil && !t.stopped {
 			t.err = err
-			l.txFailed()
+			st.txFailed()
 		}
 	}
 	t.flushing = false
 	if !t.stopped {
-		l.maybeFinish()
+		st.maybeFinish()
 	}
 }
 
 // account notes that the socket took n bytes of the batch.
-func (l *tcp) account(n int) {
-	t := &l.tx
+func (st *stream) account(n int) {
+	t := &st.tx
 	t.taken += uint64(n)
 	i := 0
 	for ; i < len(t.out) && n >= len(t.out[i].b); i++ {
@@ -291,9 +291,9 @@ func (l *tcp) account(n int) {
 	}
 	t.ends = t.ends[:copy(t.ends, t.ends[i:])]
 	if len(t.out) == 0 {
-		l.releaseBatch()
+		st.releaseBatch()
 	}
-	s := &l.qp.sq
+	s := &st.qp.sq
 	for i := range s.sent {
 		r := s.at(i)
 		if r.end > t.taken {
@@ -303,7 +303,7 @@ func (l *tcp) account(n int) {
 			r.done = true // handed to TCP: the buffer is the poster's again
 		}
 	}
-	l.qp.reap(nil)
+	st.qp.reap(nil)
 }
 
 // trim gives back the lists of a batch while there is none.
@@ -316,8 +316,8 @@ func (t *transmitter) trim() {
 	}
 }
 
-func (l *tcp) releaseBatch() {
-	t := &l.tx
+func (st *stream) releaseBatch() {
+	t := &st.tx
 	t.used = 0
 	if t.mem != nil {
 		clear(t.mem.iov[:]) // keep the poster's memory alive no longer
@@ -330,12 +330,12 @@ func (l *tcp) releaseBatch() {
 
 // txFailed stops sending after an error of the socket. The receiver will meet
 // the same end and reads first what the peer still said.
-func (l *tcp) txFailed() {
-	l.tx.stopped = true
-	if err := l.tx.err; endOfPeer(err) {
-		l.ensureReceiver()
+func (st *stream) txFailed() {
+	st.tx.stopped = true
+	if err := st.tx.err; endOfPeer(err) {
+		st.ensureReceiver()
 	} else {
-		go l.abort(err, true) // the receiver would never hear of it, nor would the peer
+		go st.abort(err, true) // the receiver would never hear of it, nor would the peer
 	}
 }
 
@@ -349,46 +349,46 @@ func endOfPeer(err error) bool {
 // sendError is how TCP failed under a send. A reset is told once, to whoever
 // comes first; those who read find the end of the stream then. EPIPE is no news
 // to them: our data met a peer that had ended the stream.
-func (l *tcp) sendError() error {
-	l.qp.sq.mu.Lock()
-	defer l.qp.sq.mu.Unlock()
-	if !l.tx.stopped || errors.Is(l.tx.err, errno.EPIPE) {
+func (st *stream) sendError() error {
+	st.qp.sq.mu.Lock()
+	defer st.qp.sq.mu.Unlock()
+	if !st.tx.stopped || errors.Is(st.tx.err, errno.EPIPE) {
 		return nil
 	}
-	return l.tx.err
+	return st.tx.err
 }
 
 // stopTransmit drops the batch; the requests in it are flushed by qp.fail.
-func (l *tcp) stopTransmit() {
-	t := &l.tx
+func (st *stream) stopTransmit() {
+	t := &st.tx
 	t.stopped = true
 	clear(t.out)
 	t.out = t.out[:0]
 	t.resp = nil
 	t.msg = outgoing{}
-	l.releaseBatch()
+	st.releaseBatch()
 }
 
 // maybeFinish shuts our direction down once a disconnect has been asked for
 // and nothing is left to send.
-func (l *tcp) maybeFinish() {
-	t := &l.tx
+func (st *stream) maybeFinish() {
+	t := &st.tx
 	if !t.draining || t.finished || t.stopped || t.flushing || t.rtr != rtrNone || len(t.out) > 0 || t.msg.active ||
-		l.qp.sq.reqs.Len() > 0 || len(t.resp) > 0 {
+		st.qp.sq.reqs.Len() > 0 || len(t.resp) > 0 {
 		return
 	}
 	t.finished = true
-	l.conn.CloseWrite()
+	st.conn.CloseWrite()
 }
 
 // unsent is how many bytes this host has still to send, or 1 where it has only the end
 // of the stream: in the send queue, in the batch, and in the socket's buffer. It is 0
-// when the link has failed, as nothing is sent any more.
-func (l *tcp) unsent() (n int) {
-	s := &l.qp.sq
+// when the stream has failed, as nothing is sent any more.
+func (st *stream) unsent() (n int) {
+	s := &st.qp.sq
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := &l.tx
+	t := &st.tx
 	if t.stopped {
 		return 0
 	}
@@ -408,14 +408,14 @@ func (l *tcp) unsent() (n int) {
 	if n == 0 && t.draining && !t.finished {
 		n = 1
 	}
-	l.raw.Control(func(fd uintptr) { n += notSent(fd) })
+	st.raw.Control(func(fd uintptr) { n += notSent(fd) })
 	return n
 }
 
 // ownOut copies what the batch still borrows from the poster, and the rest of a
 // message that is half framed: either may be without the other.
-func (l *tcp) ownOut() {
-	t := &l.tx
+func (st *stream) ownOut() {
+	t := &st.tx
 	n := 0
 	for i := range t.out {
 		if t.out[i].inline {
@@ -446,15 +446,15 @@ func (l *tcp) ownOut() {
 
 // lastWords returns what must still be written so that a Terminate can be
 // understood: the rest of the frame in progress, then the Terminate.
-func (l *tcp) lastWords(term *iwarpwire.TermMsg) []byte {
-	t := &l.tx
+func (st *stream) lastWords(term *iwarpwire.TermMsg) []byte {
+	t := &st.tx
 	if term == nil || t.stopped || t.hold || t.finished {
 		return nil
 	}
 	var words []byte
 	if t.taken > t.boundary {
 		need := int(t.ends[0] - t.taken)
-		bufs, gated, ok := l.gather()
+		bufs, gated, ok := st.gather()
 		for _, b := range bufs {
 			if k := min(need, len(b)); ok {
 				words = append(words, b[:k]...)
@@ -462,13 +462,13 @@ func (l *tcp) lastWords(term *iwarpwire.TermMsg) []byte {
 			}
 		}
 		if gated {
-			l.qp.pd.gate.RUnlock()
+			st.qp.pd.gate.RUnlock()
 		}
 		if need > 0 {
 			return nil
 		}
 	}
-	return appendTerminate(words, term, l.crc)
+	return appendTerminate(words, term, st.crc)
 }
 
 // appendTerminate appends a whole FPDU that holds a Terminate message.
