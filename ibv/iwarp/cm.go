@@ -26,7 +26,7 @@ type id struct {
 	request       iwarpwire.Start // passive: what the peer asked
 
 	mu      sync.Mutex
-	conn    *net.TCPConn // nil before Connect and after the queue pair took it
+	conn    net.Conn // nil before Connect and after the queue pair took it
 	qp      *qp
 	private []byte
 	param   ibv.ConnParam
@@ -132,19 +132,10 @@ func (i *id) Connect(ctx context.Context, param ibv.ConnParam) error {
 
 func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
 	deadline := time.Now().Add(i.dev.cfg.ConnectTimeout)
-	d := net.Dialer{KeepAlive: -1, Deadline: deadline}
-	if i.local.IsValid() && (i.local.Addr().IsValid() && !i.local.Addr().IsUnspecified() || i.local.Port() != 0) {
-		d.LocalAddr = net.TCPAddrFromAddrPort(i.local)
-	}
-	nc, err := d.DialContext(ctx, "tcp", i.remote.String())
+	conn, err := dialTCP(ctx, i.local, i.remote, deadline)
 	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) && !op.Timeout() {
-			err = op.Err // the addresses are told once, by the caller
-		}
 		return cause(ctx, err)
 	}
-	conn := nc.(*net.TCPConn)
 	conn.SetDeadline(deadline)
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
@@ -184,7 +175,7 @@ func cause(ctx context.Context, err error) error {
 }
 
 // initiate is the active side of MPA start-up.
-func (i *id) initiate(conn *net.TCPConn, param *ibv.ConnParam) (s setup, reply iwarpwire.Start, err error) {
+func (i *id) initiate(conn net.Conn, param *ibv.ConnParam) (s setup, reply iwarpwire.Start, err error) {
 	req := iwarpwire.Start{CRC: i.dev.cfg.CRC, Enhanced: true, Rev: 2, Private: param.Private,
 		IRD: uint16(param.ResponderResources), ORD: uint16(param.InitiatorDepth),
 		P2P: true, RTRWrite: true, RTRRead: true}
@@ -230,7 +221,7 @@ func (i *id) initiate(conn *net.TCPConn, param *ibv.ConnParam) (s setup, reply i
 var errMarkers = errors.New("the peer demands MPA markers, which this device does not send")
 
 // refuseStart tells the peer why its reply cannot be worked with.
-func refuseStart(conn *net.TCPConn, term *iwarpwire.TermError, crc bool) error {
+func refuseStart(conn net.Conn, term *iwarpwire.TermError, crc bool) error {
 	conn.Write(appendTerminate(nil, &iwarpwire.TermMsg{Err: *term}, crc))
 	return term
 }
@@ -242,7 +233,7 @@ var startFrames = sync.Pool{New: func() any { return new([maxStart]byte) }}
 // readStart reads a Request or Reply frame. Neither side may send anything
 // behind its frame before it has heard from the other (RFC 5044, section 7.1),
 // so more bytes than the frame has are an error.
-func readStart(conn *net.TCPConn, reply bool) (iwarpwire.Start, error) {
+func readStart(conn net.Conn, reply bool) (iwarpwire.Start, error) {
 	frame := startFrames.Get().(*[maxStart]byte)
 	defer startFrames.Put(frame)
 	buf := frame[:]
@@ -349,7 +340,7 @@ func (i *id) Reject(private []byte) error {
 }
 
 // rejectStart answers a Request with a Reply that has R set, and closes.
-func rejectStart(conn *net.TCPConn, req *iwarpwire.Start, private []byte) error {
+func rejectStart(conn net.Conn, req *iwarpwire.Start, private []byte) error {
 	reply := iwarpwire.Start{Reply: true, Reject: true, CRC: req.CRC, Enhanced: req.Enhanced, Rev: req.Rev, Private: private}
 	b, err := reply.Append(nil)
 	if err == nil {
@@ -419,10 +410,4 @@ func (i *id) Close() error {
 		i.conn = nil
 	}
 	return nil
-}
-
-// unmapped is the address of a socket, an IPv4 one in its short form.
-func unmapped(a net.Addr) netip.AddrPort {
-	ap := a.(*net.TCPAddr).AddrPort()
-	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }

@@ -111,7 +111,7 @@ func (c *cq) rouse(from *stream) {
 	}
 	if c.lead != nil {
 		if c.lead != from {
-			c.lead.kick()
+			c.lead.link.interrupt()
 		} else {
 			from.told = true
 		}
@@ -198,7 +198,7 @@ func (c *cq) Wait(deadline time.Time) error {
 		}
 		if st := c.single(); st != nil && st.sit() {
 			c.lead = st
-			st.setDeadline(deadline)
+			st.link.setReadDeadline(deadline)
 			c.mu.Unlock()
 			st.receive(c)
 			c.mu.Lock()

@@ -9,7 +9,10 @@
 // the queues, their completions and their order; cq.go and pd.go the
 // completion queues, the regions and their keys. The work becomes FPDUs, and
 // FPDUs become completions, in the stream: stream.go with transmit.go, frame.go,
-// receive.go and place.go. cm.go and listen.go set connections up.
+// receive.go and place.go. A link carries the stream's bytes: link.go states what
+// it owes the stream, tcp.go is the one over TCP, and portable.go the one over TCP
+// for systems without raw descriptors. cm.go and listen.go set connections up; of
+// the link they know only how it begins, with a connection for MPA start-up.
 //
 // No goroutine is tied to a queue pair. A post hands what it can to the socket
 // and starts a sender only for what the socket did not take. Whoever waits on

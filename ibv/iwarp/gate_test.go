@@ -19,7 +19,7 @@ func TestSlowSocketLeavesGateOpen(t *testing.T) {
 		yq.recvCQ.Interrupt()
 		for !stuck.role.TryLock() { // nobody receives there: the sweeper may have sent somebody
 			stuck.wanted.Store(true)
-			stuck.kick()
+			stuck.link.interrupt()
 			time.Sleep(time.Millisecond)
 		}
 		flushing := func() bool {

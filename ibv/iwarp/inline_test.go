@@ -23,7 +23,7 @@ func TestInlineIsThePostersAgain(t *testing.T) {
 			mem := newMemory(t, s.p)
 			v, p := s.connect(mem, false, 0)
 			require.NoError(t, p.conn.SetReadBuffer(1<<18))
-			require.NoError(t, v.qp.(*qp).stream.Load().conn.SetWriteBuffer(1<<16))
+			require.NoError(t, socketOf(v.qp.(*qp).stream.Load()).conn.SetWriteBuffer(1<<16))
 			const n, size = 12, 1 << 17 // more than the sockets on both sides hold
 			buf := make([]byte, size)
 			for i := range byte(n) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync"
 	"time"
 
@@ -22,7 +21,7 @@ const defaultBacklog = 1024
 // wait for Accept in a queue; while that is full further ones are rejected.
 type listener struct {
 	dev  *device
-	ln   *net.TCPListener
+	ln   net.Listener
 	addr netip.AddrPort
 
 	ready  chan *id
@@ -31,33 +30,19 @@ type listener struct {
 	wg     sync.WaitGroup
 
 	mu   sync.Mutex
-	half list.List // of *net.TCPConn, oldest first
+	half list.List // of net.Conn, oldest first
 }
 
 // Listen binds a TCP listener.
 func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
-	network, address := "tcp", local.String()
-	switch {
-	case !local.Addr().IsValid():
-		address = net.JoinHostPort("", strconv.Itoa(int(local.Port())))
-	case local.Addr().Is4():
-		network = "tcp4"
-	case local.Addr().Is6() && !local.Addr().Is4In6():
-		network = "tcp6"
-	}
-	lc := net.ListenConfig{KeepAlive: -1}
-	ln, err := lc.Listen(ctx, network, address)
+	ln, err := listenTCP(ctx, local)
 	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) {
-			err = op.Err // the address is told once, by the caller
-		}
 		return nil, err
 	}
 	if backlog <= 0 {
 		backlog = defaultBacklog
 	}
-	l := &listener{dev: p.dev, ln: ln.(*net.TCPListener), addr: unmapped(ln.Addr()),
+	l := &listener{dev: p.dev, ln: ln, addr: unmapped(ln.Addr()),
 		ready: make(chan *id, backlog), done: make(chan struct{})}
 	if !local.Addr().IsValid() {
 		l.addr = netip.AddrPortFrom(netip.IPv6Unspecified(), l.addr.Port())
@@ -74,7 +59,7 @@ func (l *listener) run() {
 	defer l.wg.Done()
 	backoff := time.Millisecond
 	for {
-		conn, err := l.ln.AcceptTCP()
+		conn, err := l.ln.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -99,12 +84,12 @@ func (l *listener) run() {
 }
 
 // admit enters a connection among the half open ones.
-func (l *listener) admit(conn *net.TCPConn) *list.Element {
+func (l *listener) admit(conn net.Conn) *list.Element {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.half.Len() >= l.dev.cfg.MaxHalfOpen {
 		oldest := l.half.Front()
-		l.half.Remove(oldest).(*net.TCPConn).Close()
+		l.half.Remove(oldest).(net.Conn).Close()
 	}
 	select {
 	case <-l.done: // Close may have looked through the list before
@@ -122,7 +107,7 @@ func (l *listener) settle(e *list.Element) {
 }
 
 // respond is the passive side of MPA start-up up to the decision.
-func (l *listener) respond(conn *net.TCPConn, e *list.Element) {
+func (l *listener) respond(conn net.Conn, e *list.Element) {
 	conn.SetDeadline(time.Now().Add(l.dev.cfg.RequestTimeout))
 	req, err := readStart(conn, false)
 	l.settle(e)
@@ -176,7 +161,7 @@ func (l *listener) Close() error {
 		err = l.ln.Close()
 		l.mu.Lock()
 		for e := l.half.Front(); e != nil; e = e.Next() {
-			e.Value.(*net.TCPConn).Close()
+			e.Value.(net.Conn).Close()
 		}
 		l.mu.Unlock()
 		l.wg.Wait()

@@ -79,7 +79,7 @@ func New(cfg Config) *Provider {
 		cfg.MaxHalfOpen = 1024
 	}
 	cfg.portable = cfg.portable || !haveRawIO
-	d := &device{cfg: cfg}
+	d := &device{cfg: cfg, open: chooseLink(&cfg)}
 	d.sweeper.Min, d.sweeper.Max = 2*time.Millisecond, 100*time.Millisecond
 	return &Provider{dev: d}
 }
@@ -93,6 +93,7 @@ func (p *Provider) Devices() ([]ibv.Device, error) { return []ibv.Device{p.dev},
 // device implements ibv.Device.
 type device struct {
 	cfg     Config
+	open    opener
 	sweeper vacancy.Sweeper
 	qpn     atomic.Uint32
 }

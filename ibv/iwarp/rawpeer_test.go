@@ -365,7 +365,15 @@ func (st *stream) seize(p *rawPeer) {
 		p.send(rtrFrame(p.crc))
 	}
 	st.wanted.Store(false)
-	st.setDeadline(time.Time{})
+	st.link.setReadDeadline(time.Time{})
+}
+
+// socketOf returns the socket of a stream over TCP.
+func socketOf(st *stream) *socket {
+	if p, ok := st.link.(*portable); ok {
+		return &p.socket
+	}
+	return &st.link.(*tcp).socket
 }
 
 // A site is a device with a listener.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
@@ -15,7 +14,7 @@ import (
 // The way in. Everything here runs in the goroutine that holds the receiving
 // role.
 //
-//  1. pump reads from the socket: into the staging buffer, or, once a header
+//  1. pump reads from the link: into the staging buffer, or, once a header
 //     has told where a payload belongs, straight into that memory, with the
 //     trailer and the next header behind it in staging.
 //  2. parse takes frames apart as far as the bytes go: header checks and
@@ -69,14 +68,14 @@ type target struct {
 // keep its caller from a deadline, or from an interruption.
 const pumpReads = 64
 
-// pump reads until the socket is empty (then it asks to be called again), the
+// pump reads until the link is empty (then it asks to be called again), the
 // receiver has what it came for, or it is time for its caller to look around.
-func (st *stream) pump(fd uintptr) bool {
+func (st *stream) pump(at uintptr) bool {
 	for range pumpReads {
 		if !st.parse() || st.stop() || st.closing.Load() {
 			return true
 		}
-		n, wait, err := st.readRaw(fd)
+		n, wait, err := st.readSome(at)
 		if wait {
 			st.rx.rest()
 			return st.once
@@ -92,33 +91,13 @@ func (st *stream) pump(fd uintptr) bool {
 	return true
 }
 
-// pumpPortable does the same with blocking reads, always through staging.
-func (st *stream) pumpPortable() {
-	for st.parse() && !st.stop() && !st.closing.Load() {
-		rx := &st.rx
-		n, err := st.conn.Read((*rx.stage())[rx.w:])
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			rx.rest()
-			return
-		}
-		if !st.arrived(n, err) {
-			return
-		}
-		rx.w += n
-		if st.once {
-			st.parse()
-			return
-		}
-	}
-}
-
-// readRaw reads once and notes what came. While the read goes straight into
+// readSome reads once and notes what came. While the read goes straight into
 // registered memory, and until the CRC has been computed there, the gate is held.
-func (st *stream) readRaw(fd uintptr) (n int, wait bool, err error) {
+func (st *stream) readSome(at uintptr) (n int, wait bool, err error) {
 	rx := &st.rx
 	staging := *rx.stage()
 	if !rx.inFrame || rx.left == 0 {
-		n, wait, err = readv(fd, append(rx.iov[:0], staging[rx.w:]))
+		n, wait, err = st.link.readv(at, append(rx.iov[:0], staging[rx.w:]))
 		rx.w += n
 		return n, wait, err
 	}
@@ -157,7 +136,7 @@ func (st *stream) readRaw(fd uintptr) (n int, wait bool, err error) {
 	if !rx.valid() {
 		return 0, false, errRegionGone
 	}
-	n, wait, err = readv(fd, bufs)
+	n, wait, err = st.link.readv(at, bufs)
 	k := min(n, rx.left)
 	rx.advance(k, st.crc)
 	rx.w += n - k
@@ -185,12 +164,12 @@ func (st *stream) arrived(n int, err error) bool {
 	return n > 0
 }
 
-// ending meets the end of the TCP stream or its failure.
+// ending meets the end of the link's bytes or its failure.
 func (st *stream) ending(err error) {
 	rx := &st.rx
 	switch {
 	case st.closing.Load():
-	case err == nil || errors.Is(err, io.EOF):
+	case errors.Is(err, io.EOF):
 		if err := st.sendError(); err != nil {
 			st.end(&net.OpError{Op: "write", Net: Name, Err: err}, nil, ibv.WCFlushErr)
 			return

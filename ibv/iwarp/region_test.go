@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -66,9 +67,11 @@ func TestInvalidateBeforeReadResponse(t *testing.T) {
 
 // Memory that was closed right after bytes were read into it is not looked at any
 // more, not even for their CRC: it may be unmapped, or hold something else.
-func TestCloseBehindRead(t *testing.T) {
+func TestCloseBehindRead(t *testing.T) { eachMode(t, testCloseBehindRead) }
+
+func testCloseBehindRead(t *testing.T, cfg Config) {
 	leaktest.Check(t)
-	s := newSite(t, Config{portable: !haveRawIO})
+	s := newSite(t, cfg)
 	mem := newMemory(t, s.p)
 	buf := make([]byte, 100)
 	mr, err := mem.pd.RegMR(buf, ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
@@ -82,28 +85,22 @@ func TestCloseBehindRead(t *testing.T) {
 		st.receive(nil)
 	}
 	p.send(b[50:])
-	if st.qp.dev.cfg.portable {
-		st.receive(nil)
-	} else {
-		require.NoError(t, st.raw.Read(func(fd uintptr) bool {
-			n, wait, err := st.readRaw(fd)
-			if wait {
-				return false
-			}
-			require.NoError(t, mr.Close())
-			clear(buf)
-			return st.arrived(n, err)
-		}))
-	}
+	st.link.setReadDeadline(time.Time{})
+	require.NoError(t, st.link.read(func(at uintptr) bool {
+		n, wait, err := st.readSome(at)
+		if wait {
+			return false
+		}
+		require.NoError(t, mr.Close())
+		clear(buf)
+		return st.arrived(n, err)
+	}))
 	st.once = false
 	require.True(t, st.parse())
 	st.leave()
 	p.send(seal(true, sendOf(1, 0, true, nil)))
 	require.Equal(t, map[uint64]ibv.WCStatus{0: ibv.WCSuccess}, v.completions(1))
 	v.close()
-	if !haveRawIO {
-		require.NoError(t, mr.Close())
-	}
 	mem.close()
 	p.drain()
 }

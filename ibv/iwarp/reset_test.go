@@ -60,7 +60,7 @@ func TestTerminateOutlivesQueuePair(t *testing.T) {
 		require.Equal(t, iwarpwire.Terminate, h.Op)
 		st := v.qp.(*qp).stream.Load()
 		v.close()
-		require.False(t, st.dirty.Load(), "the socket has a read deadline by which its listening ends")
+		require.False(t, socketOf(st).dirty.Load(), "the socket has a read deadline by which its listening ends")
 		p.hangUp(false)
 		p.ended()
 		mem.close()

@@ -8,7 +8,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -16,13 +15,12 @@ import (
 	"github.com/rdmanet/rdmanet/internal/vacancy"
 )
 
-// stream is the RDMAP stream of a queue pair (RFC 5040), over a TCP connection. transmit.go is the
-// way out, under the send queue's lock; receive.go the way in, for whoever
+// stream is the RDMAP stream of a queue pair (RFC 5040), over a link. transmit.go is
+// the way out, under the send queue's lock; receive.go the way in, for whoever
 // holds the receiving role. This file has its life: who receives, and the end.
 type stream struct {
 	qp     *qp
-	conn   *net.TCPConn
-	raw    syscall.RawConn
+	link   link
 	notify func(ibv.Event)
 
 	crc      bool // CRC32C in use, both ways
@@ -32,9 +30,9 @@ type stream struct {
 	role    sync.Mutex
 	seat    vacancy.Seat
 	wanted  atomic.Bool // somebody waits and would rather receive itself
-	dirty   atomic.Bool // the socket has a read deadline
 	closing atomic.Bool // abort was called, or the end has come
 	rtrDue  atomic.Bool // the peer waits for our RTR, which our first send takes along
+	reset   atomic.Bool // abort was called for a reset
 
 	// Below role.
 	rx    receiver
@@ -43,8 +41,8 @@ type stream struct {
 	once  bool
 	ended bool
 
-	// hangUp asks for the socket to be closed once the role is given up: from
-	// inside a call of RawConn.Read, Close would wait for itself.
+	// hangUp asks for the link to be closed once the role is given up, as a step of
+	// read must not close it.
 	hangUp bool
 
 	tx transmitter // below qp.sq.mu
@@ -55,17 +53,15 @@ var (
 	errPeerQuit = fmt.Errorf("iwarp: connection ended inside a message: %w", io.ErrUnexpectedEOF)
 )
 
-// lastWordsTimeout bounds how long the socket outlives its queue pair to carry
-// a Terminate.
-const lastWordsTimeout = time.Second
-
-// startStream brings the queue pair up over conn, whose MPA start-up is done.
-func startStream(q *qp, conn *net.TCPConn, s setup, notify func(ibv.Event)) error {
-	raw, err := conn.SyscallConn()
+// startStream brings the queue pair up over a connection whose MPA start-up is done.
+// It takes conn over: on error conn is closed.
+func startStream(q *qp, conn net.Conn, s setup, notify func(ibv.Event)) error {
+	link, err := q.dev.open(conn, &s)
 	if err != nil {
+		conn.Close()
 		return err
 	}
-	st := &stream{qp: q, conn: conn, raw: raw, notify: notify, crc: s.crc, ord: s.ord, ird: s.ird}
+	st := &stream{qp: q, link: link, notify: notify, crc: s.crc, ord: s.ord, ird: s.ird}
 	st.tx.hold, st.tx.rtr, st.rx.eatSend, st.rx.eatRead = s.hold, s.rtr, s.eatSend, s.rtr == rtrRead
 	st.tx.write, st.tx.flush, st.rx.pump = st.writeSome, st.flushSome, st.pump
 	st.seat.Init(&q.dev.sweeper, func() { go st.background() })
@@ -76,6 +72,7 @@ func startStream(q *qp, conn *net.TCPConn, s setup, notify func(ibv.Event)) erro
 	if !q.state.CompareAndSwap(uint32(ibv.QPSInit), uint32(ibv.QPSRTS)) {
 		q.sq.mu.Unlock()
 		st.role.Unlock()
+		link.close(false)
 		return fmt.Errorf("%s: connect queue pair in state %s: %w", Name, q.State(), ibv.ErrState)
 	}
 	q.stream.Store(st)
@@ -122,13 +119,13 @@ func (st *stream) leave() {
 	}
 }
 
-// release unlocks the role, and closes the socket if that was left to do.
+// release unlocks the role, and closes the link if that was left to do.
 func (st *stream) release() {
 	hangUp := st.hangUp
 	st.hangUp = false
 	st.role.Unlock()
 	if hangUp {
-		st.conn.Close()
+		st.link.close(st.reset.Load())
 	}
 }
 
@@ -141,9 +138,13 @@ func (st *stream) receive(c *cq) {
 		st.qp.sq.mu.Unlock()
 	}
 	st.cur, st.told = c, false
-	if st.qp.dev.cfg.portable {
-		st.pumpPortable()
-	} else if err := st.raw.Read(st.rx.pump); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !st.closing.Load() {
+	var err error
+	if st.once {
+		err = st.link.poll(st.rx.pump)
+	} else {
+		err = st.link.read(st.rx.pump)
+	}
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !st.closing.Load() {
 		st.end(err, nil, ibv.WCFlushErr)
 	}
 	st.cur = nil
@@ -154,10 +155,10 @@ func (st *stream) background() {
 	if !st.sit() {
 		return
 	}
-	st.setDeadline(time.Time{})
+	st.link.setReadDeadline(time.Time{})
 	for !st.ended && !st.closing.Load() && !st.wanted.Load() {
 		st.receive(nil)
-		st.setDeadline(time.Time{})
+		st.link.setReadDeadline(time.Time{})
 	}
 	st.leave()
 }
@@ -170,12 +171,6 @@ func (st *stream) poll() {
 	if !st.sit() {
 		return
 	}
-	if st.qp.dev.cfg.portable {
-		st.conn.SetReadDeadline(time.Now().Add(50 * time.Microsecond))
-		st.dirty.Store(true)
-	} else {
-		st.setDeadline(time.Time{})
-	}
 	st.once = true
 	st.receive(nil)
 	st.once = false
@@ -185,20 +180,6 @@ func (st *stream) poll() {
 // stop reports whether the receiver has done what it came for.
 func (st *stream) stop() bool {
 	return st.told || st.cur == nil && st.wanted.Load()
-}
-
-// kick makes the receiver that sits in the socket return.
-func (st *stream) kick() {
-	st.dirty.Store(true)
-	st.conn.SetReadDeadline(time.Unix(1, 0))
-}
-
-// setDeadline sets or clears the socket's read deadline. The caller holds the
-// role.
-func (st *stream) setDeadline(t time.Time) {
-	if st.dirty.Swap(!t.IsZero()) || !t.IsZero() {
-		st.conn.SetReadDeadline(t)
-	}
 }
 
 // disconnect ends the connection once everything posted has been handed over.
@@ -211,14 +192,12 @@ func (st *stream) disconnect() {
 	st.ensureReceiver()
 }
 
-// abort ends the stream from outside: with a reset when rst is set, else as TCP
+// abort ends the stream from outside: with a reset when rst is set, else as the link
 // does on close. When it returns no posted buffer is in use.
 func (st *stream) abort(cause error, rst bool) {
 	if !st.closing.Swap(true) {
-		if rst {
-			st.conn.SetLinger(0)
-		}
-		st.kick()
+		st.reset.Store(rst)
+		st.link.interrupt()
 	}
 	st.role.Lock()
 	st.end(cause, nil, ibv.WCFlushErr)
@@ -240,33 +219,15 @@ func (st *stream) end(cause error, term *iwarpwire.TermMsg, culprit ibv.WCStatus
 	q := st.qp
 	q.sq.mu.Lock()
 	words := st.lastWords(term)
-	flushing := st.tx.flushing && !q.dev.cfg.portable
 	st.stopTransmit()
 	q.sq.mu.Unlock()
 
-	if flushing {
-		// The sender sits in the socket; it finds the stream stopped.
-		st.conn.SetWriteDeadline(time.Unix(1, 0))
-	}
 	st.rx.abandon(st)
 	q.fail(culprit, st)
 	if len(words) > 0 {
-		go st.speak(words)
+		go st.link.closeAfter(words)
 	} else {
 		st.hangUp = true
 	}
 	st.notify(ibv.Event{Kind: ibv.EventDisconnected, Err: cause})
-}
-
-// speak writes the last bytes and lets the peer read them: closing a socket
-// that holds unread data would reset the connection and may lose them.
-func (st *stream) speak(words []byte) {
-	defer st.conn.Close()
-	st.conn.SetDeadline(time.Now().Add(lastWordsTimeout))
-	if _, err := st.conn.Write(words); err != nil {
-		return
-	}
-	if st.conn.CloseWrite() == nil {
-		io.Copy(io.Discard, st.conn)
-	}
 }

@@ -19,27 +19,27 @@ import (
 //     goroutine is at work it has nothing to do.
 //  2. frame turns requests and Read Responses into a batch of FPDUs: headers
 //     and small payloads in scratch memory, large payloads where they lie.
-//  3. The batch is offered to the socket. What the socket takes completes
+//  3. The batch is offered to the link. What the link takes completes
 //     requests (account, then qp.reap).
-//  4. If the socket is full, a sender goroutine (flush) waits for room and goes
+//  4. If the link is full, a sender goroutine (flush) waits for room and goes
 //     on with 2 and 3 until nothing is left.
 type transmitter struct {
 	hold     bool // the peer's first FPDU must come before ours
 	rtr      rtrKind
 	draining bool // after disconnect: nothing more is posted
-	finished bool // our direction of the socket is shut down
+	finished bool // our direction of the link is closed
 	stopped  bool
 	faulted  bool // the next request cannot be done, the stream is ending
-	flushing bool // a sender goroutine owns the socket's way out
+	flushing bool // a sender goroutine owns the link's way out
 
-	// The batch: framed, and not yet taken by the socket.
+	// The batch: framed, and not yet taken by the link.
 	out      []chunk
 	mem      *batchMemory // nil while there is no batch
 	used     int          // bytes of its scratch
 	owned    *[]byte      // copies of inline data in out
 	ends     []uint64
 	framed   uint64 // bytes framed so far on this connection
-	taken    uint64 // bytes that the socket has taken
+	taken    uint64 // bytes that the link has taken
 	boundary uint64 // the last end of an FPDU at or before taken
 
 	msg     outgoing   // the message being framed
@@ -69,7 +69,7 @@ const (
 	frameOverhead = 2 + iwarpwire.ReadRequestLen + 3 + 4 // length, header, padding, CRC at most
 )
 
-// batchMemory is what a batch needs until the socket has taken it. An idle queue pair has
+// batchMemory is what a batch needs until the link has taken it. An idle queue pair has
 // none: with it an idle connection would take a tenth more.
 type batchMemory struct {
 	scratch [scratchSize]byte   // headers and small payloads
@@ -86,7 +86,7 @@ const (
 	rtrRead
 )
 
-// chunk is a stretch of bytes on its way to the socket.
+// chunk is a stretch of bytes on its way to the link.
 type chunk struct {
 	b      []byte
 	mr     *mr  // the region it lies in, which may be taken away
@@ -125,28 +125,25 @@ func (st *stream) push() {
 		if len(t.out) == 0 && !st.frame() {
 			break
 		}
-		if !st.qp.dev.cfg.portable {
-			if err := st.raw.Write(t.write); err != nil {
-				t.err = err
-			}
-			if t.err != nil {
-				st.txFailed()
-				return
-			}
-			st.account(t.n)
-			if !t.wait {
-				continue
-			}
+		if err := st.link.write(t.write); err != nil {
+			t.err = err
 		}
-		t.flushing = true
-		go st.flush()
-		break
+		if t.err != nil {
+			st.txFailed()
+			return
+		}
+		st.account(t.n)
+		if t.wait {
+			t.flushing = true
+			go st.flush()
+			break
+		}
 	}
 	st.maybeFinish()
 }
 
-// writeSome offers the batch to the socket once.
-func (st *stream) writeSome(fd uintptr) bool {
+// writeSome offers the batch to the link once.
+func (st *stream) writeSome(at uintptr) bool {
 	t := &st.tx
 	t.n, t.wait, t.err = 0, false, nil
 	bufs, gated, ok := st.gather()
@@ -157,7 +154,7 @@ func (st *stream) writeSome(fd uintptr) bool {
 		t.err = errRegionGone
 		return true
 	}
-	t.n, t.wait, t.err = writev(fd, bufs)
+	t.n, t.wait, t.err = st.link.writev(at, bufs)
 	return true
 }
 
@@ -190,11 +187,7 @@ func (st *stream) gather() (bufs [][]byte, gated, ok bool) {
 
 // flush is the sender goroutine.
 func (st *stream) flush() {
-	if st.qp.dev.cfg.portable {
-		st.flushPortable()
-		return
-	}
-	if err := st.raw.Write(st.tx.flush); err != nil {
+	if err := st.link.write(st.tx.flush); err != nil {
 		st.qp.sq.mu.Lock()
 		st.tx.flushing = false
 		if !st.tx.stopped {
@@ -206,13 +199,13 @@ func (st *stream) flush() {
 }
 
 // flushSome goes on where push had to leave off; false asks for another call
-// when the socket has room.
-func (st *stream) flushSome(fd uintptr) bool {
+// when the link has room.
+func (st *stream) flushSome(at uintptr) bool {
 	t := &st.tx
 	st.qp.sq.mu.Lock()
 	defer st.qp.sq.mu.Unlock()
 	for !t.stopped && (len(t.out) > 0 || st.frame()) {
-		st.writeSome(fd)
+		st.writeSome(at)
 		if t.err != nil {
 			st.txFailed()
 			break
@@ -229,48 +222,7 @@ func (st *stream) flushSome(fd uintptr) bool {
 	return true
 }
 
-// flushPortable is the sender goroutine where only blocking writes are to be
-// had: it works on copies, outside the lock.
-func (st *stream) flushPortable() {
-	t := &st.tx
-	q := st.qp
-	block := getBlock(64 << 10)
-	defer putBlock(block)
-	buf := (*block)[:0]
-	q.sq.mu.Lock()
-	defer q.sq.mu.Unlock()
-	for !t.stopped && (len(t.out) > 0 || st.frame()) {
-		bufs, gated, ok := st.gather()
-		buf = buf[:0]
-		for _, b := range bufs {
-			buf = append(buf, b...)
-		}
-		if gated {
-			q.pd.gate.RUnlock()
-		}
-		if !ok {
-			t.err = errRegionGone
-			st.txFailed()
-			break
-		}
-		// What is in buf counts as taken: the lock is let go for the write, and
-		// whoever ends the stream meanwhile must not send it again.
-		st.account(len(buf))
-		q.sq.mu.Unlock()
-		_, err := st.conn.Write(buf)
-		q.sq.mu.Lock()
-		if err != nil && !t.stopped {
-			t.err = err
-			st.txFailed()
-		}
-	}
-	t.flushing = false
-	if !t.stopped {
-		st.maybeFinish()
-	}
-}
-
-// account notes that the socket took n bytes of the batch.
+// account notes that the link took n bytes of the batch.
 func (st *stream) account(n int) {
 	t := &st.tx
 	t.taken += uint64(n)
@@ -300,7 +252,7 @@ func (st *stream) account(n int) {
 			break
 		}
 		if r.op != ibv.OpRead {
-			r.done = true // handed to TCP: the buffer is the poster's again
+			r.done = true // the link has it: the buffer is the poster's again
 		}
 	}
 	st.qp.reap(nil)
@@ -328,7 +280,7 @@ func (st *stream) releaseBatch() {
 	t.owned = nil
 }
 
-// txFailed stops sending after an error of the socket. The receiver will meet
+// txFailed stops sending after an error of the link. The receiver will meet
 // the same end and reads first what the peer still said.
 func (st *stream) txFailed() {
 	st.tx.stopped = true
@@ -346,7 +298,7 @@ func endOfPeer(err error) bool {
 		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed)
 }
 
-// sendError is how TCP failed under a send. A reset is told once, to whoever
+// sendError is how the link failed under a send. A reset is told once, to whoever
 // comes first; those who read find the end of the stream then. EPIPE is no news
 // to them: our data met a peer that had ended the stream.
 func (st *stream) sendError() error {
@@ -378,11 +330,11 @@ func (st *stream) maybeFinish() {
 		return
 	}
 	t.finished = true
-	st.conn.CloseWrite()
+	st.link.closeWrite()
 }
 
 // unsent is how many bytes this host has still to send, or 1 where it has only the end
-// of the stream: in the send queue, in the batch, and in the socket's buffer. It is 0
+// of the stream: in the send queue, in the batch, and in the link. It is 0
 // when the stream has failed, as nothing is sent any more.
 func (st *stream) unsent() (n int) {
 	s := &st.qp.sq
@@ -408,8 +360,7 @@ func (st *stream) unsent() (n int) {
 	if n == 0 && t.draining && !t.finished {
 		n = 1
 	}
-	st.raw.Control(func(fd uintptr) { n += notSent(fd) })
-	return n
+	return n + st.link.unsent()
 }
 
 // ownOut copies what the batch still borrows from the poster, and the rest of a

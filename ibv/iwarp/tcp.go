@@ -1,0 +1,148 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// The link over TCP, and the TCP connections that every link begins with.
+
+// tcp is a link that reads and writes the socket's descriptor without blocking, and
+// lets the runtime's poller wait for it. read and write are those of RawConn, and at
+// is the descriptor.
+type tcp struct{ socket }
+
+// openTCP is an opener.
+func openTCP(conn net.Conn, _ *setup) (link, error) {
+	t := new(tcp)
+	if err := t.init(conn); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *tcp) read(step func(at uintptr) bool) error  { return t.raw.Read(step) }
+func (t *tcp) write(step func(at uintptr) bool) error { return t.raw.Write(step) }
+
+func (t *tcp) poll(step func(at uintptr) bool) error {
+	t.setReadDeadline(time.Time{})
+	return t.raw.Read(step)
+}
+
+func (t *tcp) readv(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
+	n, wait, err = readv(at, bufs)
+	if n == 0 && !wait && err == nil {
+		err = io.EOF
+	}
+	return n, wait, err
+}
+
+func (t *tcp) writev(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
+	return writev(at, bufs)
+}
+
+// socket is what the links over TCP have in common.
+type socket struct {
+	conn  *net.TCPConn
+	raw   syscall.RawConn
+	dirty atomic.Bool // the socket has a read deadline
+}
+
+func (s *socket) init(conn net.Conn) (err error) {
+	s.conn = conn.(*net.TCPConn)
+	s.raw, err = s.conn.SyscallConn()
+	return err
+}
+
+func (s *socket) setReadDeadline(t time.Time) {
+	if s.dirty.Swap(!t.IsZero()) || !t.IsZero() {
+		s.conn.SetReadDeadline(t)
+	}
+}
+
+func (s *socket) interrupt() {
+	s.dirty.Store(true)
+	s.conn.SetReadDeadline(time.Unix(1, 0))
+}
+
+func (s *socket) closeWrite() error { return s.conn.CloseWrite() }
+
+func (s *socket) unsent() (n int) {
+	s.raw.Control(func(fd uintptr) { n = notSent(fd) })
+	return n
+}
+
+func (s *socket) close(reset bool) error {
+	if reset {
+		s.conn.SetLinger(0)
+	}
+	return s.conn.Close()
+}
+
+// closeAfter lets the peer read the words before it closes the socket: closing a
+// socket that holds unread data would reset the connection and may lose them.
+func (s *socket) closeAfter(words []byte) {
+	defer s.conn.Close()
+	s.conn.SetDeadline(time.Now().Add(lastWordsTimeout))
+	if _, err := s.conn.Write(words); err != nil {
+		return
+	}
+	if s.conn.CloseWrite() == nil {
+		io.Copy(io.Discard, s.conn)
+	}
+}
+
+// dialTCP connects for MPA start-up. An invalid or unspecified local address with
+// port 0 stands for any.
+func dialTCP(ctx context.Context, local, remote netip.AddrPort, deadline time.Time) (net.Conn, error) {
+	d := net.Dialer{KeepAlive: -1, Deadline: deadline}
+	if local.IsValid() && (local.Addr().IsValid() && !local.Addr().IsUnspecified() || local.Port() != 0) {
+		d.LocalAddr = net.TCPAddrFromAddrPort(local)
+	}
+	conn, err := d.DialContext(ctx, "tcp", remote.String())
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && !op.Timeout() {
+			err = op.Err // the addresses are told once, by the caller
+		}
+		return nil, err
+	}
+	return conn, nil
+}
+
+// listenTCP listens for what dialTCP makes. The zero netip.Addr stands for all
+// addresses of both families.
+func listenTCP(ctx context.Context, local netip.AddrPort) (net.Listener, error) {
+	network, address := "tcp", local.String()
+	switch {
+	case !local.Addr().IsValid():
+		address = net.JoinHostPort("", strconv.Itoa(int(local.Port())))
+	case local.Addr().Is4():
+		network = "tcp4"
+	case local.Addr().Is6() && !local.Addr().Is4In6():
+		network = "tcp6"
+	}
+	lc := net.ListenConfig{KeepAlive: -1}
+	ln, err := lc.Listen(ctx, network, address)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err // the address is told once, by the caller
+		}
+		return nil, err
+	}
+	return ln, nil
+}
+
+// unmapped is the address of a socket, an IPv4 one in its short form.
+func unmapped(a net.Addr) netip.AddrPort {
+	ap := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
