@@ -320,7 +320,7 @@ func (c *conn) flush() bool {
 		c.await(&c.writers)
 	}
 	if !e.marked && going() {
-		buffered := c.id.Device().Attr().SendsBuffered
+		buffered := c.id.Device().Attr().Quirks.SendsBuffered
 		if buffered {
 			c.awaitSends(func() bool { return s.barrier && going() }) // keep-alive's is not behind everything
 		}
@@ -376,7 +376,7 @@ func (c *conn) lost() error {
 	switch {
 	case c.end.disconnected && event != nil && event.Err != nil && !errors.Is(event.Err, io.ErrUnexpectedEOF):
 		return broken(event.Err)
-	case c.send.lost() && !c.id.Device().Attr().SendsBuffered: // siw says so also of sends that have arrived
+	case c.send.lost() && !c.id.Device().Attr().Quirks.SendsBuffered: // with that quirk, sends that have arrived may fail too
 		return errUntaken
 	case c.end.disconnected && event != nil:
 		return nil // also where the peer's device has met our end in the middle of what it sent

@@ -125,7 +125,7 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots i
 	c.slots, c.inline = slots-1-c.rx.depth, qp.Cap().MaxInline
 	attr := id.Device().Attr()
 	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
-	c.signalEach = attr.SendsBuffered
+	c.signalEach = attr.Quirks.SendsBuffered
 	c.readers.Init(&c.mu, true)
 	c.writers.Init(&c.mu, false) // some wait for the end of a post, and do not lead
 	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: cq, Lock: &c.mu, Groups: []*cqwait.Group{&c.readers, &c.writers},

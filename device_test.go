@@ -100,7 +100,7 @@ func requireCause(t testing.TB, err, want error) {
 	switch {
 	case want != errTooLong:
 		require.ErrorIs(t, err, want)
-	case !errors.Is(err, ibv.WCLocQPOpErr) || !testDevice(t).Attr().VagueErrors:
+	case !errors.Is(err, ibv.WCLocQPOpErr) || !testDevice(t).Attr().Quirks.VagueErrors:
 		require.ErrorIs(t, err, ibv.WCLocLenErr)
 	}
 }

@@ -222,7 +222,7 @@ func FuzzConn(f *testing.F) {
 		mode := in.next()
 		s := newScene(t)
 		s.cfg.LingerTimeout = 10 * time.Millisecond
-		if testDevice(t).Attr().EmptyReadsGarbled {
+		if testDevice(t).Attr().Quirks.EmptyReadsGarbled {
 			// siw overlooks an end that comes right behind the beginning, now and then.
 			s.cfg.KeepAlive = patience / 10
 		}

@@ -136,7 +136,7 @@ func TestKeepAliveStalled(t *testing.T) {
 					require.True(t, eventually(func() bool { return !c.isProbing() }), "no answer")
 				}
 			}
-			if s.garble || testDevice(t).Attr().EmptyReadsGarbled {
+			if s.garble || testDevice(t).Attr().Quirks.EmptyReadsGarbled {
 				require.Zero(t, m.empty.Load())
 			}
 			require.NotZero(t, m.reads.Load())

@@ -104,9 +104,9 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 	if d.m.cqe != 0 {
 		a.MaxCQE = min(a.MaxCQE, d.m.cqe)
 	}
-	a.SendsBuffered = a.SendsBuffered || d.m.buffer
-	a.ReadsUnchecked = a.ReadsUnchecked || d.m.lax
-	a.EmptyReadsGarbled = a.EmptyReadsGarbled || d.m.garble
+	a.Quirks.SendsBuffered = a.Quirks.SendsBuffered || d.m.buffer
+	a.Quirks.ReadsUnchecked = a.Quirks.ReadsUnchecked || d.m.lax
+	a.Quirks.EmptyReadsGarbled = a.Quirks.EmptyReadsGarbled || d.m.garble
 	if d.m.apart {
 		a.Caps &^= ibv.CapQPRegion
 	}

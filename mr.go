@@ -33,7 +33,7 @@ type domain struct {
 
 	private   bool // of one connection
 	lasting   bool // stays for domainIdle
-	unchecked bool // peers may read all that is registered: ibv.DeviceAttr.ReadsUnchecked
+	unchecked bool // peers may read all that is registered: ibv.Quirks.ReadsUnchecked
 
 	users int    // below domains.mu
 	epoch uint64 // and this: how often it was acquired or freed
@@ -176,7 +176,7 @@ func newDomain(dev ibv.Device) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &domain{dev: dev, pd: pd, unchecked: dev.Attr().ReadsUnchecked, windows: acquireReceiveBudget(dev), pools: make(map[int]*pool)}, nil
+	return &domain{dev: dev, pd: pd, unchecked: dev.Attr().Quirks.ReadsUnchecked, windows: acquireReceiveBudget(dev), pools: make(map[int]*pool)}, nil
 }
 
 // retain takes another reference; the caller knows of one that stays meanwhile.

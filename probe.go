@@ -9,7 +9,7 @@ import (
 // An RDMA Read asks the peer's device whether it is there, and has it say that it
 // has got what was sent before: see keepalive.go and postBarrier. One of no bytes
 // does, but for devices that may answer that with garbage
-// (ibv.DeviceAttr.EmptyReadsGarbled). Their ends offer the peer one byte to read in
+// (ibv.Quirks.EmptyReadsGarbled). Their ends offer the peer one byte to read in
 // its place, for as long as the connection lives: the pulse, a zero.
 
 // probeTarget is where a peer's is, as the peer says behind its private data.

@@ -169,7 +169,7 @@ func newRig(t testing.TB, p ibv.Provider) *rig {
 	e := pair.Active
 	attr := e.Dev.Attr()
 	newDomain := func() *domain {
-		return &domain{dev: e.Dev, pd: e.PD, private: !attr.Caps.Has(ibv.CapQPRegion), unchecked: attr.ReadsUnchecked,
+		return &domain{dev: e.Dev, pd: e.PD, private: !attr.Caps.Has(ibv.CapQPRegion), unchecked: attr.Quirks.ReadsUnchecked,
 			pools: make(map[int]*pool)}
 	}
 	r := &rig{t: t, sw: sw, pair: pair, Conn: &Conn{&conn{dom: newDomain(), qp: e.QP}}, other: newDomain()}

@@ -94,7 +94,7 @@ func (s *setup) acquire() (err error) {
 	// One more than the window may be posted, to have something to grant.
 	s.set.maximum = min(s.set.maximum, recvs-1, granted.MaxRecvWR-1)
 	s.set.initial = min(s.set.initial, s.set.maximum)
-	if attr.EmptyReadsGarbled {
+	if attr.Quirks.EmptyReadsGarbled {
 		s.probe, err = s.probeMem.open(s.dom, s.qp)
 	}
 	return err
@@ -173,7 +173,7 @@ func (s *setup) private() privateData {
 		features:   s.set.features(),
 		maxReceive: uint32(s.set.maxReceive),
 	}
-	if attr.EmptyReadsGarbled {
+	if attr.Quirks.EmptyReadsGarbled {
 		p.features |= featureNoEmptyRead
 	}
 	return p

@@ -72,7 +72,7 @@ func TestTransferKeys(t *testing.T) {
 	for _, m := range transferPeers {
 		op := map[bool]ibv.Opcode{true: ibv.OpRead, false: ibv.OpWrite}
 		for _, tt := range tries {
-			if !m.reads && tt.other && tt.when == live && !tt.neighbour && testDevice(t).Attr().ReadsUnchecked {
+			if !m.reads && tt.other && tt.when == live && !tt.neighbour && testDevice(t).Attr().Quirks.ReadsUnchecked {
 				continue // the device says so of itself
 			}
 			t.Run(m.name+"/"+tt.name, func(t *testing.T) {

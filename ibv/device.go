@@ -135,44 +135,56 @@ type DeviceAttr struct {
 	MaxMcastGrp      int // groups
 	MaxMcastQPAttach int // queue pairs a group
 
+	Quirks Quirks // how the device breaks the rules of this package
+
+	// PinsMemory is set when registered memory stays resident, so that it
+	// counts against RLIMIT_MEMLOCK and is paid for whether used or not.
+	PinsMemory bool
+}
+
+// Quirks says in what ways a device breaks the rules of this package. A device that keeps
+// them all has the zero value. A property that breaks no rule is no quirk: it is in [Caps].
+type Quirks struct {
 	// ReadsOutOfOrder is set when an RDMA Read may complete after requests that
-	// were posted behind it, unless they have [SendFence].
+	// were posted behind it, unless they have [SendFence]. The rule is that
+	// requests complete in the order they were posted.
 	ReadsOutOfOrder bool
 
 	// ReadsStall is set when a request that waits for RDMA Reads of this side,
 	// for its [SendFence] or because as many as [ConnParam.InitiatorDepth] are
 	// outstanding, holds up the answers to the peer's Reads too. When both ends
 	// come to that at once they wait for each other for ever, so of two peers
-	// that read from each other one must do neither.
+	// that read from each other one must do neither. The rule is that nothing
+	// holds up the answers.
 	ReadsStall bool
 
 	// SendsBuffered is set when a send completes before the peer's device has
 	// it, so that a Disconnect right behind may lose it. An RDMA Read, of no
 	// bytes for instance, that completes shows that the peer's device has all
 	// that was posted before. The buffer of a send without [SendSignaled] and
-	// [SendInline] may be in use even after later ones have completed.
+	// [SendInline] may be in use even after later ones have completed. The rule
+	// is that a Disconnect loses only what has not completed, and that a
+	// completion gives back the buffers of all requests before it.
 	SendsBuffered bool
 
 	// EmptyReadsGarbled is set when the device may answer an RDMA Read of no bytes
 	// with some that it has sent before, if it is sending at that moment; which
-	// breaks the connection.
+	// breaks the connection. The rule is that every RDMA Read gets the bytes that
+	// it names.
 	EmptyReadsGarbled bool
 
 	// ReadsUnchecked is set when the device lets the peer of a connection read
-	// every region of the queue pair's domain, [AccessRemoteRead] or not.
+	// every region of the queue pair's domain. The rule is that the peer reads
+	// regions with [AccessRemoteRead] only.
 	ReadsUnchecked bool
 
 	// VagueErrors is set when the status of a request that fails on this side may
 	// not say why. One that names memory it must not use may end with
-	// [WCFlushErr], [WCLocQPOpErr] or, a receive, [WCGeneralErr] in place of
-	// [WCLocProtErr]; a send-queue request that meets the end of the connection
-	// with WCLocQPOpErr in place of WCFlushErr. And a Connect that meets the end
-	// of the listener may time out.
+	// [WCFlushErr], [WCLocQPOpErr] or, a receive, [WCGeneralErr]; the rule is
+	// [WCLocProtErr]. A send-queue request that meets the end of the connection
+	// may end with WCLocQPOpErr; the rule is WCFlushErr. And a Connect that meets
+	// the end of the listener may time out.
 	VagueErrors bool
-
-	// PinsMemory is set when registered memory stays resident, so that it
-	// counts against RLIMIT_MEMLOCK and is paid for whether used or not.
-	PinsMemory bool
 }
 
 // PortState is the link's state, after enum ibv_port_state.

@@ -32,9 +32,10 @@
 //
 // # Rules that every device keeps
 //
+// What a device is known to do against the rules it says itself: see [Quirks].
+//
 //   - Posting never blocks and never waits for the peer.
-//   - Sends complete in the order they were posted, receives likewise; only
-//     RDMA Reads may be late where [DeviceAttr.ReadsOutOfOrder] says so. An
+//   - Sends complete in the order they were posted, receives likewise. An
 //     unsignalled send that succeeds leaves no completion; one that fails does.
 //   - A buffer belongs to the device from the post until its completion is
 //     polled, except an inline send, whose buffers are free when PostSend

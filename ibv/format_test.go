@@ -18,6 +18,6 @@ func TestPrinted(t *testing.T) {
 		"PortState": ibv.PortActive, "GID": ibv.GID{}, "Transport": ibv.TransportRoCE, "Event": ibv.Event{}, "EventKind": ibv.EventPortError,
 		"AHAttr": ibv.AHAttr{}, "UDParam": ibv.UDParam{}, "JoinFlags": ibv.JoinFullMember, "WC": ibv.WC{}, "WCOpcode": ibv.WCSend,
 		"WCFlags": ibv.WCWithImm, "WCStatus": ibv.WCSuccess, "WCError": ibv.WCError{}, "Opcode": ibv.OpSend, "SendFlags": ibv.SendInline,
-		"QPCap": ibv.QPCap{}, "QPInit": ibv.QPInit{}, "QPState": ibv.QPState(2),
+		"QPCap": ibv.QPCap{}, "QPInit": ibv.QPInit{}, "QPState": ibv.QPState(2), "Quirks": ibv.Quirks{},
 	})
 }

@@ -272,15 +272,17 @@ func (d *device) query() error {
 	case vendorSIW: // which never raises an event for solicited completions
 		d.siw = true
 		d.attr.MaxQPWR -= nudges
-		d.attr.ReadsOutOfOrder = true
-		d.attr.ReadsStall = true
-		d.attr.SendsBuffered = true // it hands TCP the pages of unsignalled sends, and copies the others
-		d.attr.EmptyReadsGarbled = true
-		d.attr.ReadsUnchecked = true
-		d.attr.VagueErrors = true
+		d.attr.Quirks = ibv.Quirks{
+			ReadsOutOfOrder:   true,
+			ReadsStall:        true,
+			SendsBuffered:     true, // it hands TCP the pages of unsignalled sends, and copies the others
+			EmptyReadsGarbled: true,
+			ReadsUnchecked:    true,
+			VagueErrors:       true,
+		}
 	case vendorRXE: // which raises one for solicited completions, but not for failures
 		d.rxe = true
-		d.attr.VagueErrors = true
+		d.attr.Quirks.VagueErrors = true
 	default: // no attribute tells which devices lack it: see Arm
 		d.attr.Caps |= ibv.CapSolicited
 	}

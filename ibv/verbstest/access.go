@@ -119,7 +119,7 @@ func testViolation(t *testing.T, env Env, op ibv.Opcode, v violation) {
 	secret := guarded(2*regionOff + regionLen)
 	addr, key := v.target(t, p.Passive, secret, op)
 	local := p.Active.Register(t, pattern(accessLen, 1), localWrite)
-	if op == ibv.OpRead && slices.Contains(ofRights, v.name) && p.Passive.Dev.Attr().ReadsUnchecked {
+	if op == ibv.OpRead && slices.Contains(ofRights, v.name) && p.Passive.Dev.Attr().Quirks.ReadsUnchecked {
 		p.Active.Send(t, ibv.SendWR{ID: 1, Op: op, Flags: ibv.SendSignaled, SGL: local.SGL(0, accessLen, 1), RemoteAddr: addr, RKey: key})
 		succeeded(t, p.Active, next(t, p.Active.SendCQ), 1, ibv.WCRead)
 		return // as the device says of itself
@@ -159,7 +159,7 @@ func denied(t testing.TB, p *Pair, wr ibv.SendWR) {
 // connection.
 func (e *End) cutOff(status ...ibv.WCStatus) []ibv.WCStatus {
 	status = append(status, ibv.WCFlushErr)
-	if e.Dev.Attr().VagueErrors {
+	if e.Dev.Attr().Quirks.VagueErrors {
 		status = append(status, ibv.WCLocQPOpErr)
 	}
 	return status

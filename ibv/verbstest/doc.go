@@ -24,11 +24,10 @@
 //
 // What is optional is asked for in DeviceAttr.Caps: a device that lacks an
 // operation is tested for refusing it. What a device is known to do wrong it says
-// itself, by fields of DeviceAttr such as ReadsUnchecked, and only that is let
-// pass. Where InfiniBand and iWARP differ in what they can tell (a refused RDMA
-// Write for instance), the suite goes by DeviceAttr.Transport. How long a thing
-// takes is nowhere asserted, only that it happens: every wait gives up after
-// [Patience].
+// itself, in DeviceAttr.Quirks, and only that is let pass. Where InfiniBand and
+// iWARP differ in what they can tell (a refused RDMA Write for instance), the suite
+// goes by DeviceAttr.Transport. How long a thing takes is nowhere asserted, only
+// that it happens: every wait gives up after [Patience].
 //
 // After each subtest every object must have been closed and every goroutine
 // that it started must be gone, so the suite must not run in parallel with other

@@ -103,10 +103,10 @@ func protected(t testing.TB, p *Pair, wr ibv.SendWR, status ...ibv.WCStatus) {
 	t.Helper()
 	wr.ID = 1
 	behind := ibv.SendWR{ID: 2, Op: ibv.OpSend}
-	if wr.Op == ibv.OpRead && (!p.Active.iwarp() || p.Active.Dev.Attr().ReadsOutOfOrder) {
+	if wr.Op == ibv.OpRead && (!p.Active.iwarp() || p.Active.Dev.Attr().Quirks.ReadsOutOfOrder) {
 		behind.Flags = ibv.SendFence
 	}
-	if p.Active.Dev.Attr().VagueErrors {
+	if p.Active.Dev.Attr().Quirks.VagueErrors {
 		status = append(status, ibv.WCFlushErr, ibv.WCLocQPOpErr)
 	}
 	p.Active.Recv(t, ibv.RecvWR{ID: recvBeforeBreak})

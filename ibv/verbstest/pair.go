@@ -422,7 +422,7 @@ func (e *End) iwarp() bool { return e.Dev.Attr().Transport == ibv.TransportIWARP
 
 // inOrder has the requests complete in order where RDMA Reads may be late.
 func (e *End) inOrder(wrs []ibv.SendWR) []ibv.SendWR {
-	if e.Dev.Attr().ReadsOutOfOrder {
+	if e.Dev.Attr().Quirks.ReadsOutOfOrder {
 		for i := range wrs {
 			wrs[i].Flags |= ibv.SendFence
 		}

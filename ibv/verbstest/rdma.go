@@ -198,7 +198,7 @@ func testReadsBothWays(t *testing.T, env Env) {
 	}
 	// Where Reads stall, no more at a time than the device may have outstanding.
 	batch := n
-	if p.Active.Dev.Attr().ReadsStall {
+	if p.Active.Dev.Attr().Quirks.ReadsStall {
 		batch = min(p.Active.ID.Param().InitiatorDepth, p.Passive.ID.Param().InitiatorDepth)
 	}
 	for first := 0; first < n; first += batch {
@@ -223,7 +223,7 @@ func testReadsBothWays(t *testing.T, env Env) {
 					succeeded(t, s.e, wc, uint64(sends), ibv.WCSend)
 					sends++
 				}
-				if !s.e.Dev.Attr().ReadsOutOfOrder && reads != sends && reads != sends+1 {
+				if !s.e.Dev.Attr().Quirks.ReadsOutOfOrder && reads != sends && reads != sends+1 {
 					t.Fatalf("%d reads and %d sends have completed", reads, sends)
 				}
 			}

@@ -34,7 +34,7 @@ func spoiled(t testing.TB, p *Pair, recv uint64, size int, status, nak ibv.WCSta
 		// The Send was complete when TCP had it, unless the peer was faster.
 		ended(t, p.Active, wc, 2, p.Active.cutOff(ibv.WCSuccess, ibv.WCRemOpErr, ibv.WCRemInvReqErr)...)
 		allowed := []ibv.WCStatus{status}
-		if status == ibv.WCLocProtErr && p.Passive.Dev.Attr().VagueErrors {
+		if status == ibv.WCLocProtErr && p.Passive.Dev.Attr().Quirks.VagueErrors {
 			allowed = append(allowed, ibv.WCGeneralErr)
 		}
 		ended(t, p.Passive, next(t, p.Passive.RecvCQ), recv, allowed...)

@@ -91,7 +91,7 @@ func testListenerClosed(t *testing.T, env Env) {
 		go func() { result <- e.ID.Connect(ctx, e.param) }()
 		must(t, "Listener.Close", l.Close())
 		allowed := []error{errno.ECONNREFUSED, errno.ECONNRESET}
-		if e.Dev.Attr().VagueErrors {
+		if e.Dev.Attr().Quirks.VagueErrors {
 			allowed = append(allowed, syscall.ETIMEDOUT)
 		}
 		mustBe(t, "Connect", <-result, allowed...)
