@@ -125,14 +125,14 @@ const (
 	minSegment        = 256
 	maxSegment        = 1 << 20
 	plainSegment      = 8136 // Windows refuses a PreferredSendSize above
-	inlineSegment     = 64<<10 + dataOffset
+	pagedSegment      = 64<<10 + dataOffset
 	pinnedSegment     = 8192
 	plainReadWrite    = 8 << 20 // whether any is made is up to the program; Linux on siw cannot connect where none may be
 	creditCeiling     = 255
 	minTransfer       = 4096
-	pinnedTransfer    = 512 << 10 // below that waiting for the peer costs more than copying: docs/performance.md
+	copiedTransfer    = 512 << 10 // below that waiting for the peer costs more than copying: docs/performance.md
 	scratchTransfer   = 128 << 10
-	softTransfer      = 4 << 20
+	inlineTransfer    = 4 << 20
 	defaultFragmented = 1 << 20
 	defaultTransfer   = 64 << 20
 	leastWindows      = 64 << 10
@@ -180,9 +180,13 @@ type settings struct {
 }
 
 func (c *Config) settings(dev ibv.Device, passive bool) settings {
-	segment, transfer, ofBuffer, ofScratch := inlineSegment, math.MaxInt, softTransfer, math.MaxInt
-	if dev.Attr().PinsMemory {
-		segment, transfer, ofBuffer, ofScratch = pinnedSegment, pinnedTransfer, pinnedTransfer, scratchTransfer
+	segment := pagedSegment
+	if pinsMemory(dev) {
+		segment = pinnedSegment
+	}
+	transfer, ofBuffer, ofScratch := copiedTransfer, copiedTransfer, scratchTransfer
+	if dev.Attr().MaxInline >= segment { // segments are sent from where the data lies
+		transfer, ofBuffer, ofScratch = math.MaxInt, inlineTransfer, math.MaxInt
 	}
 	or := func(v, def int) int {
 		if v == 0 {

@@ -186,7 +186,7 @@ func TestStats(t *testing.T) {
 		require.EqualValues(t, size, got.BytesReceived)
 		require.Equal(t, sent.SegmentsSent, got.SegmentsReceived)
 		require.Equal(t, sent.MessagesSent, got.MessagesReceived)
-		require.GreaterOrEqual(t, sent.SegmentsSent, uint64(size/inlineSegment))
+		require.GreaterOrEqual(t, sent.SegmentsSent, uint64(size/pagedSegment))
 		require.LessOrEqual(t, sent.MessagesSent, sent.SegmentsSent)
 		require.LessOrEqual(t, sent.Posts, sent.SegmentsSent+sent.EmptySent)
 		require.LessOrEqual(t, sent.Signaled, sent.SegmentsSent+sent.EmptySent)

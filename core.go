@@ -129,7 +129,7 @@ func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots i
 	c.readers.Init(&c.mu, true)
 	c.writers.Init(&c.mu, false) // some wait for the end of a post, and do not lead
 	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: cq, Lock: &c.mu, Groups: []*cqwait.Group{&c.readers, &c.writers},
-		BusyPoll: set.busyPoll, Polls: attr.PinsMemory, Background: cqwait.WhenVacant})
+		BusyPoll: set.busyPoll, Polls: !attr.Caps.Has(ibv.CapWaitReceives), Background: cqwait.WhenVacant})
 	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c
 }

@@ -196,7 +196,7 @@ type heldPair struct {
 
 func newHeldPair(t *testing.T, noRead bool) *heldPair {
 	t.Helper()
-	s := &heldPair{m: newModest(t, 1<<20, 1<<14, testDevice(t).Attr().PinsMemory)}
+	s := &heldPair{m: newModest(t, 1<<20, 1<<14, pinsMemory(testDevice(t)))}
 	cfg := Config{Provider: newSwitch(t, s.m), KeepAlive: time.Hour, LingerTimeout: endless, TransferSize: minTransfer, NoRDMARead: noRead}
 	peer := cfg
 	peer.InitialReceiveCredits = 32 // a has more credits than it keeps when it is idle

@@ -133,7 +133,7 @@ func TestHostileResponses(t *testing.T) {
 	}{
 		{"empty", nil, errResponseShort},
 		{"short", goodResponse.wire()[:negotiateResponseLen-1], errResponseShort},
-		{"longer than the receive", append(goodResponse.wire(), make([]byte, inlineSegment)...), errTooLong},
+		{"longer than the receive", append(goodResponse.wire(), make([]byte, pagedSegment)...), errTooLong},
 		{"refusal", refusal(statusNotSupported).wire(), statusError(statusNotSupported)},
 		{"unknown status", responseWith(func(m *negotiateResponse) { m.Status = 1 }), statusError(1)},
 		{"version 0", responseWith(func(m *negotiateResponse) { m.NegotiatedVersion = 0 }), errNegotiated},

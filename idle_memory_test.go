@@ -39,7 +39,7 @@ func poolMemory(t testing.TB, conns ...*Conn) (n int) {
 		for _, p := range d.pools {
 			p.mu.Lock()
 			for _, s := range p.slabs {
-				if d.dev.Attr().PinsMemory {
+				if pinsMemory(d.dev) {
 					n += len(s.mem)
 				} else {
 					n += residentBytes(t, s.mem)

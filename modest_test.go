@@ -18,9 +18,9 @@ import (
 // it refuses.
 type modest struct {
 	ibv.Provider
-	inline int // bytes
-	wrs    int // work requests a queue
-	pins   bool
+	inline int  // bytes
+	wrs    int  // work requests a queue
+	pins   bool // and waiters are woken by events
 	shy    bool // its passive side may not send first
 	buffer bool // sends complete before the peer has them
 	apart  bool // no regions of one queue pair, so no shared domain
@@ -100,7 +100,10 @@ type modestDevice struct {
 
 func (d *modestDevice) Attr() ibv.DeviceAttr {
 	a := d.Device.Attr()
-	a.MaxInline, a.MaxQPWR, a.MaxSGE, a.PinsMemory = min(a.MaxInline, d.m.inline), min(a.MaxQPWR, d.m.wrs), 2, d.m.pins
+	a.MaxInline, a.MaxQPWR, a.MaxSGE = min(a.MaxInline, d.m.inline), min(a.MaxQPWR, d.m.wrs), 2
+	if a.Caps |= ibv.CapOnDemandPaging | ibv.CapWaitReceives; d.m.pins {
+		a.Caps &^= ibv.CapOnDemandPaging | ibv.CapWaitReceives
+	}
 	if d.m.cqe != 0 {
 		a.MaxCQE = min(a.MaxCQE, d.m.cqe)
 	}

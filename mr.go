@@ -376,7 +376,7 @@ func (p *pool) slabSize() int {
 		total = min(privateSlab, max(firstBuffers*p.size, pageSize))
 	case p.dom.private:
 		total = privateSlab
-	case p.dom.dev.Attr().PinsMemory:
+	case pinsMemory(p.dom.dev):
 		total = pinnedSlab
 	}
 	return min(max(total/p.size, 1), slabBuffers) * p.size
@@ -482,8 +482,12 @@ func (p *pool) arrange() {
 	p.free = sorted
 }
 
+// pinsMemory reports whether registered memory stays resident: it may run out then, and is
+// paid for whether it is used or not.
+func pinsMemory(dev ibv.Device) bool { return !dev.Attr().Caps.Has(ibv.CapOnDemandPaging) }
+
 // drops reports whether the pages of a single buffer can be given back.
-func (p *pool) drops() bool { return dropsPages && !p.dom.dev.Attr().PinsMemory }
+func (p *pool) drops() bool { return dropsPages && !pinsMemory(p.dom.dev) }
 
 // dropFree gives the pages of free buffers back, and reports whether it has left some
 // to the next time. The caller holds mu.

@@ -110,7 +110,7 @@ func TestMemoryIsShared(t *testing.T) {
 // The memory that an idle connection has to itself is about what it needs, and it
 // takes more in steps when it is at work.
 func TestPrivateMemoryIsSmall(t *testing.T) {
-	for _, size := range []int{256, 1 << 10, pinnedSegment, inlineSegment, maxSegment} {
+	for _, size := range []int{256, 1 << 10, pinnedSegment, pagedSegment, maxSegment} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			checkLeaks(t)
 			sw := newSwitch(t, limitedDevice{64, 1 << 14, true, true}.provider(t))

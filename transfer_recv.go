@@ -531,7 +531,7 @@ func (c *conn) putBounceBuffer(l *bounceBuffer) {
 // when no more can be registered. What the peer is to write to is registered for
 // that beforehand: it holds nothing but what this peer has sent.
 func (c *conn) reserveBounceBuffer() error {
-	if c.rx.mode == transferNone || !c.id.Device().Attr().PinsMemory {
+	if c.rx.mode == transferNone || !pinsMemory(c.id.Device()) {
 		return nil
 	}
 	buf, err := c.pool.get()

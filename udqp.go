@@ -186,7 +186,7 @@ func (l *udQP) listen(others bool) {
 		background = cqwait.Always
 	}
 	l.wait.Init(cqwait.Config{Owner: (*udReceives)(l), CQ: l.recvCQ, Lock: &p.rmu, Groups: []*cqwait.Group{&p.readers},
-		BusyPoll: p.cfg.BusyPoll, Polls: l.id.Device().Attr().PinsMemory, Background: background})
+		BusyPoll: p.cfg.BusyPoll, Polls: !l.id.Device().Attr().Caps.Has(ibv.CapWaitReceives), Background: background})
 	l.sendWait.Init(cqwait.Config{Owner: (*udSends)(l), CQ: l.sendCQ, Lock: &p.wmu, Groups: []*cqwait.Group{&p.writers}, BusyPoll: -1})
 }
 

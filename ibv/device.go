@@ -82,10 +82,11 @@ func (t Transport) String() string {
 	return "unknown"
 }
 
-// Caps says which optional operations a device has.
+// Caps says what a device can do beyond what every device can: optional operations, and
+// properties that save its callers something.
 type Caps uint32
 
-// The optional operations.
+// The optional operations and properties.
 const (
 	CapSendInvalidate  Caps = 1 << iota // [OpSendInv]
 	CapSendImm                          // [OpSendImm]
@@ -96,9 +97,22 @@ const (
 	CapSolicited                        // [CQ.Arm] for solicited completions only
 	CapQPRegion                         // [QP.RegMR]
 	CapMulticast                        // [ID.JoinMulticast], [QP.AttachMcast]
+
+	// CapOnDemandPaging is the property that registration pins no memory, as
+	// IBV_ACCESS_ON_DEMAND asks for: a region takes memory only where it is used,
+	// does not count against RLIMIT_MEMLOCK, and gives pages back while nothing is
+	// posted there. Other devices keep a region resident as long as it is
+	// registered, as the verbs say; so pinning is no quirk.
+	CapOnDemandPaging
+
+	// CapWaitReceives is the property that a goroutine in [CQ.Wait] itself receives
+	// for the one queue pair that the completion queue serves, in the system call
+	// that it sleeps in. Polling before such a wait saves nothing. Other devices wake
+	// the goroutine by an event, which takes longer than most answers take.
+	CapWaitReceives
 )
 
-// Has reports whether every operation in want is there.
+// Has reports whether all of want is there.
 func (c Caps) Has(want Caps) bool { return c&want == want }
 
 // DeviceAttr holds the limits of a device, after struct ibv_device_attr. A
@@ -136,10 +150,6 @@ type DeviceAttr struct {
 	MaxMcastQPAttach int // queue pairs a group
 
 	Quirks Quirks // how the device breaks the rules of this package
-
-	// PinsMemory is set when registered memory stays resident, so that it
-	// counts against RLIMIT_MEMLOCK and is paid for whether used or not.
-	PinsMemory bool
 }
 
 // Quirks says in what ways a device breaks the rules of this package. A device that keeps

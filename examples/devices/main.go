@@ -11,7 +11,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/rdmanet/rdmanet"
@@ -99,14 +101,17 @@ func (d *doctor) device(p ibv.Provider, dev ibv.Device) {
 	}
 	d.printf("  queue pairs   %d, of %d work requests with %d elements, %d bytes inline", a.MaxQP, a.MaxQPWR, a.MaxSGE, a.MaxInline)
 	d.printf("  completions   %d queues of %d", a.MaxCQ, a.MaxCQE)
-	pinned := "stays in ordinary memory"
-	if a.PinsMemory {
-		pinned = "is locked"
+	pinned := "is locked"
+	if a.Caps.Has(ibv.CapOnDemandPaging) {
+		pinned = "stays in ordinary memory"
 	}
 	d.printf("  memory        %d regions of up to %s; what is registered %s", a.MaxMR, bytes(a.MaxMRSize), pinned)
 	d.printf("  RDMA Reads    %d served, %d outstanding a queue pair", a.MaxQPRdAtom, a.MaxQPInitRdAtom)
 	d.printf("  private data  %d bytes", a.MaxPrivateData)
 	d.printf("  operations    %s", operations(a.Caps))
+	if q := quirks(a.Quirks); q != "" {
+		d.printf("  quirks        %s", q)
+	}
 	for n := 1; n <= a.Ports; n++ {
 		port, err := dev.Port(n)
 		if err != nil {
@@ -158,6 +163,18 @@ func operations(c ibv.Caps) string {
 		}
 	}
 	return s
+}
+
+// quirks names what the device does against the rules of package ibv.
+func quirks(q ibv.Quirks) string {
+	var names []string
+	v := reflect.ValueOf(q)
+	for i := range v.NumField() {
+		if v.Field(i).Bool() {
+			names = append(names, v.Type().Field(i).Name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // address says which device would serve an address, trying them as Dial does.

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet"
+	"github.com/rdmanet/rdmanet/ibv"
 )
 
 func examine(t *testing.T, dial bool, addresses ...string) (out string, ok bool) {
@@ -27,6 +28,15 @@ func TestDevices(t *testing.T) {
 	require.True(t, ok)
 	require.Contains(t, out, "Limit of locked memory")
 	require.Contains(t, out, "iwarp (provider iwarp): iWARP")
+	require.Contains(t, out, "what is registered stays in ordinary memory")
+	if !strings.Contains(out, "provider rdma") {
+		require.NotContains(t, out, "quirks", "the software device has none")
+	}
+}
+
+func TestQuirks(t *testing.T) {
+	require.Empty(t, quirks(ibv.Quirks{}))
+	require.Equal(t, "SendsBuffered, VagueErrors", quirks(ibv.Quirks{SendsBuffered: true, VagueErrors: true}))
 }
 
 func TestAddress(t *testing.T) {

@@ -102,8 +102,9 @@ func (d *device) Name() string { return Name }
 
 func (d *device) Attr() ibv.DeviceAttr {
 	return ibv.DeviceAttr{
-		Transport:       ibv.TransportIWARP,
-		Caps:            ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited | ibv.CapQPRegion,
+		Transport: ibv.TransportIWARP,
+		Caps: ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited | ibv.CapQPRegion |
+			ibv.CapOnDemandPaging | ibv.CapWaitReceives,
 		Ports:           1,
 		MaxQP:           1 << 20,
 		MaxQPWR:         maxQPWR,

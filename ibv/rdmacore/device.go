@@ -263,7 +263,6 @@ func (d *device) query() error {
 		MaxQPRdAtom:     min(int(a.max_qp_rd_atom), 255), // a byte in rdma_cm
 		MaxQPInitRdAtom: min(int(a.max_qp_init_rd_atom), 255),
 		MaxPrivateData:  privateIB,
-		PinsMemory:      true,
 	}
 	if d.attr.MaxSGERead == 0 {
 		d.attr.MaxSGERead = 1

@@ -19,7 +19,7 @@ import (
 //  3. One goroutine of the process polls at a time, and only while the connections that are
 //     being served are fewer than half as many as the processors.
 //
-// The software device sleeps in the read of a socket, and is not polled.
+// A device whose wait receives by itself (ibv.CapWaitReceives) is not polled.
 
 // poller is what one Waiter has learnt of polling. The Waiter's lock guards it.
 type poller struct {

@@ -30,10 +30,14 @@ type device struct {
 func (d *device) Name() string { return "fabric0" }
 
 func (d *device) Attr() ibv.DeviceAttr {
-	return ibv.DeviceAttr{Transport: ibv.TransportRoCE, Caps: ibv.CapUD | ibv.CapSendImm | ibv.CapMulticast, Ports: d.f.ports(),
+	var cheap ibv.Caps
+	if !d.f.pins {
+		cheap = ibv.CapOnDemandPaging | ibv.CapWaitReceives
+	}
+	return ibv.DeviceAttr{Transport: ibv.TransportRoCE, Caps: ibv.CapUD | ibv.CapSendImm | ibv.CapMulticast | cheap, Ports: d.f.ports(),
 		MaxQP: 1 << 16, MaxQPWR: maxQPWR, MaxSGE: 1, MaxCQ: 1 << 16, MaxCQE: 1 << 16, MaxMR: maxMemories, MaxPD: 1 << 16,
 		MaxMRSize: 1 << 40, MaxMessageSize: 4096, MaxAH: 1 << 16, MaxInlineUD: maxInline, MaxPrivateDataUD: maxPrivate,
-		MaxMcastGrp: maxGroups, MaxMcastQPAttach: maxGroups, PinsMemory: d.f.pins}
+		MaxMcastGrp: maxGroups, MaxMcastQPAttach: maxGroups}
 }
 
 func (d *device) Port(n int) (ibv.PortAttr, error) {

@@ -47,8 +47,8 @@ func New(mtu int, addrs ...netip.Addr) *Fabric {
 // uses yet.
 func (f *Fabric) Split() { f.split = true }
 
-// PinMemory has the device say that registered memory stays resident, as that of RDMA
-// devices does. It is for a fabric that nobody uses yet.
+// PinMemory has the device say that registered memory stays resident, and that waiters are
+// woken by events, as RDMA devices do. It is for a fabric that nobody uses yet.
 func (f *Fabric) PinMemory() { f.pins = true }
 
 func (f *Fabric) ports() int {
