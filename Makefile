@@ -13,6 +13,9 @@ DURATION    ?= 60m
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
+# UPWARD is how many upward arrows internal/structure may find. It is only ever lowered.
+UPWARD      := 62
+
 # The root module and those nested in it; ./... does not cross from one to
 # another.
 MODULES := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testdata/*'))
@@ -20,7 +23,8 @@ MODULES := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/testd
 # $(call each,command) runs command in the directory of every module.
 each = @for m in $(MODULES); do (echo "== $$m: $(1)"; cd $$m; $(1)) || exit 1; done
 
-.PHONY: all test unit word32 ccall vm suites suites-quick race twins soak bench fuzz lint format vet staticcheck vuln tidy-check cross
+.PHONY: all test unit word32 ccall vm suites suites-quick race twins soak bench fuzz lint format vet staticcheck \
+	structure layers vuln tidy-check cross
 
 all: lint cross test
 
@@ -108,7 +112,7 @@ fuzz:
 		cd "$(CURDIR)"; \
 	done
 
-lint: format vet staticcheck tidy-check
+lint: format vet staticcheck layers tidy-check
 
 format:
 	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt these:"; echo "$$files"; exit 1; fi
@@ -118,6 +122,13 @@ vet:
 
 staticcheck:
 	$(call each,$(GO) run $(STATICCHECK) ./...)
+
+# Which parts use which, and what is against their order.
+structure:
+	@$(GO) run ./internal/structure
+
+layers:
+	$(GO) run ./internal/structure -max $(UPWARD) >/dev/null
 
 # Needs the vulnerability database of the network, so it is not part of lint.
 vuln:
