@@ -15,6 +15,7 @@ N           ?= $(if $(filter-out iwarp,$(DEVICE)),1000,20000)
 SEED        ?= 1
 DURATION    ?= 60m
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+ACTIONLINT  := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # UPWARD is how many upward arrows internal/structure may find. It is only ever lowered.
@@ -37,7 +38,7 @@ define newline
 endef
 
 .PHONY: all test test-all unit word32 ccall vm suites suites-quick race twins soak bench fuzz lint format vet \
-	staticcheck structure layers vuln tidy-check cross
+	staticcheck workflows structure layers vuln tidy-check cross
 
 all: lint cross test
 
@@ -130,7 +131,7 @@ fuzz:
 		cd "$(CURDIR)"; \
 	done
 
-lint: format vet staticcheck layers tidy-check
+lint: format vet staticcheck workflows layers tidy-check
 
 format:
 	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt these:"; echo "$$files"; exit 1; fi
@@ -140,6 +141,10 @@ vet:
 
 staticcheck:
 	$(call each,$(GO) run $(STATICCHECK) ./...)
+
+# shellcheck and pyflakes are left out, so that the result does not depend on whether they are there.
+workflows:
+	$(GO) run $(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml
 
 # Which parts use which, and what is against their order.
 structure:
