@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // listenPackets opens a PacketConn, over the software device where the RDMA device has no
@@ -28,48 +29,62 @@ func listenPackets(t testing.TB) *PacketConn {
 	return p.(*PacketConn)
 }
 
+// testBuffer is a Buffer with what a test has to know of it after Free, too.
+type testBuffer struct {
+	*Buffer
+	mem   []byte
+	alloc bool   // it is Alloc's
+	free  func() // frees the Buffer, and unmaps memory that is the application's
+}
+
+// allocated is Alloc of n bytes.
+func allocated(t testing.TB, n int) testBuffer {
+	t.Helper()
+	buf, err := Alloc(n)
+	require.NoError(t, err)
+	return testBuffer{buf, buf.Bytes(), true, buf.Free}
+}
+
 // buffersOfBothKinds calls f with a Buffer of Alloc's and with one of memory that the
-// application owns, which is unmapped as soon as free has returned.
-func buffersOfBothKinds(t *testing.T, n int, f func(t *testing.T, buf *Buffer, free func())) {
+// application owns, which is unmapped as soon as Free has returned.
+func buffersOfBothKinds(t *testing.T, n int, f func(t *testing.T, buf testBuffer)) {
 	t.Run("alloc", func(t *testing.T) {
 		checkLeaks(t)
-		buf, err := Alloc(n)
-		require.NoError(t, err)
-		f(t, buf, buf.Free)
+		f(t, allocated(t, n))
 	})
 	t.Run("registered", func(t *testing.T) {
 		checkLeaks(t)
-		mem, err := allocPages(n)
+		mem, err := regmem.AllocPages(n)
 		require.NoError(t, err)
 		buf, err := RegisterMemory(mem)
 		require.NoError(t, err)
-		f(t, buf, func() {
+		f(t, testBuffer{buf, mem, false, func() {
 			buf.Free()
-			if err := freePages(mem); err != nil {
+			if err := regmem.FreePages(mem); err != nil {
 				panic(err)
 			}
-		})
+		}})
 	})
 }
 
 // freeDuring frees buf while call is at work on its memory, lets call come to its end, and
 // checks that Free has kept its promise: of the application's memory it returns only then.
-func freeDuring(t *testing.T, buf *Buffer, free func(), call func() error, finish func()) {
+func freeDuring(t *testing.T, buf testBuffer, call func() error, finish func()) {
 	t.Helper()
 	done, freed := make(chan error, 1), make(chan struct{})
 	go func() { done <- call() }()
-	require.True(t, eventually(func() bool { return buf.inUse() }), "the call does not hold the memory")
+	require.True(t, eventually(func() bool { return buf.Buffer.mem.Uses() > 0 }), "the call does not hold the memory")
 	go func() {
 		defer close(freed)
-		free()
+		buf.free()
 	}()
 	require.True(t, eventually(func() bool { return buf.Bytes() == nil }))
-	if buf.span.ours {
+	if buf.alloc {
 		within(t, "Free", func() { <-freed })
 		// Its memory belongs to nobody else yet.
-		if other, err := Alloc(len(buf.b)); err == nil {
-			require.NotEqual(t, addressOf(buf.b), addressOf(other.b))
-			clear(other.b)
+		if other, err := Alloc(len(buf.mem)); err == nil {
+			require.NotSame(t, &buf.mem[0], &other.Bytes()[0])
+			clear(other.Bytes())
 			other.Free()
 		}
 	} else {
@@ -85,13 +100,7 @@ func freeDuring(t *testing.T, buf *Buffer, free func(), call func() error, finis
 	finish()
 	within(t, "the call", func() { require.NoError(t, <-done) })
 	within(t, "Free", func() { <-freed })
-	require.False(t, buf.inUse())
-}
-
-func (b *Buffer) inUse() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.uses > 0
+	require.Zero(t, buf.Buffer.mem.Uses())
 }
 
 // Every call that sends holds the memory of a Buffer until it has ended, and a queued
@@ -105,13 +114,13 @@ func TestFreeDuringSend(t *testing.T) {
 		"QueueMsg":           func(c *Conn, p []byte) error { _, err := c.QueueMsg(p, 0).Result(); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, n := range []int{100 << 10, largePiece, 900 << 10} {
-				buffersOfBothKinds(t, n, func(t *testing.T, buf *Buffer, free func()) {
+			for _, n := range []int{100 << 10, 256 << 10, 900 << 10} {
+				buffersOfBothKinds(t, n, func(t *testing.T, buf testBuffer) {
 					// The peer has few receives, so that all of it is far from gone when it is freed.
 					a, b := pipeOn(t, Config{TransferSize: -1, MaxReceiveSize: 4096, MaxReceiveCredits: minCredits})
 					want := pattern(1, n)
-					copy(buf.b, want)
-					freeDuring(t, buf, free, func() error { return send(a, buf.b) }, func() {
+					copy(buf.mem, want)
+					freeDuring(t, buf, func() error { return send(a, buf.mem) }, func() {
 						got := make([]byte, n)
 						_, err := io.ReadFull(b, got)
 						require.NoError(t, err)
@@ -134,10 +143,10 @@ func TestFreeDuringRead(t *testing.T) {
 		"RecvMsg": func(c *Conn, p []byte) (int, error) { n, _, err := c.RecvMsg(p); return n, err },
 	} {
 		t.Run(name, func(t *testing.T) {
-			buffersOfBothKinds(t, n, func(t *testing.T, buf *Buffer, free func()) {
+			buffersOfBothKinds(t, n, func(t *testing.T, buf testBuffer) {
 				a, b := pipeOn(t, Config{TransferSize: -1})
-				freeDuring(t, buf, free, func() error {
-					k, err := read(b, buf.b)
+				freeDuring(t, buf, func() error {
+					k, err := read(b, buf.mem)
 					if err == nil && (k == 0 || k < n && name != "Read") {
 						err = fmt.Errorf("%d bytes", k)
 					}
@@ -161,9 +170,9 @@ func TestFreeDuringPacketRead(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			buffersOfBothKinds(t, 1000, func(t *testing.T, buf *Buffer, free func()) {
+			buffersOfBothKinds(t, 1000, func(t *testing.T, buf testBuffer) {
 				p := listenPackets(t)
-				freeDuring(t, buf, free, func() error { return read(p, buf.b) }, func() {
+				freeDuring(t, buf, func() error { return read(p, buf.mem) }, func() {
 					_, err := p.WriteTo(make([]byte, 200), p.LocalAddr())
 					require.NoError(t, err)
 				})
@@ -177,10 +186,11 @@ func TestFreeDuringPacketRead(t *testing.T) {
 // the connection goes on.
 func TestCallsAfterFree(t *testing.T) {
 	checkLeaks(t)
-	keep := alloc(t, 5000) // so that the mapping stays
+	alloc(t, 5000) // so that the mapping stays
+	spans := regmem.InUse().Spans
 	buf, err := Alloc(5000)
 	require.NoError(t, err)
-	require.Same(t, keep.span, buf.span)
+	require.Equal(t, spans, regmem.InUse().Spans, "both lie in one mapping")
 	p := buf.Bytes()
 	buf.Free()
 
@@ -226,10 +236,10 @@ func TestHoldingAllocatesNothing(t *testing.T) {
 	client, server := messagePipe(t, Config{})
 	out, in := alloc(t, 3000), alloc(t, 3000)
 	turn := func() {
-		if err := client.WriteMsg(out.b); err != nil {
+		if err := client.WriteMsg(out.Bytes()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := server.ReadMsg(in.b); err != nil {
+		if _, err := server.ReadMsg(in.Bytes()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -245,17 +255,16 @@ func TestFreeDuringBatch(t *testing.T) {
 	for i := range 3 {
 		checkLeaks(t)
 		pc := listenPackets(t)
-		var bufs []*Buffer
+		var bufs []testBuffer
 		var ds []Datagram
 		for range 3 {
-			buf, err := Alloc(4096)
-			require.NoError(t, err)
+			buf := allocated(t, 4096)
 			bufs = append(bufs, buf)
 			for i := range 64 {
-				ds = append(ds, Datagram{Buf: buf.b[i*64:][:64]})
+				ds = append(ds, Datagram{Buf: buf.mem[i*64:][:64]})
 			}
 		}
-		freeDuring(t, bufs[i], bufs[i].Free, func() error { _, err := pc.ReadBatch(ds); return err }, func() {
+		freeDuring(t, bufs[i], func() error { _, err := pc.ReadBatch(ds); return err }, func() {
 			_, err := pc.WriteTo(make([]byte, 20), pc.LocalAddr())
 			require.NoError(t, err)
 		})

@@ -426,12 +426,12 @@ func (c *conn) teardown() error {
 		c.rx.prefetchTimer.Stop()
 	}
 	for c.posted.Len() > 0 {
-		c.posted.Pop().release()
+		c.posted.Pop().Release()
 	}
 	c.dropUnread()
-	c.credits.charge.lower(0)
+	c.credits.charge.Lower(0)
 	c.releaseFetches()
 	c.releaseTransfers()
 	c.releaseSends()
-	return errors.Join(err, c.probeMem.close(), c.cq.Close(), c.id.Close(), c.dom.release())
+	return errors.Join(err, c.probeMem.close(), c.cq.Close(), c.id.Close(), c.dom.Release())
 }

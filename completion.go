@@ -118,7 +118,7 @@ func (c *conn) poll() int {
 		total++
 	}
 	if c.dead != nil {
-		c.credits.charge.lower(c.heldBuffers) // its receives come back, and no more will be posted
+		c.credits.charge.Lower(c.heldBuffers) // its receives come back, and no more will be posted
 	}
 	if total > 0 {
 		c.replenish()

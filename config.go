@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // Config adjusts connections. The zero value serves well; sizes that are out
@@ -160,7 +161,7 @@ func (c *Config) check() error {
 	inRange("InitialReceiveCredits", c.InitialReceiveCredits, minCredits, creditCeiling)
 	inRange("MaxReceiveCredits", c.MaxReceiveCredits, minCredits, creditCeiling)
 	inRange("ReceiveMemory", c.ReceiveMemory, leastWindows, mostWindows)
-	inRange("TransferMemory", c.TransferMemory, chunkBytes, sizeCeiling)
+	inRange("TransferMemory", c.TransferMemory, regmem.ChunkSize, sizeCeiling)
 	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
 	return errors.Join(errs...)
 }
@@ -181,7 +182,7 @@ type settings struct {
 
 func (c *Config) settings(dev ibv.Device, passive bool) settings {
 	segment := pagedSegment
-	if pinsMemory(dev) {
+	if regmem.PinsMemory(dev) {
 		segment = pinnedSegment
 	}
 	transfer, ofBuffer, ofScratch := copiedTransfer, copiedTransfer, scratchTransfer

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // Messages without payload, for credits, answers, transfers and FIN, are posted
@@ -100,7 +101,7 @@ func (c *conn) postTransferControl() bool {
 // emptyBuffers is sendBuffers for messages without payload, or with a transfer
 // header only. When it has none, the completion that brings one back will be heard
 // of.
-func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs buffers) {
+func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs regmem.Buffers) {
 	if head {
 		segs, bufs = c.transferBuffers(0)
 	} else if dataHeaderLen <= c.inline {

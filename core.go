@@ -12,6 +12,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
@@ -19,9 +20,9 @@ import (
 // the Conn, which the garbage collector finds when the program has dropped it.
 type conn struct {
 	set         settings
-	dom         *domain
-	pool        *pool // receive buffers
-	sends       *pool // and buffers for sends that do not go inline
+	dom         *regmem.Domain
+	pool        *regmem.Pool // receive buffers
+	sends       *regmem.Pool // and buffers for sends that do not go inline
 	id          ibv.ID
 	cq          ibv.CQ
 	qp          ibv.QP
@@ -61,13 +62,13 @@ type conn struct {
 	credits credits
 
 	// Receiving: see recv.go.
-	recvWR         [1]ibv.RecvWR      // memory for a post
-	recvSGE        [1]ibv.SGE         // and for its only element
-	posted         ring.Ring[*buffer] // receives in the queue pair, oldest first
-	unread         ring.Ring[segment] // for the reader
-	heldBuffers    int                // of the unread segments, how many keep a buffer
-	copyBreak      *copyBreakChunk    // see copybreak.go
-	copyBreakBytes int                // bytes
+	recvWR         [1]ibv.RecvWR             // memory for a post
+	recvSGE        [1]ibv.SGE                // and for its only element
+	posted         ring.Ring[*regmem.Buffer] // receives in the queue pair, oldest first
+	unread         ring.Ring[segment]        // for the reader
+	heldBuffers    int                       // of the unread segments, how many keep a buffer
+	copyBreak      *copyBreakChunk           // see copybreak.go
+	copyBreakBytes int                       // bytes
 	reasm          reassembler
 	openedSize     int  // length of a message that has begun and has no segment unread yet
 	eof            bool // the peer's FIN has come
@@ -109,7 +110,7 @@ type conn struct {
 type segment struct {
 	transfer  *recvTransfer // a transfer in place of data
 	data      []byte
-	buf       *buffer         // where it lies: in the buffer that it came in,
+	buf       *regmem.Buffer  // where it lies: in the buffer that it came in,
 	copyBreak *copyBreakChunk // or in spill memory,
 	n         int             // n bytes of it
 	size      int             // of the whole message when the segment begins one, else 0
@@ -118,7 +119,7 @@ type segment struct {
 }
 
 // newConn returns a Conn that uses no more than slots of the send queue, which may be longer.
-func newConn(set settings, dom *domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots int) *conn {
+func newConn(set settings, dom *regmem.Domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots int) *conn {
 	c := &conn{set: set, dom: dom, id: id, cq: cq, qp: qp}
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
 	c.rx.depth = min(readSlots, slots/8)
@@ -296,8 +297,8 @@ func (c *conn) copyLittle(r io.Reader) (total int64, err error) {
 
 // copyMuch writes what one read with much room yields. more says that there was not enough.
 func (c *conn) copyMuch(r io.Reader) (written int64, more bool, err error) {
-	if c.tx.mode != transferNone && c.set.ofScratch <= chunkBytes {
-		if s := c.getChunk(); s != nil {
+	if c.tx.mode != transferNone && c.set.ofScratch <= regmem.ChunkSize {
+		if s := c.dom.GetChunk(c.set.transferMemory); s != nil {
 			return c.transferChunk(s, r)
 		}
 	}
@@ -316,7 +317,7 @@ func (c *conn) WriteTo(w io.Writer) (int64, error) {
 	if err := c.retain(); err != nil {
 		return 0, c.opError("read", err)
 	}
-	defer c.dom.release()
+	defer c.dom.Release()
 	var total int64
 	for {
 		n, err := c.writeSegment(w)
@@ -338,7 +339,7 @@ func (c *conn) retain() error {
 	if c.closed {
 		return net.ErrClosed
 	}
-	c.dom.retain()
+	c.dom.Retain()
 	return nil
 }
 

@@ -3,6 +3,8 @@ package rdmanet
 import (
 	"math"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // minCredits is how many receives a side posts at least. With fewer, besides
@@ -26,7 +28,7 @@ type credits struct {
 
 	initial, maximum int
 
-	charge budgetShare // what is posted or unread beyond keep
+	charge regmem.Share // what is posted or unread beyond keep
 
 	// Between rdmanet peers one credit is set aside for FIN, so that a stream
 	// can be ended although its reader takes nothing.
@@ -66,7 +68,7 @@ func (c *credits) receive(h *segmentHeader) {
 func (c *credits) grow() {
 	if c.readerWaited {
 		to := min(2*c.window, c.maximum)
-		c.window = max(c.window, min(to, c.idleReceives()+c.charge.raise(to-c.idleReceives())))
+		c.window = max(c.window, min(to, c.idleReceives()+c.charge.Raise(to-c.idleReceives())))
 		c.readerWaited = false
 	}
 }
@@ -80,7 +82,7 @@ func (c *credits) idleReceives() int { return 2 * c.initial }
 // lowerCharge gives back what is charged for receives that are neither posted any more nor
 // unread, and may not be posted again.
 func (c *credits) lowerCharge(unread int) {
-	c.charge.lower(max(c.window, c.posted+unread-c.transferReserve) - c.idleReceives())
+	c.charge.Lower(max(c.window, c.posted+unread-c.transferReserve) - c.idleReceives())
 }
 
 // growWithin is how soon grants of their own may follow one another.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // Large transfers straight into a reader's memory, where they are not copied. transfer_recv.go
@@ -28,7 +29,7 @@ type directRead struct {
 // registeredRange is the registration of one piece of a reader's memory. Fetches may be shorter.
 type registeredRange struct {
 	from, to int // of the reader's bytes
-	sink     sink
+	target   regmem.Registration
 	mr       ibv.MR // in its place, where the peer writes
 }
 
@@ -139,7 +140,7 @@ func (c *conn) fillDirect(into *directRead) {
 		}
 		into.asked += len(f.b)
 		into.pending++
-		c.fetch(f, reg.sink.lkey)
+		c.fetch(f, reg.target.LKey)
 		c.sendControl() // a grant is of use at once; what it lets go of mu for is looked at again
 	}
 }
@@ -179,9 +180,9 @@ func (c *conn) wanted(into *directRead) *recvTransfer {
 func (c *conn) registerRange(b []byte) (o registeredRange, err error) {
 	c.mu.Unlock()
 	if c.rx.mode == transferRead {
-		o.sink, err = c.land(b)
+		o.target, err = c.dom.RegisterTarget(b)
 	} else {
-		o.mr, err = c.expose(b, peerWrites)
+		o.mr, err = c.dom.Expose(c.qp, b, peerWrites)
 	}
 	c.mu.Lock()
 	if err != nil {
@@ -194,7 +195,7 @@ func (o *registeredRange) close() {
 	if o.mr != nil {
 		o.mr.Close()
 	} else {
-		o.sink.close()
+		o.target.Close()
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // Nothing is posted on a connection whose disconnect is under way, while its peer writes as
@@ -196,7 +197,7 @@ type heldPair struct {
 
 func newHeldPair(t *testing.T, noRead bool) *heldPair {
 	t.Helper()
-	s := &heldPair{m: newModest(t, 1<<20, 1<<14, pinsMemory(testDevice(t)))}
+	s := &heldPair{m: newModest(t, 1<<20, 1<<14, regmem.PinsMemory(testDevice(t)))}
 	cfg := Config{Provider: newSwitch(t, s.m), KeepAlive: time.Hour, LingerTimeout: endless, TransferSize: minTransfer, NoRDMARead: noRead}
 	peer := cfg
 	peer.InitialReceiveCredits = 32 // a has more credits than it keeps when it is idle
@@ -241,8 +242,8 @@ func (s *heldPair) withoutCredits(f func()) {
 // arrives runs f, which makes b send a message, and waits until a has handled the message.
 func (s *heldPair) arrives(t *testing.T, f func()) {
 	t.Helper()
-	oldest := func() *buffer { return *s.a.posted.At(0) }
-	var before *buffer
+	oldest := func() *regmem.Buffer { return *s.a.posted.At(0) }
+	var before *regmem.Buffer
 	s.a.locked(func() bool { before = oldest(); return true })()
 	f()
 	require.True(t, eventually(s.a.locked(func() bool { return oldest() != before && !s.a.send.posting })))

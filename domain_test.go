@@ -1,6 +1,13 @@
 package rdmanet
 
-import "time"
+import (
+	"time"
+
+	"github.com/rdmanet/rdmanet/internal/regmem"
+)
 
 // The leak checks wait for memory to be freed; a second each would add up.
-func init() { domainIdle, bouncePools.idle = 10*time.Millisecond, 10*time.Millisecond }
+func init() {
+	regmem.SetDomainIdle(10 * time.Millisecond)
+	regmem.SetChunkIdle(10 * time.Millisecond)
+}

@@ -73,7 +73,7 @@ func (b *Buffer) String() string {
 	if b == nil {
 		return "<nil>"
 	}
-	return fmt.Sprintf("rdmanet: Buffer of %d bytes", len(b.b))
+	return fmt.Sprintf("rdmanet: Buffer of %d bytes", b.mem.Len())
 }
 
 // Format prints String's text for every verb.

@@ -10,12 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // setTrimEvery has pools look for memory to give back more often than they do.
 func setTrimEvery(t testing.TB, d time.Duration) {
-	old := trimEvery.Swap(int64(d))
-	t.Cleanup(func() { trimEvery.Store(old) })
+	old := regmem.SetTrimInterval(d)
+	t.Cleanup(func() { regmem.SetTrimInterval(old) })
 }
 
 // idleFor has the timer look at the connection as if nothing had moved for that long.
@@ -30,24 +31,18 @@ func (c *conn) idleFor(d time.Duration) {
 // poolMemory is what the pools of some domains take: what is registered where that pins
 // it, else what is resident.
 func poolMemory(t testing.TB, conns ...*Conn) (n int) {
-	doms := make(map[*domain]bool)
+	doms := make(map[*regmem.Domain]bool)
 	for _, c := range conns {
 		doms[c.dom] = true
 	}
 	for d := range doms {
-		d.mu.Lock()
-		for _, p := range d.pools {
-			p.mu.Lock()
-			for _, s := range p.slabs {
-				if pinsMemory(d.dev) {
-					n += len(s.mem)
-				} else {
-					n += residentBytes(t, s.mem)
-				}
+		d.EachSlab(func(mem []byte) {
+			if regmem.PinsMemory(d.Dev) {
+				n += len(mem)
+			} else {
+				n += residentBytes(t, mem)
 			}
-			p.mu.Unlock()
-		}
-		d.mu.Unlock()
+		})
 	}
 	return n
 }
@@ -121,7 +116,7 @@ func TestIdleMemoryOfUnwilling(t *testing.T) {
 	exchangeOneWay(t, a, b, 8<<20)
 	require.Greater(t, poolMemory(t, b), 1<<20)
 	b.idleFor(idleAfter) // and a, which is asked for nothing, keeps its credits
-	require.True(t, eventually(func() bool { return poolMemory(t, b) <= 16*pageSize }), "%d bytes stay resident", poolMemory(t, b))
+	require.True(t, eventually(func() bool { return poolMemory(t, b) <= 16*regmem.PageSize }), "%d bytes stay resident", poolMemory(t, b))
 	require.True(t, b.locked(func() bool { return b.posted.Len() > 2*b.set.initial })())
 	exchange(t, a, b, 4<<20)
 	closeBoth(t, a, b)
@@ -144,13 +139,7 @@ func TestOddPoolsAreGivenBack(t *testing.T) {
 	}
 	require.True(t, eventually(func() bool {
 		slabs := 0
-		keep.dom.mu.Lock()
-		defer keep.dom.mu.Unlock()
-		for _, pool := range keep.dom.pools {
-			pool.mu.Lock()
-			slabs += len(pool.slabs)
-			pool.mu.Unlock()
-		}
+		keep.dom.EachSlab(func([]byte) { slabs++ })
 		return slabs <= 2 // receives, and perhaps the set-up's
 	}))
 	closeBoth(t, keep, other)

@@ -15,7 +15,7 @@ func TestWriteMsgInvalidate(t *testing.T) {
 			client, server := pipe(t, lb.network, lb.address, new(ListenConfig), &Dialer{Config: small})
 			defer client.Close()
 			defer server.Close()
-			mr, err := server.dom.pd.RegMR(make([]byte, 64), ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
+			mr, err := server.dom.PD.RegMR(make([]byte, 64), ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // What time does to a connection, with one timer.
@@ -205,7 +206,7 @@ func (c *conn) shrinkIdle() {
 		c.trimmable = c.credits.have > c.credits.idleReceives()
 	}
 	c.trimMemory()
-	c.trimmable = c.trimmable || again || c.credits.charge.n > 0 || c.send.signaled.Len() > 0 // buffers of sends that nobody polls for
+	c.trimmable = c.trimmable || again || c.credits.charge.Charged() > 0 || c.send.signaled.Len() > 0 // buffers of sends that nobody polls for
 }
 
 // returnCredits sends empty messages for the credits beyond the initial ones, so that the peer does
@@ -224,7 +225,7 @@ func (c *conn) returnCredits() {
 // is what the peer's reserve makes. Only where receives keep slabs pinned is that worth
 // messages, which bring pages of receives back elsewhere.
 func (c *conn) grantedLate() bool {
-	return c.trimmed && c.dom != nil && c.dom.private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
+	return c.trimmed && c.dom != nil && c.dom.Private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
 }
 
 // trimAfter looks, when m has come, whether an idle connection has got back what its peer
@@ -249,16 +250,16 @@ func (c *conn) trimMemory() {
 		c.tx.trim()
 		if q, ok := c.qp.(ibv.IdleQP); ok && (c.pagesTouched || !c.trimPending) {
 			q.Idle(func(buf []byte) { dropPosted(buf) })
-			if own := c.send.reservedFree; own != nil && c.sends.drops() {
-				dropPosted(own.b)
+			if own := c.send.reservedFree; own != nil && c.sends.Drops() {
+				dropPosted(own.B)
 			}
 		}
 		c.pagesTouched = false
 	}
 	// A receive that lies apart keeps a slab pinned. The next message uses the oldest one
 	// up, and the one that is posted in its place lies with the others.
-	if c.dom != nil && c.dom.private && c.compactions > 0 && !c.trimPending && c.peer.rdmanet {
-		if c.compactions--; c.pool.scattered(&c.posted) {
+	if c.dom != nil && c.dom.Private && c.compactions > 0 && !c.trimPending && c.peer.rdmanet {
+		if c.compactions--; c.pool.Scattered(&c.posted) {
 			c.send.probeDue = true
 		} else {
 			c.compactions = 0
@@ -267,4 +268,4 @@ func (c *conn) trimMemory() {
 }
 
 // dropPosted gives back the pages of a buffer that is in use and holds nothing.
-func dropPosted(b []byte) { _ = dropWhole(b[:cap(b)]) }
+func dropPosted(b []byte) { regmem.DropPages(b[:cap(b)]) }

@@ -2,9 +2,7 @@ package rdmanet
 
 import (
 	"context"
-	"maps"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 var tctx = context.Background()
@@ -71,8 +70,7 @@ func inTime(t testing.TB, d time.Duration, f func(d time.Duration) bool) {
 // that it looks last.
 func checkLeaks(t testing.TB) {
 	t.Helper()
-	before, domainsBefore := goroutines(), countDomains()
-	chunksBefore, spansBefore := countScratch(), len(memory.list())
+	before, memoryBefore := goroutines(), regmem.InUse()
 	servedBefore := served()
 	t.Cleanup(func() {
 		var left []string
@@ -83,13 +81,13 @@ func checkLeaks(t testing.TB) {
 					left = append(left, stack)
 				}
 			}
-			return len(left) == 0 && countDomains() <= domainsBefore && countScratch() <= chunksBefore &&
-				len(memory.list()) <= spansBefore && served() <= servedBefore && !polls()
+			memory := regmem.InUse()
+			return len(left) == 0 && memory.Domains <= memoryBefore.Domains && memory.Chunks <= memoryBefore.Chunks &&
+				memory.Spans <= memoryBefore.Spans && served() <= servedBefore && !polls()
 		})
 		if !gone {
-			t.Errorf("%d domains where there were %d, %d chunks of scratch memory (%d), %d stretches of Buffers (%d), %d connections being served (%d), %d goroutines more:\n\n%s",
-				countDomains(), domainsBefore, countScratch(), chunksBefore, len(memory.list()), spansBefore,
-				served(), servedBefore, len(left), strings.Join(left, "\n\n"))
+			t.Errorf("%+v in use where there were %+v, %d connections being served (%d), %d goroutines more:\n\n%s",
+				regmem.InUse(), memoryBefore, served(), servedBefore, len(left), strings.Join(left, "\n\n"))
 		}
 	})
 }
@@ -122,44 +120,16 @@ func requireReleased(t testing.TB, sw *verbstest.Switch) bool {
 }
 
 func setDomainIdle(t testing.TB, d time.Duration) {
-	set := func(d time.Duration) (old time.Duration) {
-		domains.mu.Lock()
-		defer domains.mu.Unlock()
-		old, domainIdle = domainIdle, d
-		return old
-	}
-	old := set(d)
-	t.Cleanup(func() { set(old) })
+	old := regmem.SetDomainIdle(d)
+	t.Cleanup(func() { regmem.SetDomainIdle(old) })
 }
 
 func setScratchIdle(t testing.TB, d time.Duration) {
-	set := func(d time.Duration) (old time.Duration) {
-		bouncePools.mu.Lock()
-		defer bouncePools.mu.Unlock()
-		old, bouncePools.idle = bouncePools.idle, d
-		return old
-	}
-	old := set(d)
-	t.Cleanup(func() { set(old) })
+	old := regmem.SetChunkIdle(d)
+	t.Cleanup(func() { regmem.SetChunkIdle(old) })
 }
 
-func countScratch() (n int) {
-	bouncePools.mu.Lock()
-	pools := slices.Collect(maps.Values(bouncePools.pools))
-	bouncePools.mu.Unlock()
-	for _, p := range pools {
-		p.mu.Lock()
-		n += p.chunks
-		p.mu.Unlock()
-	}
-	return n
-}
-
-func countDomains() int {
-	domains.mu.Lock()
-	defer domains.mu.Unlock()
-	return domains.live
-}
+func countScratch() int { return regmem.InUse().Chunks }
 
 // goroutines returns the stacks of all goroutines but the caller's by their
 // number, which the runtime gives away once only.

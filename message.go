@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // MsgFlags say how a message is sent, and of a received one how it was. They can be
@@ -123,8 +124,8 @@ type Send struct {
 	owner *Conn // which is not dropped before the Send is done
 	entry queueEntry
 	p     []byte
-	size  int     // of p, which finish lets go of
-	buf   *Buffer // that p lies in, held
+	size  int            // of p, which finish lets go of
+	buf   *regmem.Memory // that p lies in, held
 	m     sendOptions
 
 	done chan struct{} // closed when the rest is set
@@ -136,7 +137,7 @@ type Send struct {
 func (c *conn) queueMsg(p []byte, flags MsgFlags, owner *Conn) *Send {
 	s := &Send{c: c, owner: owner, p: p, size: len(p), m: sendOptions{message: true, flags: flags}, done: make(chan struct{})}
 	s.entry.send = s
-	buf, err := borrow(p)
+	buf, err := regmem.Borrow(p)
 	s.buf = buf
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -191,7 +192,7 @@ func (s *Send) Cancel() bool {
 
 // finish tells that the Send is done. The caller holds mu.
 func (s *Send) finish(n int, err error) {
-	s.buf.unhold(nil)
+	s.buf.Return(nil)
 	s.n, s.err, s.p, s.buf, s.owner = n, err, nil, nil, nil
 	close(s.done)
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -16,26 +15,8 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
-
-// allFree reports whether every buffer of the domain is in its pool.
-func (d *domain) allFree() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for size, p := range d.pools {
-		p.mu.Lock()
-		total := 0
-		for _, s := range p.slabs {
-			total += len(s.buffers)
-		}
-		free := len(p.free)
-		p.mu.Unlock()
-		if free != total {
-			return fmt.Errorf("pool of %d bytes: %d of %d buffers are free", size, free, total)
-		}
-	}
-	return nil
-}
 
 type limitedDevice struct {
 	inline, wrs int
@@ -92,16 +73,16 @@ func TestMemoryIsShared(t *testing.T) {
 				require.NoError(t, x.Close())
 			}
 			for _, x := range conns {
-				require.True(t, eventually(func() bool { return x.dom.allFree() == nil }), "%v", x.dom.allFree())
+				require.True(t, eventually(func() bool { return x.dom.CheckFree() == nil }), "%v", x.dom.CheckFree())
 			}
-			if dom.private {
+			if dom.Private {
 				require.True(t, eventually(func() bool { return maps.Equal(map[string]int{"PD": 1}, sw.Live()) }),
 					"what a connection had to itself goes with it: %v", sw.Live())
 			} else {
 				require.True(t, eventually(func() bool { return maps.Equal(map[string]int{"PD": 1, "MR": sw.Live()["MR"]}, sw.Live()) }), "%v", sw.Live())
 				require.NotZero(t, sw.RegisteredBytes())
 			}
-			require.NoError(t, dom.release())
+			require.NoError(t, dom.Release())
 			requireReleased(t, sw)
 		})
 	}
@@ -115,104 +96,21 @@ func TestPrivateMemoryIsSmall(t *testing.T) {
 			checkLeaks(t)
 			sw := newSwitch(t, limitedDevice{64, 1 << 14, true, true}.provider(t))
 			a, b := pipeOn(t, Config{Provider: sw, MaxSendSize: size, MaxReceiveSize: size, TransferSize: -1})
+			const privateSlab = 64 << 10 // bytes
 			idle := sw.RegisteredBytes() / 2
-			need := int64(minCredits+2) * int64(size+pageSize)
-			require.Less(t, idle, 2*need+2*pageSize, "one connection's")
+			need := int64(minCredits+2) * int64(size+regmem.PageSize)
+			require.Less(t, idle, 2*need+2*regmem.PageSize, "one connection's")
 			exchange(t, a, b, 4<<20)
 			require.Greater(t, sw.RegisteredBytes()/2, idle)
 			for _, c := range []*Conn{a, b} {
-				c.pool.mu.Lock() // which may be about to give some back
-				slabs := slices.Clone(c.pool.slabs)
-				c.pool.mu.Unlock()
-				for i, s := range slabs {
-					require.LessOrEqual(t, len(s.mem), max(privateSlab, c.pool.size), "slab %d", i)
-				}
+				c.pool.EachSlab(func(mem []byte) {
+					require.LessOrEqual(t, len(mem), max(privateSlab, c.pool.Size))
+				})
 				require.NoError(t, c.Close())
 			}
 			requireReleased(t, sw)
 		})
 	}
-}
-
-// A connection with memory to itself gives back what it has not needed for a
-// while, and never what is in use.
-func TestPrivateMemoryShrinks(t *testing.T) {
-	checkLeaks(t)
-	sw := newSwitch(t, limitedDevice{64, 1 << 14, true, true}.provider(t))
-	devs, err := sw.Devices()
-	require.NoError(t, err)
-	dom, err := acquireDomain(devs[0], false)
-	require.NoError(t, err)
-	p := dom.pool(pinnedSegment)
-	var held []*buffer
-	take := func(n int) {
-		for range n {
-			b, err := p.get()
-			require.NoError(t, err)
-			b.b[0] = byte(len(held)) // it is there
-			held = append(held, b)
-		}
-	}
-	take(4)
-	first := sw.RegisteredBytes()
-	require.Nil(t, p.timer, "nothing will have to be given back")
-	take(96)
-	grown := sw.RegisteredBytes()
-	for _, b := range held[4:] {
-		b.release()
-	}
-	held = held[:4]
-	p.trim()
-	require.Equal(t, grown, sw.RegisteredBytes(), "it was needed")
-	require.NoError(t, checkHeld(held))
-
-	take(60) // and so is this
-	for _, b := range held[4:] {
-		b.release()
-	}
-	held = held[:4]
-	p.trim()
-	shrunk := sw.RegisteredBytes()
-	require.Less(t, shrunk, grown)
-	require.GreaterOrEqual(t, shrunk, int64(64*pinnedSegment))
-	require.NotNil(t, p.timer)
-	p.trim()
-	require.Equal(t, first, sw.RegisteredBytes())
-	require.Nil(t, p.timer)
-	require.NoError(t, checkHeld(held))
-	take(96)
-	require.NoError(t, checkHeld(held))
-
-	f := sw.FailNth(1, nil, verbstest.CloseMR)
-	for _, b := range held {
-		b.release()
-	}
-	p.trim()
-	p.trim()
-	require.True(t, f.Fired())
-	require.NoError(t, dom.allFree(), "a slab that stays is still of use")
-	held = nil
-	take(100)
-	require.NoError(t, checkHeld(held))
-	for _, b := range held {
-		b.release()
-	}
-	timer := p.timer
-	require.NotNil(t, timer)
-	require.NoError(t, dom.release())
-	p.trim() // if the timer was faster
-	require.False(t, timer.Stop(), "the timer outlives the domain")
-	requireReleased(t, sw)
-}
-
-// checkHeld looks whether the buffers have what was put there.
-func checkHeld(held []*buffer) error {
-	for i, b := range held {
-		if b.b[0] != byte(i) {
-			return fmt.Errorf("buffer %d has the mark of %d", i, b.b[0])
-		}
-	}
-	return nil
 }
 
 // What is too long to go inline goes through registered buffers.
@@ -256,7 +154,7 @@ func TestDevicesAreApart(t *testing.T) {
 	require.NotSame(t, conns[0][0].dom, conns[1][0].dom)
 	for i := range switches {
 		pds := 1
-		if conns[i][0].dom.private {
+		if conns[i][0].dom.Private {
 			pds = 2
 		}
 		require.Equal(t, pds, switches[i].Live()["PD"])
@@ -343,7 +241,7 @@ func TestNoMemoryToSend(t *testing.T) {
 			}
 			refuse(sw)
 			a, b := conns[0][0], conns[0][1]
-			held := a.sends.drain()
+			held := takeFree(a.sends)
 			within(t, "exchanges", func() {
 				var wg sync.WaitGroup
 				for _, pair := range conns {
@@ -381,20 +279,17 @@ func TestNoMemoryToSend(t *testing.T) {
 				}
 			})
 			for _, buf := range held {
-				buf.release()
+				buf.Release()
 			}
 			requireReleased(t, sw)
 		})
 	}
 }
 
-// drain takes all buffers that nobody has.
-func (p *pool) drain() (bufs []*buffer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	bufs, p.free = p.free, nil
-	for _, b := range bufs {
-		b.slab.used++
+// takeFree takes all buffers of a pool that nobody has. The pool cannot grow.
+func takeFree(p *regmem.Pool) (bufs []*regmem.Buffer) {
+	for b, err := p.Get(); err == nil; b, err = p.Get() {
+		bufs = append(bufs, b)
 	}
 	return bufs
 }

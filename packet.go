@@ -17,6 +17,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // ListenPacket opens a connection for datagrams at the local address. network is
@@ -317,11 +318,11 @@ func (p *packetConn) release() (err error) {
 
 // read takes the next datagram.
 func (p *packetConn) read(b []byte) (int, netip.AddrPort, error) {
-	buf, err := borrow(b)
+	buf, err := regmem.Borrow(b)
 	if err != nil {
 		return 0, netip.AddrPort{}, err
 	}
-	defer buf.unhold(nil)
+	defer buf.Return(nil)
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
 	if err := p.awaitDatagram(); err != nil {
@@ -449,11 +450,11 @@ func (p *packetConn) byUDP(to netip.AddrPort) bool {
 
 // write sends a datagram.
 func (p *packetConn) write(b []byte, to netip.AddrPort) error {
-	buf, err := borrow(b)
+	buf, err := regmem.Borrow(b)
 	if err != nil {
 		return err
 	}
-	defer buf.unhold(nil)
+	defer buf.Return(nil)
 	_, err = p.writeAll([]Datagram{{Buf: b, Addr: to}})
 	return err
 }

@@ -1,6 +1,10 @@
 package rdmanet
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/rdmanet/rdmanet/internal/regmem"
+)
 
 // Datagram is one of those that [PacketConn.ReadBatch] and [PacketConn.WriteBatch]
 // take.
@@ -17,10 +21,10 @@ func (p *packetConn) ReadBatch(ds []Datagram) (n int, err error) {
 	}
 	usable, held := borrowAll(ds)
 	if usable == 0 {
-		return 0, p.opError("read", errFreed)
+		return 0, p.opError("read", regmem.ErrFreed)
 	}
 	ds = ds[:usable]
-	defer unholdAll(held)
+	defer returnAll(held)
 	p.rmu.Lock()
 	defer p.rmu.Unlock()
 	if err := p.awaitDatagram(); err != nil {
@@ -37,9 +41,9 @@ func (p *packetConn) ReadBatch(ds []Datagram) (n int, err error) {
 // WriteBatch implements [PacketConn.WriteBatch].
 func (p *packetConn) WriteBatch(ds []Datagram) (n int, err error) {
 	usable, held := borrowAll(ds)
-	defer unholdAll(held)
+	defer returnAll(held)
 	if n, err = p.writeAll(ds[:usable]); err == nil && n < len(ds) {
-		err = errFreed
+		err = regmem.ErrFreed
 	}
 	if err != nil {
 		return n, opError("write", p.laddr, udpAddr(p.target(&ds[n])), err)
@@ -47,12 +51,12 @@ func (p *packetConn) WriteBatch(ds []Datagram) (n int, err error) {
 	return n, nil
 }
 
-// borrowAll is borrow for the memory of a batch. It returns how many of the datagrams may
+// borrowAll is regmem.Borrow for the memory of a batch. It returns how many of the datagrams may
 // be used, as the one behind those, if there is one, names memory after Free, and the
 // Buffers that it holds.
-func borrowAll(ds []Datagram) (usable int, held []*Buffer) {
+func borrowAll(ds []Datagram) (usable int, held []*regmem.Memory) {
 	for i := range ds {
-		buf, err := borrow(ds[i].Buf)
+		buf, err := regmem.Borrow(ds[i].Buf)
 		if err != nil {
 			return i, held
 		}
@@ -63,10 +67,10 @@ func borrowAll(ds []Datagram) (usable int, held []*Buffer) {
 	return len(ds), held
 }
 
-// unholdAll gives back what borrowAll has held.
-func unholdAll(held []*Buffer) {
+// returnAll gives back what borrowAll has borrowed.
+func returnAll(held []*regmem.Memory) {
 	for _, buf := range held {
-		buf.unhold(nil)
+		buf.Return(nil)
 	}
 }
 

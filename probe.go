@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // An RDMA Read asks the peer's device whether it is there, and has it say that it
@@ -46,34 +47,34 @@ func parseProbeTarget(b []byte, early int) *probeTarget {
 // probeMemory is this end's memory for pulses: the first byte is our own pulse, where mr
 // opens it, and the second one where the peer's goes.
 type probeMemory struct {
-	buf *buffer
+	buf *regmem.Buffer
 	mr  ibv.MR
 }
 
 const probeMemoryBytes = 2 * probeBytes
 
 // hold gets the memory.
-func (b *probeMemory) hold(d *domain) error {
+func (b *probeMemory) hold(d *regmem.Domain) error {
 	if b.buf != nil {
 		return nil
 	}
-	buf, err := d.pool(probeMemoryBytes).get()
+	buf, err := d.Pool(probeMemoryBytes).Get()
 	if err != nil {
 		return err
 	}
-	clear(buf.b[:probeMemoryBytes])
+	clear(buf.B[:probeMemoryBytes])
 	b.buf = buf
 	return nil
 }
 
 // open lets the peer of the queue pair read our pulse.
-func (b *probeMemory) open(d *domain, qp ibv.QP) (*probeTarget, error) {
+func (b *probeMemory) open(d *regmem.Domain, qp ibv.QP) (*probeTarget, error) {
 	if err := b.hold(d); err != nil {
 		return nil, err
 	}
-	mr, err := d.regFor(qp, b.buf.b[:probeBytes], ibv.AccessRemoteRead)
+	mr, err := b.buf.Expose(qp, probeBytes, ibv.AccessRemoteRead)
 	if err != nil {
-		return nil, noMemory(d.dev, probeBytes, "MaxReceiveCredits", err)
+		return nil, err
 	}
 	b.mr = mr
 	return &probeTarget{mr.Addr(), mr.RKey()}, nil
@@ -82,7 +83,7 @@ func (b *probeMemory) open(d *domain, qp ibv.QP) (*probeTarget, error) {
 // readInto has wr read the peer's pulse.
 func (b *probeMemory) readInto(p *probeTarget, wr *ibv.SendWR) {
 	wr.RemoteAddr, wr.RKey = p.addr, p.key
-	wr.SGL = []ibv.SGE{{Buf: b.buf.b[probeBytes:probeMemoryBytes], LKey: b.buf.lkey}}
+	wr.SGL = []ibv.SGE{{Buf: b.buf.B[probeBytes:probeMemoryBytes], LKey: b.buf.LKey}}
 }
 
 // close gives the memory back. The queue pair is closed.
@@ -91,7 +92,7 @@ func (b *probeMemory) close() (err error) {
 		err = b.mr.Close()
 	}
 	if b.buf != nil && err == nil { // else the device may still use it
-		b.buf.release()
+		b.buf.Release()
 	}
 	*b = probeMemory{}
 	return err

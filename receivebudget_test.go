@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,12 +13,12 @@ func TestReceiveMemory(t *testing.T) {
 	const bound = 1 << 20
 	cfg := Config{Provider: newSwitch(t, nil), KeepAlive: -1, TransferSize: -1, ReceiveMemory: bound}
 	a, b := pipeOn(t, cfg)
-	used := a.dom.windows.used.Load
+	used := a.dom.Budget.Used
 	window := func(c *Conn) (n int) {
 		c.locked(func() bool { n = c.credits.window; return true })()
 		return n
 	}
-	size := b.pool.size
+	size := b.pool.Size
 	charged := func(conns ...*Conn) (n int) { // by what their windows are, in receives
 		for _, c := range conns {
 			n += max(0, window(c)-c.credits.idleReceives())
@@ -60,27 +59,4 @@ func TestReceiveMemory(t *testing.T) {
 		require.NoError(t, x.Close())
 	}
 	require.True(t, eventually(func() bool { return used() == 0 }), "%d bytes are still charged", used()) // Close does not wait for it
-}
-
-// Charges of many connections never go beyond the bound, and come back.
-func TestChargeConcurrent(t *testing.T) {
-	var w receiveBudget
-	var wg sync.WaitGroup
-	for g := range 8 {
-		wg.Go(func() {
-			c := budgetShare{memory: &w, bound: 1000, size: int64(7 + g)}
-			for i := range heavy(20000) {
-				if n := c.raise(i % 40); n < min(c.n, i%40) || w.used.Load() > 1000 {
-					panic("beyond the bound")
-				}
-				c.lower(i % 13)
-			}
-			c.lower(-1)
-		})
-	}
-	wg.Wait()
-	require.Zero(t, w.used.Load())
-	free := budgetShare{}
-	require.Equal(t, 100, free.raise(100))
-	free.lower(0)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // The way in.
@@ -22,7 +23,7 @@ import (
 
 // delivery is a message that has come.
 type delivery struct {
-	buf      *buffer // what it is in
+	buf      *regmem.Buffer // what it is in
 	payload  []byte
 	h        segmentHeader
 	t        transferHeader // if transfer is set
@@ -56,7 +57,7 @@ func (c *conn) received(wc *ibv.WC) {
 	c.credits.receive(&m.h)
 	if c.credits.peerCredits() < 0 {
 		// The receive was posted, but the peer had not been told of it.
-		m.buf.release()
+		m.buf.Release()
 		c.fail(errNoCredit)
 		return
 	}
@@ -64,7 +65,7 @@ func (c *conn) received(wc *ibv.WC) {
 		c.stats.KeysInvalidated++
 	}
 	c.receivedSince, c.probing = true, false
-	c.pagesTouched = c.pagesTouched || wc.ByteLen > pageSize
+	c.pagesTouched = c.pagesTouched || wc.ByteLen > regmem.PageSize
 	c.scheduleTrim()
 	if m.h.Flags&flagResponseRequested != 0 {
 		c.send.responseDue = true
@@ -75,7 +76,7 @@ func (c *conn) received(wc *ibv.WC) {
 		last, err = c.reassemble(&m)
 	}
 	if err != nil {
-		m.buf.release()
+		m.buf.Release()
 		c.fail(err)
 		return
 	}
@@ -100,14 +101,14 @@ func (c *conn) received(wc *ibv.WC) {
 }
 
 // drop gives a buffer back that was posted and will not be again.
-func (c *conn) drop(buf *buffer) {
+func (c *conn) drop(buf *regmem.Buffer) {
 	c.credits.posted--
-	buf.release()
+	buf.Release()
 }
 
 // parse reads the headers of m, of which n bytes have come.
 func (c *conn) parse(m *delivery, n int) (err error) {
-	b := m.buf.b[:min(n, len(m.buf.b))]
+	b := m.buf.B[:min(n, len(m.buf.B))]
 	if m.payload, err = m.h.parse(b); err != nil {
 		return err
 	}
@@ -205,32 +206,32 @@ func (s *Stats) countReceived(n int, last bool) {
 }
 
 // reuse posts a buffer again, or gives it back when the window is full.
-func (c *conn) reuse(buf *buffer) {
+func (c *conn) reuse(buf *regmem.Buffer) {
 	if c.dead != nil || c.hasFailed() || c.credits.room(c.heldBuffers, c.send.wantsCredit) == 0 {
-		buf.release()
+		buf.Release()
 		return
 	}
-	if buf.pool() != c.pool { // posted before the size was agreed on
-		if fit, err := c.pool.get(); err == nil {
-			buf.release()
+	if buf.Pool() != c.pool { // posted before the size was agreed on
+		if fit, err := c.pool.Get(); err == nil {
+			buf.Release()
 			buf = fit
 		}
-	} else if c.trimmed && c.dom.private {
-		buf = c.pool.older(buf)
+	} else if c.trimmed && c.dom.Private {
+		buf = c.pool.Older(buf)
 	}
-	if c.trimmed && c.stats.moved() == c.moved && c.pool.drops() {
-		dropPosted(buf.b) // a message without payload leaves nothing to read
+	if c.trimmed && c.stats.moved() == c.moved && c.pool.Drops() {
+		dropPosted(buf.B) // a message without payload leaves nothing to read
 	}
 	c.postRecv(buf)
 }
 
 // postRecv posts one receive.
-func (c *conn) postRecv(buf *buffer) {
-	c.recvSGE[0] = buf.sge(int(c.agreed.maxReceive))
+func (c *conn) postRecv(buf *regmem.Buffer) {
+	c.recvSGE[0] = buf.SGE(int(c.agreed.maxReceive))
 	c.recvWR[0].SGL = c.recvSGE[:]
 	_, err := c.qp.PostRecv(c.recvWR[:])
 	if err != nil {
-		buf.release()
+		buf.Release()
 		c.fail(err)
 		return
 	}
@@ -251,7 +252,7 @@ func (c *conn) postRecv(buf *buffer) {
 // would come back at once, again and again until the event tells why.
 func (c *conn) replenish() {
 	for c.dead == nil && !c.hasFailed() && c.credits.room(c.heldBuffers, c.send.wantsCredit) > 0 {
-		buf, err := c.pool.get()
+		buf, err := c.pool.Get()
 		if err != nil && c.credits.reserveShort() > 0 {
 			buf = c.evict()
 		}
@@ -261,7 +262,7 @@ func (c *conn) replenish() {
 			}
 			return // fewer will do
 		}
-		c.pagesTouched = c.pagesTouched || buf.stale
+		c.pagesTouched = c.pagesTouched || buf.Stale
 		c.postRecv(buf)
 	}
 }
@@ -269,7 +270,7 @@ func (c *conn) replenish() {
 // evict moves the latest payload that waits for the reader into ordinary memory, and
 // returns the buffer that it came in: nil if there is none to be had. The first one
 // stays, which the reader may be at.
-func (c *conn) evict() *buffer {
+func (c *conn) evict() *regmem.Buffer {
 	for i := c.unread.Len() - 1; i > 0; i-- {
 		if s := c.unread.At(i); s.buf != nil {
 			buf := s.buf
@@ -360,11 +361,11 @@ func (c *conn) take(p []byte) (n int, last bool) {
 }
 
 func (c *conn) read(p []byte) (n int, err error) {
-	buf, err := borrow(p)
+	buf, err := regmem.Borrow(p)
 	if err != nil {
 		return 0, err
 	}
-	defer buf.unhold(nil)
+	defer buf.Return(nil)
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
@@ -413,11 +414,11 @@ func (c *conn) replaced() {
 
 // readMsg reads a message, or with pieces set a piece of one.
 func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error) {
-	buf, err := borrow(p)
+	buf, err := regmem.Borrow(p)
 	if err != nil {
 		return 0, 0, err
 	}
-	defer buf.unhold(nil)
+	defer buf.Return(nil)
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()

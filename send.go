@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
@@ -40,8 +41,8 @@ type sending struct {
 	// A buffer of the connection's reserved, where the device does not take all
 	// sends inline: receives, or other connections, may have taken the last of
 	// the pool, and nobody would give one back if no grants could be sent.
-	reserved     *buffer
-	reservedFree *buffer // it, unless it is in use
+	reserved     *regmem.Buffer
+	reservedFree *regmem.Buffer // it, unless it is in use
 
 	responseDue bool // the peer asked for a message
 	probeDue    bool // we ask the peer for one
@@ -57,7 +58,7 @@ type sending struct {
 type signaledSend struct {
 	seq   uint64
 	bytes int
-	bufs  buffers
+	bufs  regmem.Buffers
 	o     *sendTransfer // what it is an RDMA Write of,
 	n     int           // and of how many bytes
 }
@@ -93,7 +94,7 @@ type sendBatch struct {
 	all   uint16          // flags for each segment
 	flags uint16          // and for the last one
 	token uint32          // for the first, if not 0
-	bufs  buffers         // for the segments that do not go inline
+	bufs  regmem.Buffers  // for the segments that do not go inline
 	head  *transferHeader // for the only segment
 	grant *grant          // answered by an RDMA Write ahead of it
 
@@ -111,12 +112,12 @@ func (s *sending) lost() bool { return s.failed != 0 && s.failed <= s.data }
 func (s *sending) busy() bool { return s.done < s.seq }
 
 // putSendBuffers takes back buffers that no send names any more.
-func (c *conn) putSendBuffers(bufs buffers) {
-	for b := bufs.pop(); b != nil; b = bufs.pop() {
+func (c *conn) putSendBuffers(bufs regmem.Buffers) {
+	for b := bufs.Pop(); b != nil; b = bufs.Pop() {
 		if b == c.send.reserved {
 			c.send.reservedFree = b
 		} else {
-			b.release()
+			b.Release()
 		}
 	}
 }
@@ -134,7 +135,7 @@ func (c *conn) releaseSends() {
 		}
 	}
 	if s.reserved != nil {
-		s.reserved.release()
+		s.reserved.Release()
 		s.reserved, s.reservedFree = nil, nil
 	}
 }
@@ -226,11 +227,11 @@ func (c *conn) waitToSend() {
 
 // write sends p when it is its turn.
 func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
-	buf, err := borrow(p)
+	buf, err := regmem.Borrow(p)
 	if err != nil {
 		return 0, err
 	}
-	defer buf.unhold(nil)
+	defer buf.Return(nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kind := m.flags.kind()
@@ -291,7 +292,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		}
 		segs, size := c.sendable(len(p))
 		room := size
-		var bufs buffers
+		var bufs regmem.Buffers
 		if segs > 0 {
 			segs, size, bufs = c.sendBuffers(segs, size)
 		}
@@ -391,12 +392,12 @@ func (c *conn) sendEmpty(m sendOptions) error {
 
 // transferBuffers is sendBuffers for one message with a transfer header in front
 // of n bytes: it returns 0 where there is no buffer for it.
-func (c *conn) transferBuffers(n int) (segs int, bufs buffers) {
+func (c *conn) transferBuffers(n int) (segs int, bufs regmem.Buffers) {
 	if transferOffset+n <= c.inline {
 		return 1, bufs
 	}
 	if buf := c.sendBuffer(); buf != nil {
-		bufs.push(buf)
+		bufs.Push(buf)
 		segs = 1
 	}
 	return segs, bufs
@@ -423,7 +424,7 @@ func (c *conn) post(o sendBatch) error {
 		wrs = all[1:]
 		c.answerGrant(&all[0], o.grant)
 	}
-	var staged buffers
+	var staged regmem.Buffers
 	left := len(p)
 	for i := range segs {
 		n := segmentData(left, int(c.agreed.maxSend))
@@ -451,9 +452,9 @@ func (c *conn) post(o sendBatch) error {
 			wr.Op, wr.InvKey = ibv.OpSendInv, o.token
 		}
 		if len(sgl[0].Buf)+n > c.inline {
-			buf := o.bufs.pop()
+			buf := o.bufs.Pop()
 			c.stage(wr, buf)
-			staged.push(buf)
+			staged.Push(buf)
 		}
 		left -= n
 		s.seq++
@@ -464,10 +465,10 @@ func (c *conn) post(o sendBatch) error {
 		s.unsignaledBytes += n
 		s.inFlight += n
 		wr.ID = sendID | s.seq
-		if s.unsignaledBytes >= signalBytes || s.unsignaledSends >= c.slots/4 || o.flags&flagFIN != 0 || staged.top != nil && (c.signalEach || i == segs-1) {
+		if s.unsignaledBytes >= signalBytes || s.unsignaledSends >= c.slots/4 || o.flags&flagFIN != 0 || !staged.Empty() && (c.signalEach || i == segs-1) {
 			wr.Flags |= ibv.SendSignaled
 			s.signaled.Push(signaledSend{seq: s.seq, bytes: s.unsignaledBytes, bufs: staged})
-			s.unsignaledBytes, s.unsignaledSends, staged = 0, 0, buffers{}
+			s.unsignaledBytes, s.unsignaledSends, staged = 0, 0, regmem.Buffers{}
 			c.stats.Signaled++
 		}
 		c.stats.countSent(n)
@@ -516,7 +517,7 @@ func (c *conn) answerGrant(wr *ibv.SendWR, g *grant) {
 	s := &c.send
 	s.seq++
 	*wr = ibv.SendWR{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled, RemoteAddr: g.addr, RKey: g.key,
-		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.lkey}}}
+		SGL: []ibv.SGE{{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.LKey}}}
 	g.o.writing++
 	c.tx.writing++
 	s.signaled.Push(signaledSend{seq: s.seq, bytes: s.unsignaledBytes, o: g.o, n: g.n})
@@ -538,7 +539,7 @@ func (s *Stats) countSent(n int) {
 // one for each that is too long to go inline. Where there are not enough it
 // makes do with fewer segments: none when the connection's own buffer is in
 // use, which the completion of a send brings back.
-func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs buffers) {
+func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs regmem.Buffers) {
 	full := segmentData(size, int(c.agreed.maxSend))
 	if headerLen(full)+full <= c.inline {
 		return segs, size, bufs
@@ -552,14 +553,14 @@ func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs buffers) {
 		if buf == nil {
 			return i, i * full, bufs
 		}
-		bufs.push(buf)
+		bufs.Push(buf)
 	}
 	return segs, size, bufs
 }
 
 // sendBuffer returns a registered buffer for one send, nil if there is none.
-func (c *conn) sendBuffer() *buffer {
-	buf, err := c.sends.get()
+func (c *conn) sendBuffer() *regmem.Buffer {
+	buf, err := c.sends.Get()
 	if err != nil {
 		buf, c.send.reservedFree = c.send.reservedFree, nil
 	}
@@ -575,13 +576,13 @@ func headerLen(n int) int {
 }
 
 // stage copies a send that is too long to go inline into a registered buffer.
-func (c *conn) stage(wr *ibv.SendWR, buf *buffer) {
+func (c *conn) stage(wr *ibv.SendWR, buf *regmem.Buffer) {
 	n := 0
 	for _, e := range wr.SGL {
-		n += copy(buf.b[n:], e.Buf)
+		n += copy(buf.B[n:], e.Buf)
 	}
 	c.stats.BytesCopied += uint64(n)
-	wr.SGL = append(wr.SGL[:0], buf.sge(n))
+	wr.SGL = append(wr.SGL[:0], buf.SGE(n))
 	wr.Flags &^= ibv.SendInline
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // Setting a connection up: resources, the connection of the queue pairs, and
@@ -27,7 +28,7 @@ const (
 // abandon, or handed over to the Conn.
 type setup struct {
 	set settings
-	dom *domain
+	dom *regmem.Domain
 	id  ibv.ID
 	cq  ibv.CQ
 	qp  ibv.QP
@@ -40,9 +41,9 @@ type setup struct {
 	lasting  bool         // see acquireDomain
 	nudge    time.Duration
 	gone     atomic.Pointer[ibv.Event]
-	posted   []*buffer // receives, oldest first
-	recv     *buffer   // the one that the negotiation message came in
-	send     *buffer
+	posted   []*regmem.Buffer // receives, oldest first
+	recv     *regmem.Buffer   // the one that the negotiation message came in
+	send     *regmem.Buffer
 }
 
 // begin acquires what a connection needs on the ID's device. It takes the ID
@@ -85,7 +86,7 @@ func (s *setup) acquire() (err error) {
 	}
 	init := ibv.QPInit{SendCQ: s.cq, RecvCQ: s.cq, Cap: ibv.QPCap{MaxSendWR: s.slots, MaxRecvWR: recvs,
 		MaxSendSGE: 2, MaxRecvSGE: 1, MaxInline: min(attr.MaxInline, s.set.maxSend)}}
-	if s.qp, err = s.id.CreateQP(s.dom.pd, init); err != nil {
+	if s.qp, err = s.id.CreateQP(s.dom.PD, init); err != nil {
 		return err
 	}
 	// Many devices grant longer queues than were asked for. Only what the completion queue was made for is used.
@@ -103,12 +104,12 @@ func (s *setup) acquire() (err error) {
 // expect posts n receives of size bytes.
 func (s *setup) expect(n, size int) error {
 	for range n {
-		buf, err := s.dom.pool(size).get()
+		buf, err := s.dom.Pool(size).Get()
 		if err != nil {
 			return err
 		}
-		if _, err := s.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{buf.sge(size)}}}); err != nil {
-			buf.release()
+		if _, err := s.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{buf.SGE(size)}}}); err != nil {
+			buf.Release()
 			return err
 		}
 		s.posted = append(s.posted, buf)
@@ -128,14 +129,14 @@ func (s *setup) abandon() {
 	}
 	s.id.Close()
 	if s.dom != nil {
-		s.dom.release()
+		s.dom.Release()
 	}
 }
 
 func (s *setup) releaseBuffers() {
 	for _, b := range append(s.posted, s.recv, s.send) {
 		if b != nil {
-			b.release()
+			b.Release()
 		}
 	}
 	s.posted, s.recv, s.send = nil, nil, nil
@@ -383,7 +384,9 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 			return nil, err
 		}
 		if s.send != nil { // free with the first send that completes
-			c.send.signaled.Push(signaledSend{bufs: buffers{s.send}})
+			var bufs regmem.Buffers
+			bufs.Push(s.send)
+			c.send.signaled.Push(signaledSend{bufs: bufs})
 			s.send = nil
 		}
 	}
@@ -423,14 +426,14 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	c.tx.mode, c.rx.mode = transferModes(s.private(), peer)
 	c.rx.notAccepted = s.passive
 	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
-	c.pool, c.sends = s.dom.pool(int(a.maxReceive)), s.dom.pool(int(a.maxSend))
+	c.pool, c.sends = s.dom.Pool(int(a.maxReceive)), s.dom.Pool(int(a.maxSend))
 	c.credits = credits{
 		have:         int(a.sendCredits),
 		target:       max(int(a.receiveCreditTarget), minCredits),
 		window:       s.set.initial,
 		initial:      s.set.initial,
 		maximum:      s.set.maximum,
-		charge:       budgetShare{memory: s.dom.windows, bound: int64(s.set.receiveMemory), size: int64(c.pool.size)},
+		charge:       s.dom.Budget.Share(int64(s.set.receiveMemory), int64(c.pool.Size)),
 		readerWaited: true,
 	}
 	if c.rx.mode != transferNone {
@@ -484,7 +487,7 @@ func (c *conn) provision() (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if int(c.agreed.maxSend) > c.inline {
-		if c.send.reserved, err = c.sends.get(); err != nil {
+		if c.send.reserved, err = c.sends.Get(); err != nil {
 			return err
 		}
 		c.send.reservedFree = c.send.reserved
@@ -492,12 +495,12 @@ func (c *conn) provision() (err error) {
 	if err := c.reserveBounceBuffer(); err != nil {
 		return err
 	}
-	least := make([]*buffer, 0, minCredits)
+	least := make([]*regmem.Buffer, 0, minCredits)
 	for c.posted.Len()+len(least) < min(minCredits, c.set.initial) {
-		buf, err := c.pool.get()
+		buf, err := c.pool.Get()
 		if err != nil {
 			for _, buf := range least {
-				buf.release()
+				buf.Release()
 			}
 			return err
 		}
@@ -510,21 +513,21 @@ func (c *conn) provision() (err error) {
 	if c.dead != nil {
 		return fmt.Errorf("post receives: %w", c.dead)
 	}
-	c.pagesTouched = c.send.reserved != nil && c.send.reserved.stale
+	c.pagesTouched = c.send.reserved != nil && c.send.reserved.Stale
 	for i := range c.posted.Len() {
-		c.pagesTouched = c.pagesTouched || (*c.posted.At(i)).stale
+		c.pagesTouched = c.pagesTouched || (*c.posted.At(i)).Stale
 	}
 	return nil
 }
 
 // recall gives back what a failed set-up holds.
 func (c *conn) recall() {
-	c.credits.charge.lower(0)
+	c.credits.charge.Lower(0)
 	if c.posted.Len() > 0 {
 		c.qp.Close()
 	}
 	for c.posted.Len() > 0 {
-		c.posted.Pop().release()
+		c.posted.Pop().Release()
 	}
 	c.releaseSends()
 	c.releaseReserved()
@@ -538,11 +541,11 @@ func (s *setup) sendMessage(b []byte) error {
 		wr.Flags |= ibv.SendInline
 	} else {
 		var err error
-		if s.send, err = s.dom.pool(negotiateBuf).get(); err != nil {
+		if s.send, err = s.dom.Pool(negotiateBuf).Get(); err != nil {
 			return err
 		}
-		copy(s.send.b, b)
-		wr.SGL[0] = s.send.sge(len(b))
+		copy(s.send.B, b)
+		wr.SGL[0] = s.send.SGE(len(b))
 	}
 	_, err := s.qp.PostSend([]ibv.SendWR{wr})
 	return err
@@ -562,7 +565,7 @@ func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
 		}
 		if wc.ID&sendID == 0 {
 			s.recv, s.posted = s.posted[0], s.posted[1:]
-			return s.recv.b[:wc.ByteLen], nil
+			return s.recv.B[:wc.ByteLen], nil
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // A movement is large data both ways at once on one connection, by all calls
@@ -360,8 +361,8 @@ func TestTransferWaitsForMemory(t *testing.T) {
 		c.releaseReserved()
 		c.rx.hasReserved = false
 		c.mu.Unlock()
-		held := c.pool.drain()
 		s.device.LimitMemory(1)
+		held := takeFree(c.pool)
 		want := pattern(1, n)
 		addr, key := p.open(want)
 		p.begin(reads, 1, n, addr, key)
@@ -375,7 +376,7 @@ func TestTransferWaitsForMemory(t *testing.T) {
 		}
 		s.device.LimitMemory(0)
 		for _, buf := range held {
-			buf.release()
+			buf.Release()
 		}
 		read := reading(c, b)
 		if !reads {
@@ -398,8 +399,8 @@ func TestReceivesWithoutMemory(t *testing.T) {
 			s := newScene(t)
 			s.cfg.MaxReceiveCredits = 16
 			c, p := s.transferConns(side.active, true)
-			held := c.pool.drain()
 			s.device.LimitMemory(1)
+			held := takeFree(c.pool)
 			require.True(t, eventually(c.locked(func() bool { return c.credits.spendable() > 0 })))
 			for c.locked(func() bool { return c.credits.spendable() > 0 })() {
 				_, err := c.Write([]byte{1})
@@ -437,7 +438,7 @@ func TestReceivesWithoutMemory(t *testing.T) {
 			require.Equal(t, result{len(want), nil}, s.await(reading(c, got)))
 			require.True(t, bytes.Equal(want, got))
 			for _, buf := range held {
-				buf.release()
+				buf.Release()
 			}
 			require.NoError(t, c.Close())
 		})
@@ -503,7 +504,7 @@ func TestTransferPanics(t *testing.T) {
 	eachMode(t, cfg, func(t *testing.T, a, b *Conn) {
 		for _, lies := range []bool{false, true} {
 			require.Panics(t, func() { a.ReadFrom(tactless{lies}) })
-			require.Nil(t, poolOf(a.dom.dev))
+			require.Zero(t, regmem.ChunksOf(a.dom.Dev))
 		}
 		sent := make(chan error, 1)
 		go func() {

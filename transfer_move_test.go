@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 var bothModes = []bool{false, true}
@@ -218,7 +218,7 @@ func TestTransferMemory(t *testing.T) {
 	}()
 	most := 0
 	watch := func() {
-		most = max(most, chunksOf(dev)*chunkBytes)
+		most = max(most, regmem.ChunksOf(dev)*regmem.ChunkSize)
 	}
 	const atOnce = 50
 	var wg sync.WaitGroup
@@ -271,18 +271,8 @@ func TestTransferMemory(t *testing.T) {
 		c.shrinkIdle()
 		c.mu.Unlock()
 	}
-	require.True(t, eventually(func() bool { return chunksOf(dev) == 0 }))
+	require.True(t, eventually(func() bool { return regmem.ChunksOf(dev) == 0 }))
 	for _, c := range all {
 		require.NoError(t, c.Close())
 	}
-}
-
-func chunksOf(dev ibv.Device) int {
-	p := poolOf(dev)
-	if p == nil {
-		return 0
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.chunks
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // transferPeers are the ways in which bad peers have data moved.
@@ -591,8 +592,9 @@ func TestTransferNeverTaken(t *testing.T) {
 		p.ended()
 		require.NotZero(t, h.Key)
 		require.NoError(t, c.Close())
+		mem := buf.Bytes()
 		buf.Free()
-		require.Nil(t, findRegion(buf.b), "it is given back")
+		require.Nil(t, regmem.Find(mem), "it is given back")
 	})
 }
 
@@ -1308,7 +1310,7 @@ func TestTransferStepsAsideAndFails(t *testing.T) {
 				private.features |= featureMessages
 				c, p := s.conns(side.active, private.append(nil))
 
-				_, err := c.ReadFrom(bytes.NewReader(make([]byte, chunkBytes)))
+				_, err := c.ReadFrom(bytes.NewReader(make([]byte, regmem.ChunkSize)))
 				require.NoError(t, err)
 				p.offered(m.reads) // and nobody takes it, so the next one has to wait
 				wrote := writing(c, alloc(t, breachWrite).Bytes())
@@ -1377,8 +1379,8 @@ func TestTransferNeglected(t *testing.T) {
 	s := newScene(t)
 	s.cfg.TransferSize, s.cfg.LingerTimeout = minTransfer, -1
 	c, p := s.conns(true, privateData{ird: 2, ord: 2, rdmanet: true, features: featureFIN | featureTransfer, maxReceive: 8136}.append(nil))
-	p.start(true, 2*maxBounceBuffers*chunkBytes)
-	require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived == maxBounceBuffers*chunkBytes }))
+	p.start(true, 2*maxBounceBuffers*regmem.ChunkSize)
+	require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived == maxBounceBuffers*regmem.ChunkSize }))
 }
 
 // Lengths that add up to more than an int holds, on 32-bit systems.
@@ -1391,9 +1393,9 @@ func TestTransferLengthsAddUp(t *testing.T) {
 	require.Equal(t, 1, c.offeredBytes(1, false))
 	require.Equal(t, int64(4*transferCeiling), int64(c.offeredBytes(math.MaxInt, false))+max(0, 4*transferCeiling-math.MaxInt))
 
-	p, err := allocPages(transferCeiling) // never touched
+	p, err := regmem.AllocPages(transferCeiling) // never touched
 	require.NoError(t, err)
-	defer freePages(p)
+	defer regmem.FreePages(p)
 	o := &sendTransfer{p: p, moved: transferCeiling, done: true, writing: 1}
 	c.wrote(o, transferCeiling)
 	require.Equal(t, transferCeiling, o.moved)
@@ -1649,8 +1651,8 @@ func (s *scene) watched(opens, closes func(n int)) (*Conn, *badPeer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := regions{opens: opens, closes: closes}
-	if c.dom.private {
-		c.dom.pd = &watchedPD{c.dom.pd, r}
+	if c.dom.Private {
+		c.dom.PD = &watchedPD{c.dom.PD, r}
 	} else {
 		c.qp = &watchedQP{c.qp, r}
 	}
@@ -1700,9 +1702,7 @@ func TestTransferBufferFreed(t *testing.T) {
 	var uses []int // as the pieces are closed
 	s := newScene(t)
 	c, p := s.watched(func(int) {}, func(int) {
-		buf.mu.Lock()
-		defer buf.mu.Unlock()
-		uses = append(uses, buf.uses)
+		uses = append(uses, buf.mem.Uses())
 	})
 	p.grant(2 * pieces)
 	p.begin(false, 1, pieces*fetchSize, 0, 0)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // How long a call waits for its memory that a peer is at work on.
@@ -137,7 +138,7 @@ func TestTransferRecalledGoesOn(t *testing.T) {
 			if c.rx.depth < 2 {
 				return // there is one Read at a time
 			}
-			const n = 2 * chunkBytes
+			const n = 2 * regmem.ChunkSize
 			want := pattern(3, n)
 			addr, key := p.open(want)
 			c.mu.Lock()

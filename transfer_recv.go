@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
@@ -90,8 +91,8 @@ type fetch struct {
 type bounceBuffer struct {
 	b      []byte
 	lkey   uint32
-	chunk  *bounceChunk
-	buf    *buffer
+	chunk  *regmem.Chunk
+	buf    *regmem.Buffer
 	mr     ibv.MR // by which the peer may write to it as long as it lives
 	used   int    // bytes of b that pieces were made of
 	pieces int    // that have not been given back
@@ -455,10 +456,10 @@ func (c *conn) openPiece(f *fetch) bool {
 	at := f.in.used // of mr's bytes
 	if mr == nil {
 		at = 0
-		mr, err = c.expose(f.b, peerWrites)
-		if err != nil && c.rx.bounceBuffers == 0 && !c.rx.hasReserved && len(f.b) > pageSize {
-			f.b = f.b[:pageSize]
-			mr, err = c.expose(f.b, peerWrites)
+		mr, err = c.dom.Expose(c.qp, f.b, peerWrites)
+		if err != nil && c.rx.bounceBuffers == 0 && !c.rx.hasReserved && len(f.b) > regmem.PageSize {
+			f.b = f.b[:regmem.PageSize]
+			mr, err = c.dom.Expose(c.qp, f.b, peerWrites)
 		}
 		f.mr = mr
 	}
@@ -483,24 +484,27 @@ func (c *conn) openPiece(f *fetch) bool {
 // getBounceBuffer returns memory for one piece. When there is no scratch, one buffer at a
 // time has to do. nil means neither.
 func (c *conn) getBounceBuffer() *bounceBuffer {
-	get := c.getReceiveChunk
+	var s *regmem.Chunk
+	var err error
 	if c.rx.mode == transferWrite { // registered for each grant
-		get = func() (*bounceChunk, error) { return c.getChunk(), nil }
+		s = c.dom.GetChunk(c.set.transferMemory)
+	} else {
+		s, err = c.dom.GetRegisteredChunk(c.set.transferMemory, c)
 	}
-	if s, err := get(); s != nil {
-		return &bounceBuffer{b: s.b, lkey: s.sink.lkey, chunk: s}
+	if s != nil {
+		return &bounceBuffer{b: s.B, lkey: s.LKey(), chunk: s}
 	} else if err != nil {
 		c.rx.refused = err
 	}
 	if l := c.takeReserved(); l != nil || c.rx.bounceBuffers > 0 || c.rx.hasReserved {
 		return l
 	}
-	buf, err := c.pool.get()
+	buf, err := c.pool.Get()
 	if err != nil {
 		c.rx.refused = err
 		return nil
 	}
-	return &bounceBuffer{b: buf.b, lkey: buf.lkey, buf: buf}
+	return &bounceBuffer{b: buf.B, lkey: buf.LKey, buf: buf}
 }
 
 // takeReserved returns the landing that this connection keeps, nil if it keeps none
@@ -518,7 +522,7 @@ func (c *conn) takeReserved() *bounceBuffer {
 func (c *conn) putBounceBuffer(l *bounceBuffer) {
 	over := c.closed || c.dead != nil
 	switch {
-	case l.stuck, l.chunk != nil && over && !l.chunk.unregister():
+	case l.stuck, l.chunk != nil && over && !l.chunk.Unregister():
 		// The device may still use it.
 	case l.buf != nil && !over && c.rx.hasReserved && c.rx.reserved == nil:
 		c.rx.reserved = l // there may be scratch next time
@@ -531,17 +535,17 @@ func (c *conn) putBounceBuffer(l *bounceBuffer) {
 // when no more can be registered. What the peer is to write to is registered for
 // that beforehand: it holds nothing but what this peer has sent.
 func (c *conn) reserveBounceBuffer() error {
-	if c.rx.mode == transferNone || !pinsMemory(c.id.Device()) {
+	if c.rx.mode == transferNone || !regmem.PinsMemory(c.id.Device()) {
 		return nil
 	}
-	buf, err := c.pool.get()
+	buf, err := c.pool.Get()
 	if err != nil {
 		return err
 	}
-	l := &bounceBuffer{b: buf.b, lkey: buf.lkey, buf: buf}
+	l := &bounceBuffer{b: buf.B, lkey: buf.LKey, buf: buf}
 	if c.rx.mode == transferWrite {
-		if l.mr, err = c.expose(l.b, peerWrites); err != nil {
-			buf.release()
+		if l.mr, err = c.dom.Expose(c.qp, l.b, peerWrites); err != nil {
+			buf.Release()
 			return err
 		}
 	}
@@ -561,9 +565,9 @@ func (l *bounceBuffer) release() {
 	case l.mr != nil && l.mr.Close() != nil:
 		// The device may still use it.
 	case l.buf != nil:
-		l.buf.release()
+		l.buf.Release()
 	default:
-		l.chunk.release()
+		l.chunk.Release()
 	}
 }
 
@@ -604,7 +608,7 @@ func (c *conn) releaseFetches() {
 	for c.rx.inFlight.Len() > 0 {
 		c.landed(c.rx.inFlight.Pop())
 	}
-	c.releaseChunks()
+	c.dom.UnregisterChunks(c)
 	c.releaseReserved()
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
@@ -39,17 +40,17 @@ func (o *transferSender) trim() {
 type sendTransfer struct {
 	id       uint32
 	p        []byte
-	open     ibv.MR       // p, for the peer to read
-	source   sink         // p, for this side's device
-	chunk    *bounceChunk // where p lies, if it is ours
-	detached bool         // no call waits for it: it is scratch's, or a queued send's
-	granted  int          // bytes that the peer has asked for, written or not
-	writing  int          // RDMA Writes under way
-	moved    int          // bytes that the peer has, as far as this side knows
-	message  bool         // it is WriteMsg's
-	ended    bool         // withdrawn
-	done     bool         // the peer wants no more of it
-	over     bool         // and its memory is in use no more
+	open     ibv.MR              // p, for the peer to read
+	source   regmem.Registration // p, for this side's device
+	chunk    *regmem.Chunk       // where p lies, if it is ours
+	detached bool                // no call waits for it: it is scratch's, or a queued send's
+	granted  int                 // bytes that the peer has asked for, written or not
+	writing  int                 // RDMA Writes under way
+	moved    int                 // bytes that the peer has, as far as this side knows
+	message  bool                // it is WriteMsg's
+	ended    bool                // withdrawn
+	done     bool                // the peer wants no more of it
+	over     bool                // and its memory is in use no more
 }
 
 // wanted reports whether there is something left to be granted memory for.
@@ -104,13 +105,13 @@ func (c *conn) large(p []byte, message bool) bool {
 	case len(p) >= c.set.transfer, message && len(p) > int(c.agreed.maxFragmentedSend):
 		return true
 	}
-	return len(p) >= c.set.ofBuffer && findRegion(p) != nil
+	return len(p) >= c.set.ofBuffer && regmem.Find(p) != nil
 }
 
 // writeLarge sends p by transfers. The caller has the turn, and does not hold mu.
 func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
 	initial, open := 0, c.queue.partial // only who has the turn changes that
-	if findRegion(p) == nil {
+	if regmem.Find(p) == nil {
 		// What is copied anyway goes along, and can be read at once.
 		initial = min(int(c.agreed.maxSend)-transferOffset, len(p)-1)
 	}
@@ -142,13 +143,13 @@ func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
 
 // transferChunk is copyMuch by way of a chunk, which it gives back in the end: while the
 // peer fetches from one, r fills the next.
-func (c *conn) transferChunk(s *bounceChunk, r io.Reader) (written int64, more bool, err error) {
-	n, err := s.fill(r)
+func (c *conn) transferChunk(s *regmem.Chunk, r io.Reader) (written int64, more bool, err error) {
+	n, err := s.Fill(r)
 	w, werr := c.writeChunk(s, n)
 	if werr != nil {
 		err = c.opError("write", werr)
 	}
-	return int64(w), n == chunkBytes, err
+	return int64(w), n == regmem.ChunkSize, err
 }
 
 // writeCopied sends p by segments: who reads into p goes on when the device has it, not
@@ -167,17 +168,17 @@ func (c *conn) writeCopied(p []byte) (int, error) {
 }
 
 // writeChunk sends the first n bytes of s, which is given back in the end.
-func (c *conn) writeChunk(s *bounceChunk, n int) (int, error) {
+func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.acquireQueue(normal); err != nil {
-		s.release()
+		s.Release()
 		return 0, err
 	}
 	defer c.releaseQueue()
-	o := &sendTransfer{p: s.b[:n:n], chunk: s, detached: true}
+	o := &sendTransfer{p: s.B[:n:n], chunk: s, detached: true}
 	if n < c.set.ofScratch || c.openChunk(o) != nil {
-		defer s.release()
+		defer s.Release()
 		return c.writeSegments(o.p, sendOptions{})
 	}
 	c.mu.Unlock()
@@ -195,9 +196,9 @@ func (c *conn) writeChunk(s *bounceChunk, n int) (int, error) {
 // openMemory registers what is to be sent.
 func (c *conn) openMemory(o *sendTransfer) (err error) {
 	if c.tx.mode == transferRead {
-		o.open, err = c.expose(o.p, ibv.AccessRemoteRead)
+		o.open, err = c.dom.Expose(c.qp, o.p, ibv.AccessRemoteRead)
 	} else {
-		o.source, err = c.source(o.p)
+		o.source, err = c.dom.RegisterSource(o.p)
 	}
 	if err != nil {
 		c.mu.Lock()
@@ -222,10 +223,10 @@ func (o *sendTransfer) closeMemory() {
 		err = o.open.Close()
 		o.open = nil
 	} else {
-		err = o.source.close()
+		err = o.source.Close()
 	}
 	if o.chunk != nil && err == nil {
-		o.chunk.release()
+		o.chunk.Release()
 	}
 	o.chunk = nil
 }
@@ -305,7 +306,7 @@ func (c *conn) reopen(open bool) {
 func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var bufs buffers
+	var bufs regmem.Buffers
 	for {
 		if err := c.writeErr(); err != nil {
 			return false, err

@@ -10,6 +10,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // udQP is the UD queue pair by which a PacketConn sends and receives on one port of
@@ -34,13 +35,13 @@ import (
 type udQP struct {
 	p    *packetConn
 	id   ibv.ID
-	dom  *domain
+	dom  *regmem.Domain
 	qp   ibv.QP
 	zone string // of link-local addresses there
 
 	recvCQ, sendCQ ibv.CQ
-	recvMem        *buffer
-	sendMem        *buffer
+	recvMem        *regmem.Buffer
+	sendMem        *regmem.Buffer
 	inline         int    // bytes
 	room           uint64 // sends that may be posted at a time
 
@@ -106,7 +107,7 @@ func (l *udQP) acquire() (err error) {
 	attr := dev.Attr()
 	recvs, sends := min(udReceiveSlots, attr.MaxQPWR, attr.MaxCQE), min(udSendSlots, attr.MaxQPWR, attr.MaxCQE)
 	for {
-		l.recvMem, err = l.dom.pool(recvs * udSlot).get()
+		l.recvMem, err = l.dom.Pool(recvs * udSlot).Get()
 		if err == nil || recvs/2 < minUDReceiveSlots || !errors.Is(err, errno.ENOBUFS) {
 			break
 		}
@@ -124,13 +125,13 @@ func (l *udQP) acquire() (err error) {
 		return err
 	}
 	l.inline = attr.MaxInlineUD
-	if l.qp, err = l.id.CreateQP(l.dom.pd, ibv.QPInit{SendCQ: l.sendCQ, RecvCQ: l.recvCQ,
+	if l.qp, err = l.id.CreateQP(l.dom.PD, ibv.QPInit{SendCQ: l.sendCQ, RecvCQ: l.recvCQ,
 		Cap: ibv.QPCap{MaxSendWR: sends, MaxRecvWR: recvs, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInline: l.inline}}); err != nil {
 		return err
 	}
 	l.slots = make([]ibv.SGE, recvs)
 	for i := range l.slots {
-		l.slots[i] = ibv.SGE{Buf: l.recvMem.b[i*udSlot:][:udSlot:udSlot], LKey: l.recvMem.lkey}
+		l.slots[i] = ibv.SGE{Buf: l.recvMem.B[i*udSlot:][:udSlot:udSlot], LKey: l.recvMem.LKey}
 	}
 	wrs := make([]ibv.RecvWR, recvs)
 	for i := range wrs {
@@ -139,7 +140,7 @@ func (l *udQP) acquire() (err error) {
 	if _, err = l.qp.PostRecv(wrs); err != nil {
 		return err
 	}
-	l.sendMem, err = l.dom.pool(sends * udSlot).get()
+	l.sendMem, err = l.dom.Pool(sends * udSlot).Get()
 	if err != nil {
 		return err
 	}
@@ -342,8 +343,8 @@ func (l *udQP) stage(b []byte, w *way) error {
 		wr.Flags |= ibv.SendInline
 		wr.SGL = sge
 	default:
-		slot := l.sendMem.b[int(next%l.room)*udSlot:]
-		sge[0] = ibv.SGE{Buf: slot[:copy(slot[:udSlot], b)], LKey: l.sendMem.lkey}
+		slot := l.sendMem.B[int(next%l.room)*udSlot:]
+		sge[0] = ibv.SGE{Buf: slot[:copy(slot[:udSlot], b)], LKey: l.sendMem.LKey}
 		wr.SGL = sge
 	}
 	l.staged++
@@ -419,7 +420,7 @@ func (l *udQP) createAH(w *way, create func(ibv.PD) (ibv.AH, error)) (err error)
 	}
 	l.creating++
 	l.p.wmu.Unlock()
-	w.ah, err = create(l.dom.pd)
+	w.ah, err = create(l.dom.PD)
 	l.p.wmu.Lock()
 	l.creating--
 	l.p.writers.WakeAll()
@@ -480,13 +481,13 @@ func (l *udQP) close() (err error) {
 		}
 	}
 	err = errors.Join(err, l.id.Close())
-	for _, b := range []*buffer{l.recvMem, l.sendMem} {
+	for _, b := range []*regmem.Buffer{l.recvMem, l.sendMem} {
 		if b != nil {
-			b.release()
+			b.Release()
 		}
 	}
 	if l.dom != nil {
-		err = errors.Join(err, l.dom.release())
+		err = errors.Join(err, l.dom.Release())
 	}
 	return err
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net"
 	"testing"
+
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // blockedWriter takes nothing until it is let go.
@@ -27,7 +29,7 @@ func (w *blockedWriter) Write(p []byte) (int, error) {
 func TestCloseDuringWriteTo(t *testing.T) {
 	client, server := pipe(t, "rdma", local4, new(ListenConfig), new(Dialer))
 	p := make([]byte, 100_000)
-	if pinsMemory(testDevice(t)) {
+	if regmem.PinsMemory(testDevice(t)) {
 		p = p[:20_000] // what the first receives have room for
 	}
 	for i := range p {

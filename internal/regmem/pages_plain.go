@@ -1,6 +1,6 @@
 //go:build !linux
 
-package rdmanet
+package regmem
 
 import "errors"
 
@@ -8,5 +8,5 @@ func smallPages([]byte) {}
 
 const dropsPages = false
 
-// dropPages is not known to do what it says on this system, so it does nothing.
+// dropPages does nothing: no call of this system is known to give pages back as it should.
 func dropPages([]byte) error { return errors.ErrUnsupported }
