@@ -18,7 +18,7 @@ import (
 //
 //  1. Close marks the connection closed. Calls in progress return, and what arrives from
 //     then on is dropped.
-//  2. flush hands the end of the stream (FIN) to the device, waits until the device has
+//  2. endStream hands the end of the stream (FIN) to the device, waits until the device has
 //     everything that was written, and disconnects.
 //  3. The disconnect sets dead, which everything that posts looks at: neither a send nor
 //     a receive is posted afterwards. The peer's device reads what is on its way, with
@@ -127,7 +127,7 @@ func (c *conn) CloseContext(ctx context.Context) error {
 	over := make(chan struct{})
 	c.mu.Lock()
 	c.end.over = over
-	c.mu.Unlock()
+	c.unlock()
 	go c.lingerOn(enterLingering(c))
 	select {
 	case <-over:
@@ -140,7 +140,7 @@ func (c *conn) CloseContext(ctx context.Context) error {
 // beginClose marks the connection closed. It reports false if it was before.
 func (c *conn) beginClose() bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if c.closed {
 		return false
 	}
@@ -173,21 +173,19 @@ func closeBound() bound {
 // while p allows.
 func (c *conn) closeWithin(p bound) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if c.set.linger < 0 {
 		return
 	}
 	c.allow(p)
 	defer c.writeDue.stop()
-	done := c.flush()
+	done := c.endStream()
 	for pause := 20 * time.Microsecond; done && c.unsent() > 0; pause = min(2*pause, time.Millisecond) {
 		if !c.lingers() {
 			done = false
 			break
 		}
-		c.mu.Unlock()
-		time.Sleep(pause)
-		c.mu.Lock()
+		c.unlocked(func() { time.Sleep(pause) })
 	}
 	if !done && c.writeDue.expired {
 		lingering.mu.Lock()
@@ -201,20 +199,20 @@ func (c *conn) lingerOn(place *list.Element) {
 	c.mu.Lock()
 	if c.set.linger >= 0 {
 		c.allow(bound{stall: c.set.linger, ends: time.Now().Add(lingerTimes * c.set.linger)})
-		if c.flush() {
+		if c.endStream() {
 			c.awaitPeer()
 		}
 	}
 	c.end.result = c.lost()
 	expired := c.end.result == errLingered && c.writeDue.expired && !c.end.evicted && c.set.linger >= 0
-	c.mu.Unlock()
+	c.unlock()
 	if err := c.teardown(); err != nil {
 		c.set.log.Debug("rdmanet: release of a connection", "local", c.local, "remote", c.remote, "err", err)
 	}
 	leaveLingering(place, expired)
 	c.mu.Lock()
 	over := c.end.over
-	c.mu.Unlock()
+	c.unlock()
 	if over != nil {
 		close(over)
 	}
@@ -237,7 +235,7 @@ func enterLingering(c *conn) *list.Element {
 		oldest.mu.Lock()
 		oldest.end.evicted = true
 		oldest.wakeAll()
-		oldest.mu.Unlock()
+		oldest.unlock()
 	}
 	return place
 }
@@ -279,21 +277,21 @@ func (c *conn) lingers() bool {
 }
 
 func (c *conn) progress() progress {
-	return progress{sent: c.send.done, received: c.stats.received(), unsent: c.unsent()}
+	return progress{sent: c.lane.done, received: c.stats.received(), unsent: c.unsent()}
 }
 
 // unsent is how many bytes of what was written are still on this host, as far as the
 // device can tell.
 func (c *conn) unsent() int {
-	if f, ok := c.id.(ibv.Unsender); ok {
+	if f, ok := c.lane.id.(ibv.Unsender); ok {
 		return f.Unsent()
 	}
 	return 0
 }
 
-// flush takes the steps up to the disconnect that were not taken yet, for as long as
+// endStream takes the steps up to the disconnect that were not taken yet, for as long as
 // lingers says so. It reports whether all are. The caller holds mu.
-func (c *conn) flush() bool {
+func (c *conn) endStream() bool {
 	e, s := &c.end, &c.send
 	going := func() bool { return c.dead == nil && c.lingers() }
 	for !e.turn {
@@ -305,14 +303,12 @@ func (c *conn) flush() bool {
 		}
 	}
 	if c.rx.reading == 0 { // else doneReading does it
-		c.mu.Unlock()
-		c.readMu.Lock() // CloseRead, or a call that has just ended, may be holding it
-		c.mu.Lock()
+		c.unlocked(c.readMu.Lock) // CloseRead, or a call that has just ended, may be holding it
 		c.dropUnread()
 		c.readMu.Unlock()
 	}
 	for c.fin && !s.finSent && !s.truncated && !c.queue.partial && going() { // no end where a message has none
-		if done, _ := c.postFIN(); !done {
+		if !c.queueFIN() {
 			c.waitToSend()
 		}
 	}
@@ -320,23 +316,23 @@ func (c *conn) flush() bool {
 		c.await(&c.writers)
 	}
 	if !e.marked && going() {
-		buffered := c.id.Device().Attr().Quirks.SendsBuffered
+		buffered := c.lane.id.Device().Attr().Quirks.SendsBuffered
 		if buffered {
 			c.awaitSends(func() bool { return s.barrier && going() }) // keep-alive's is not behind everything
 		}
 		c.signalAll(going)
 		if going() {
 			if buffered {
-				c.postBarrier()
+				c.queueBarrier()
 			}
-			e.last, e.marked = s.seq, true // what is sent from here on, such as grants, may be lost
+			e.last, e.marked = c.lane.seq, true // what is sent from here on, such as grants, may be lost
 		}
 	}
-	c.awaitSends(func() bool { return (s.done < e.last || s.barrier) && going() })
-	for s.posting && going() { // a grant, which must not meet the disconnect
-		c.writers.Wait()
+	c.awaitSends(func() bool { return (c.lane.done < e.last || s.barrier) && going() })
+	for !c.lane.quiet() && going() { // a grant, which must not meet the disconnect
+		c.awaitPosted()
 	}
-	if going() && e.marked && c.id.Disconnect() == nil {
+	if going() && e.marked && c.lane.id.Disconnect() == nil {
 		e.disconnected = true
 		c.dead = net.ErrClosed
 	}
@@ -376,7 +372,7 @@ func (c *conn) lost() error {
 	switch {
 	case c.end.disconnected && event != nil && event.Err != nil && !errors.Is(event.Err, io.ErrUnexpectedEOF):
 		return broken(event.Err)
-	case c.send.lost() && !c.id.Device().Attr().Quirks.SendsBuffered: // with that quirk, sends that have arrived may fail too
+	case c.sendsLost() && !c.lane.id.Device().Attr().Quirks.SendsBuffered: // with that quirk, sends that have arrived may fail too
 		return errUntaken
 	case c.end.disconnected && event != nil:
 		return nil // also where the peer's device has met our end in the middle of what it sent
@@ -399,23 +395,27 @@ func (c *conn) teardown() error {
 		c.dead = net.ErrClosed
 	}
 	if c.event.Load() == nil {
-		c.qp.SetError() // calls that wait for the device get its answer
+		c.lane.qp.SetError() // calls that wait for the device get its answer
 	}
 	c.wakeAll()
-	c.mu.Unlock()
+	c.unlock()
 	c.readMu.Lock() // a call that copies from a buffer, or reads by RDMA, is over now
 	defer c.readMu.Unlock()
 	c.mu.Lock()
-	for c.queue.busy && !c.end.turn || c.send.posting {
+	for c.queue.busy && !c.end.turn {
 		c.writers.Wait()
 	}
 	c.queue.acquire(normal)
 	c.end.turn = true
-	c.mu.Unlock()
+	for !c.lane.quiet() {
+		c.awaitPosted()
+	}
+	c.lane.open = false
+	c.unlock()
 
-	err := c.qp.Close()
+	err := c.lane.qp.Close()
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.wait.Stop()
 	c.readDue.stop()
 	c.writeDue.stop()
@@ -432,6 +432,6 @@ func (c *conn) teardown() error {
 	c.credits.charge.Lower(0)
 	c.releaseFetches()
 	c.releaseTransfers()
-	c.releaseSends()
-	return errors.Join(err, c.probeMem.close(), c.cq.Close(), c.id.Close(), c.dom.Release())
+	c.lane.release(unwritten)
+	return errors.Join(err, c.probeMem.close(), c.lane.cq.Close(), c.lane.id.Close(), c.dom.Release())
 }

@@ -60,7 +60,7 @@ func TestCloseContext(t *testing.T) {
 	t.Run("broken", func(t *testing.T) {
 		checkLeaks(t)
 		a, b := pipeOn(t, Config{})
-		b.qp.SetError()
+		b.lane.qp.SetError()
 		within(t, "Read", func() { _, err := a.Read(make([]byte, 1)); require.ErrorIs(t, err, syscall.ECONNRESET) })
 		within(t, "CloseContext", func() { require.ErrorIs(t, a.CloseContext(tctx), syscall.ECONNRESET) })
 		require.NoError(t, b.Close())
@@ -100,7 +100,7 @@ func TestCloseContext(t *testing.T) {
 		link.freeze(toListener)
 		data := make([]byte, 64<<20) // more than the sockets hold
 		var before uint64
-		a.locked(func() bool { before = a.send.seq; return true })()
+		a.locked(func() bool { before = a.lane.seq; return true })()
 		wrote := make(chan error, 1)
 		go func() {
 			_, err := a.Write(data)
@@ -108,10 +108,10 @@ func TestCloseContext(t *testing.T) {
 		}()
 		done, since := uint64(0), time.Now()
 		require.True(t, eventually(a.locked(func() bool {
-			if a.send.done != done || a.send.seq == before {
-				done, since = a.send.done, time.Now()
+			if a.lane.done != done || a.lane.seq == before {
+				done, since = a.lane.done, time.Now()
 			}
-			return a.send.busy() && time.Since(since) > 300*time.Millisecond
+			return a.lane.busy() && time.Since(since) > 300*time.Millisecond
 		})), "the sockets are full")
 		require.NoError(t, a.SetWriteDeadline(time.Unix(1, 0)))
 		within(t, "Write", func() { require.ErrorIs(t, <-wrote, os.ErrDeadlineExceeded) })
@@ -131,7 +131,7 @@ func TestCloseGivesBackMemoryOnce(t *testing.T) {
 	setWithdrawWithin(t, 100*time.Millisecond)
 	a, b, link := frozenPair(t, Config{TransferSize: 256 << 10, LingerTimeout: endless, InitialReceiveCredits: 63}, Config{TransferSize: 256 << 10})
 	require.NoError(t, a.CloseWrite()) // the end of the stream is not behind RDMA Reads
-	require.True(t, eventually(a.locked(func() bool { return a.send.done == a.send.seq })))
+	require.True(t, eventually(a.locked(func() bool { return a.lane.done == a.lane.seq })))
 	link.freeze(toListener)
 	src, dst := alloc(t, 8<<20), alloc(t, 8<<20)
 	copy(src.Bytes(), bytes.Repeat([]byte{1}, len(src.Bytes())))

@@ -45,16 +45,9 @@ func (o *completions) Solicited() bool {
 	return o.peer.rdmanet && o.set.keepAlive > 0 && !o.wantsSendCompletion && !o.conn().moving()
 }
 
-// Background sends the messages without payload that are due. On a broken connection a
-// leader in the background is of use while the device may still use memory.
+// Background reports true on a broken connection too, while the device may still use memory.
 func (o *completions) Background() bool {
-	c := o.conn()
-	for !c.closed && (c.dead == nil || c.moving() && !c.wait.HasFailed()) {
-		if !c.control(true) {
-			return true
-		}
-	}
-	return false
+	return !o.closed && (o.dead == nil || o.conn().moving() && !o.wait.HasFailed())
 }
 
 // await waits until something may have changed, as a goroutine of g. The caller holds mu,
@@ -84,7 +77,7 @@ func (c *conn) poll() int {
 	event := c.event.Load()
 	total := 0
 	for {
-		n, err := c.cq.Poll(c.wcs[:])
+		n, err := c.lane.cq.Poll(c.wcs[:])
 		if err != nil {
 			if !c.wait.HasFailed() {
 				total++
@@ -122,10 +115,9 @@ func (c *conn) poll() int {
 	}
 	if total > 0 {
 		c.replenish()
-		if c.grantedLate() {
+		if c.returnsCredits && c.send.idle || c.grantedLate() {
 			c.returnCredits()
 		}
-		c.sendControl()
 		if c.queue.wantsWritable {
 			c.signalWritable()
 		}
@@ -153,11 +145,11 @@ func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 	if wc.Status == ibv.WCFlushErr {
 		if !c.hasFailed() && c.dead == nil && c.event.Load() == nil {
 			c.flushed = time.Now()
-			c.id.Disconnect()
+			c.lane.id.Disconnect()
 			c.setTimer(reasonWithin)
 		}
 	} else {
-		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ barrierID, VendorErr: wc.VendorErr, Device: c.id.Device().Name()})
+		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ barrierID, VendorErr: wc.VendorErr, Device: c.lane.id.Device().Name()})
 	}
 }
 
@@ -170,17 +162,18 @@ func (c *conn) hasFailed() bool { return !c.flushed.IsZero() }
 // the device still tries; if it does not, the completions tell.
 func (c *conn) notify(e ibv.Event) {
 	if e.Kind == ibv.EventPortError {
-		c.set.log.Debug("rdmanet: port went down", "device", c.id.Device().Name(), "port", c.id.Port(), "local", c.local, "remote", c.remote)
+		c.set.log.Debug("rdmanet: port went down", "device", c.lane.id.Device().Name(), "port", c.lane.id.Port(), "local", c.local, "remote", c.remote)
 		return
 	}
 	c.event.CompareAndSwap(nil, &e)
-	c.cq.Interrupt()
+	c.lane.cq.Interrupt()
 }
 
 // wakeAll makes every goroutine that waits look again, the leader included.
 func (c *conn) wakeAll() {
 	c.readers.WakeAll()
 	c.writers.WakeAll()
+	c.lane.posters.WakeAll()
 	c.wait.Interrupt()
 	c.recheckQueue()
 }

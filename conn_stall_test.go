@@ -158,7 +158,7 @@ func TestAnswerBeforeReading(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		b.tick() // what the timer does after five seconds of silence
 		b.mu.Lock()
-		defer b.mu.Unlock()
+		defer b.unlock()
 		return b.eof && b.credits.window == b.set.initial
 	}))
 	const size = 1 << 20
@@ -188,12 +188,12 @@ func TestGrantLeftToWriter(t *testing.T) {
 		}()
 		locked := func(f func() bool) bool {
 			c.mu.Lock()
-			defer c.mu.Unlock()
+			defer c.unlock()
 			return f()
 		}
 		leads := func() bool { return locked(func() bool { return c.wait.Sleeping() }) }
 		stalled := func() bool {
-			return locked(func() bool { return c.wait.Sleeping() && c.send.wantsCredit && !c.send.posting })
+			return locked(func() bool { return c.wait.Sleeping() && c.send.wantsCredit && !c.lane.posting })
 		}
 		require.True(t, eventually(leads))
 		wrote := make(chan error, 1)
@@ -224,7 +224,7 @@ func TestGrantLeftToWriter(t *testing.T) {
 		}
 		c.writeDue.set(time.Unix(1, 0))
 		c.wakeAll()
-		c.mu.Unlock()
+		c.unlock()
 		require.Error(t, <-wrote)
 		for granted := 0; granted == 0; {
 			h, _, ok := p.segment()
@@ -262,7 +262,7 @@ func TestLeadIsPassedOn(t *testing.T) {
 	sleeping := func(c *Conn, writers int) func() bool {
 		return func() bool {
 			c.mu.Lock()
-			defer c.mu.Unlock()
+			defer c.unlock()
 			return c.wait.Sleeping() && c.writers.Waiting() == writers
 		}
 	}
@@ -272,7 +272,7 @@ func TestLeadIsPassedOn(t *testing.T) {
 	for i, wait := range []func(){a.writers.Wait, func() { a.await(&a.writers) }} {
 		all.Go(func() {
 			a.mu.Lock()
-			defer a.mu.Unlock()
+			defer a.unlock()
 			for !done {
 				wait()
 			}
@@ -281,13 +281,13 @@ func TestLeadIsPassedOn(t *testing.T) {
 	}
 	a.mu.Lock()
 	a.closed = true // so there are no keepers any more
-	a.cq.Interrupt()
-	a.mu.Unlock()
+	a.lane.cq.Interrupt()
+	a.unlock()
 	require.True(t, eventually(sleeping(a, 1)), "nobody waits for completions")
 	a.mu.Lock()
 	done, a.closed = true, false
 	a.wakeAll()
-	a.mu.Unlock()
+	a.unlock()
 	within(t, "the end", all.Wait)
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Close())
@@ -304,13 +304,13 @@ func TestKeeperComesBack(t *testing.T) {
 	go func() {
 		defer close(done)
 		a.mu.Lock()
-		defer a.mu.Unlock()
+		defer a.unlock()
 		for ; woken < 2; woken++ { // by the keeper that leaves, and by the next
 			a.writers.Wait()
 		}
 	}()
 	require.True(t, eventually(a.locked(func() bool { return a.writers.Waiting() == 1 })))
-	a.cq.Interrupt()
+	a.lane.cq.Interrupt()
 	within(t, "the keepers", func() { <-done })
 	require.True(t, eventually(kept), "nobody looks after the connection")
 	require.NoError(t, a.Close())
@@ -324,7 +324,7 @@ func TestGrantForLeader(t *testing.T) {
 	c, p := s.conns(false, nil)
 	stalled := func(have int) func() bool {
 		return c.locked(func() bool {
-			return c.wait.Sleeping() && c.send.wantsCredit && !c.send.posting && c.credits.have == have
+			return c.wait.Sleeping() && c.send.wantsCredit && !c.lane.posting && c.credits.have == have
 		})
 	}
 	require.True(t, eventually(func() bool { return c.Stats().SendCredits == int(goodResponse.CreditsGranted) }))
@@ -352,7 +352,7 @@ func TestGrantForLeader(t *testing.T) {
 	go func() {
 		defer close(done)
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		for !over {
 			c.writers.Wait()
 		}
@@ -364,6 +364,6 @@ func TestGrantForLeader(t *testing.T) {
 	c.mu.Lock()
 	over = true
 	c.writers.WakeAll()
-	c.mu.Unlock()
+	c.unlock()
 	<-done
 }

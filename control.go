@@ -7,40 +7,35 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// Messages without payload, for credits, answers, transfers and FIN, are posted
-// by whoever finds them due.
+// Messages without payload: grants of credits, answers, what the peer is told of transfers,
+// and FIN. What is due is made when mu is let go of and nothing else is queued (flush), so
+// nobody has to see to it that it is sent.
 
-// sendControl posts the messages without payload that are due: grants that
-// nothing else would carry, the answer that the peer asked for, our own probe.
-// A batch under way takes their place and calls again when it is out.
-func (c *conn) sendControl() {
-	c.control(c.wait.Sleeping()) // a leader that sleeps will not look again
-}
-
-// control is sendControl; idle is set when nothing else is about to be sent, as
-// far as one can tell. It reports whether something was posted, for which mu was
-// let go.
-func (c *conn) control(idle bool) bool {
-	if c.send.posting || c.dead != nil {
-		return false
+// queueControl queues a message without payload that is due, and reports whether it did:
+// grants that nothing else would carry, the answer that the peer has asked for, this side's
+// probe, and what the peer is to be told of transfers. idle says that nothing else is about
+// to be sent, as far as one can tell.
+func (c *conn) queueControl(idle bool) bool {
+	if !idle && c.lane.seq == 0 {
+		return false // the first message of the program takes the first grant along
 	}
-	news := c.rx.hasControl() || c.tx.hasControl() && c.hasSlots(2) // one may be for a Write
-	if c.send.wantsCredit && !c.send.responseDue && !c.send.probeDue && !news && c.credits.spendable() > 0 {
+	transfer := c.rx.hasControl() || c.tx.hasControl() && c.hasSlots(2) // one may be for a Write
+	if c.send.wantsCredit && !c.send.responseDue && !c.send.probeDue && !transfer && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
 	busy := c.heldBuffers > 0 && !c.discarding && c.copyBreakBytes == 0 // else receives come free without the reader
-	owed := c.credits.grantDue(c.heldBuffers, busy, idle)
-	due := c.send.responseDue || c.send.probeDue || owed || news
+	grant := c.credits.grantDue(c.heldBuffers, busy, idle)
+	due := c.send.responseDue || c.send.probeDue || grant || transfer
 	if !due || c.midMessage() || !c.credits.maySendControl() || !c.hasSlots(1) {
 		return false
 	}
-	if owed {
+	if grant {
 		c.credits.grantAlone(time.Now())
 	}
-	if news {
-		return c.postTransferControl()
+	if transfer {
+		return c.queueTransferControl()
 	}
-	return c.postEmpty(1)
+	return c.queueEmpty(1)
 }
 
 // midMessage reports whether a message of ours is unfinished. To a peer that
@@ -70,18 +65,18 @@ func (c *conn) requested() uint16 {
 	return uint16(c.set.target)
 }
 
-// postEmpty posts up to n messages without payload and reports whether it did.
-func (c *conn) postEmpty(n int) bool {
+// queueEmpty queues up to n messages without payload, and reports whether it did.
+func (c *conn) queueEmpty(n int) bool {
 	n, bufs := c.emptyBuffers(n, false)
 	if n == 0 {
 		return false
 	}
-	c.post(sendBatch{segs: n, bufs: bufs, control: true}) // an error is the connection's end
-	return true
+	_, err := c.queueBatch(sendBatch{segs: n, bufs: bufs, control: true})
+	return err == nil
 }
 
-// postTransferControl posts what the peer is to be told next of transfers.
-func (c *conn) postTransferControl() bool {
+// queueTransferControl queues what the peer is to be told next of transfers.
+func (c *conn) queueTransferControl() bool {
 	n, bufs := c.emptyBuffers(1, true)
 	if n == 0 {
 		return false
@@ -94,8 +89,8 @@ func (c *conn) postTransferControl() bool {
 		t, o.grant = c.nextSenderControl()
 	}
 	o.head = &t
-	c.post(o)
-	return true
+	_, err := c.queueBatch(o)
+	return err == nil
 }
 
 // emptyBuffers is sendBuffers for messages without payload, or with a transfer
@@ -104,7 +99,7 @@ func (c *conn) postTransferControl() bool {
 func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs regmem.Buffers) {
 	if head {
 		segs, bufs = c.transferBuffers(0)
-	} else if dataHeaderLen <= c.inline {
+	} else if dataHeaderLen <= c.lane.inline {
 		return n, bufs
 	} else {
 		segs, _, bufs = c.sendBuffers(n, 0)
@@ -134,68 +129,65 @@ func (c *conn) hasSlots(n int) bool {
 	return false
 }
 
-// postFIN ends our stream if that can be done now. FIN has a credit of its own.
-func (c *conn) postFIN() (done bool, err error) {
-	if c.send.posting || c.credits.have == 0 || !c.hasSlots(1) {
-		return false, nil
+// queueFIN ends the stream if that can be done now, and reports whether it could. FIN has a
+// credit of its own.
+func (c *conn) queueFIN() bool {
+	if c.credits.have == 0 || !c.hasSlots(1) {
+		return false
 	}
 	n, bufs := c.emptyBuffers(1, false)
 	if n == 0 {
-		return false, nil
+		return false
 	}
 	c.send.finSent = true
 	c.credits.reserveOut = 0
-	return true, c.post(sendBatch{segs: 1, flags: flagFIN, bufs: bufs, control: true})
+	_, err := c.queueBatch(sendBatch{segs: 1, flags: flagFIN, bufs: bufs, control: true})
+	return err == nil
 }
 
-// signalAll makes sure that the completion of everything posted can be waited
-// for, as long as wanted says so.
+// signalAll makes sure that the completion of everything queued can be waited for, as long
+// as wanted says so.
 func (c *conn) signalAll(wanted func() bool) {
-	for wanted() {
-		switch {
-		case c.send.posting:
-			c.writers.Wait()
-		case c.send.unsignaledSends == 0:
-			return
-		case c.hasSlots(1):
-			c.postEmptyWrite()
-		default:
+	for c.lane.unsignaledSends > 0 && wanted() {
+		if c.hasSlots(1) {
+			c.queueEmptyWrite()
+		} else {
 			c.await(&c.writers)
 		}
 	}
 }
 
-// postEmptyWrite has the device find out whether the peer's is there: an RDMA Write
-// of no bytes needs neither a credit nor a key.
-func (c *conn) postEmptyWrite() {
-	s := &c.send
+// queueEmptyWrite has the device find out whether the peer's is there: an RDMA Write of no
+// bytes needs neither a credit nor a key.
+func (c *conn) queueEmptyWrite() {
 	if c.freeSlots() == 0 || c.dead != nil {
 		return
 	}
-	s.seq++
-	s.signaled.Push(signaledSend{seq: s.seq, bytes: s.unsignaledBytes})
-	s.unsignaledBytes, s.unsignaledSends = 0, 0
+	l := &c.lane
+	wr := ibv.SendWR{Op: ibv.OpWrite}
+	l.number(&wr, 0, true)
+	l.signal(&wr, signaledSend{})
 	c.stats.Signaled++
-	c.postAside(ibv.SendWR{ID: sendID | s.seq, Op: ibv.OpWrite, Flags: ibv.SendSignaled}) // an error is the connection's end
+	l.enqueueAlone(wr)
 }
 
-// barrierID is the request of postBarrier.
-const barrierID = sendID | 1<<62
-
-// postBarrier has the peer's device say that it has got everything: an RDMA Read
-// of no bytes, or of the peer's pulse, which needs no credit, is answered behind what
-// was sent before. It reports whether one is under way, of which there is one at most.
-func (c *conn) postBarrier() bool {
+// queueBarrier has the peer's device say that it has got everything: an RDMA Read of no
+// bytes, or of the peer's probe target, needs no credit and is answered behind what was sent
+// before. It reports whether one is under way, of which there is one at most.
+func (c *conn) queueBarrier() bool {
 	if c.send.barrier {
 		return true
 	}
-	if c.id.Param().InitiatorDepth == 0 || c.dead != nil || c.hasFailed() {
+	if c.lane.id.Param().InitiatorDepth == 0 || c.dead != nil || c.hasFailed() {
 		return false
 	}
 	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}
 	if c.peerProbe != nil {
-		c.probeMem.readInto(c.peerProbe, &wr)
+		sge := c.probeMem.readInto(c.peerProbe, &wr)
+		c.lane.enqueueAlone(wr, sge)
+	} else {
+		c.lane.enqueueAlone(wr)
 	}
-	c.send.barrier = c.postAside(wr) == nil
-	return c.send.barrier
+	c.send.barrier = true
+	return true
 }

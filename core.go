@@ -19,23 +19,15 @@ import (
 // conn is what a Conn leads to. Everything that outlives a call refers to it, and not to
 // the Conn, which the garbage collector finds when the program has dropped it.
 type conn struct {
-	set         settings
-	dom         *regmem.Domain
-	pool        *regmem.Pool // receive buffers
-	sends       *regmem.Pool // and buffers for sends that do not go inline
-	id          ibv.ID
-	cq          ibv.CQ
-	qp          ibv.QP
-	agreed      agreement
-	fin         bool // half-close was agreed
-	messages    bool // and expedited, partial and empty messages
-	peer        privateData
-	inline      int  // bytes that a send may have without a buffer
-	invalidates bool // the device has Send with Invalidate
-	signalEach  bool // each send from a buffer is signalled: nothing else frees the buffer
-	slots       int  // length of the send queue, but for RDMA Reads
-	local       *net.TCPAddr
-	remote      *net.TCPAddr
+	set      settings
+	dom      *regmem.Domain
+	pool     *regmem.Pool // receive buffers
+	agreed   agreement
+	fin      bool // half-close was agreed
+	messages bool // and expedited, partial and empty messages
+	peer     privateData
+	local    *net.TCPAddr
+	remote   *net.TCPAddr
 
 	// readMu lets one Read in at a time and is held while it waits. Writers take turns.
 	readMu sync.Mutex
@@ -44,6 +36,7 @@ type conn struct {
 
 	// mu guards what follows. It is never held while waiting.
 	mu     sync.Mutex
+	lane   lane
 	closed bool
 	dead   error // why the connection is over; errPeerClosed for an orderly end
 	stats  Stats
@@ -85,21 +78,22 @@ type conn struct {
 	rx transferReceiver
 
 	// Keep-alive: see keepalive.go.
-	timer         *time.Timer
-	receivedSince bool // something has arrived, which poll notes the time of
-	lastReceived  time.Time
-	timerAt       time.Time // when the timer is to look next, if it is set
-	probing       bool      // the peer, or its device, must answer,
-	probedAt      time.Time // which it was asked to do then
-	oneWay        oneWay    // what has come since this side last sent something
-	trimmable     bool      // there is something to give back when idle
-	trimmed       bool      // it was, and nothing has come since that calls for it again
-	pagesTouched  bool      // its buffers may have more than their first page in memory
-	trimPending   bool      // tidy has to come once more
-	idleCheckedAt time.Time // when it was last looked how much has moved,
-	moved         uint64    // how much that was,
-	movedAt       time.Time // and when it was more than before
-	compactions   int       // answers that may still be asked for to bring receives together
+	timer          *time.Timer
+	receivedSince  bool // something has arrived, which poll notes the time of
+	lastReceived   time.Time
+	timerAt        time.Time // when the timer is to look next, if it is set
+	probing        bool      // the peer, or its device, must answer,
+	probedAt       time.Time // which it was asked to do then
+	oneWay         oneWay    // what has come since this side last sent something
+	trimmable      bool      // there is something to give back when idle
+	trimmed        bool      // it was, and nothing has come since that calls for it again
+	pagesTouched   bool      // its buffers may have more than their first page in memory
+	trimPending    bool      // tidy has to come once more
+	idleCheckedAt  time.Time // when it was last looked how much has moved,
+	moved          uint64    // how much that was,
+	movedAt        time.Time // and when it was more than before
+	returnsCredits bool      // returnCredits goes on when sends complete
+	compactions    int       // answers that may still be asked for to bring receives together
 
 	answersReads bool         // the peer's device can be asked by an RDMA Read: see probe.go
 	peerProbe    *probeTarget // namely of, nil for one of no bytes
@@ -120,16 +114,17 @@ type segment struct {
 
 // newConn returns a Conn that uses no more than slots of the send queue, which may be longer.
 func newConn(set settings, dom *regmem.Domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots int) *conn {
-	c := &conn{set: set, dom: dom, id: id, cq: cq, qp: qp}
+	c := &conn{set: set, dom: dom}
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
 	c.rx.depth = min(readSlots, slots/8)
-	c.slots, c.inline = slots-1-c.rx.depth, qp.Cap().MaxInline
 	attr := id.Device().Attr()
-	c.invalidates = attr.Caps.Has(ibv.CapSendInvalidate)
-	c.signalEach = attr.Quirks.SendsBuffered
-	c.readers.Init(&c.mu, true)
-	c.writers.Init(&c.mu, false) // some wait for the end of a post, and do not lead
-	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: cq, Lock: &c.mu, Groups: []*cqwait.Group{&c.readers, &c.writers},
+	c.lane = lane{id: id, cq: cq, qp: qp, slots: slots - 1 - c.rx.depth, inline: qp.Cap().MaxInline,
+		invalidates: attr.Caps.Has(ibv.CapSendInvalidate), signalEach: attr.Quirks.SendsBuffered}
+	lock := (*locker)(c)
+	c.readers.Init(lock, true)
+	c.writers.Init(lock, false) // some of them do not lead
+	c.lane.posters.Init(lock, false)
+	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: cq, Lock: lock, Groups: []*cqwait.Group{&c.readers, &c.writers},
 		BusyPoll: set.busyPoll, Polls: !attr.Caps.Has(ibv.CapWaitReceives), Background: cqwait.WhenVacant})
 	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c
@@ -145,21 +140,21 @@ func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
 // Info implements [Conn.Info].
 func (c *conn) Info() Info {
-	dev := c.id.Device()
+	dev := c.lane.id.Device()
 	info := Info{
 		Device:            dev.Name(),
 		Transport:         dev.Attr().Transport.String(),
-		Port:              c.id.Port(),
-		QPN:               c.qp.QPN(),
-		LocalGID:          gidOf(c.id.LocalAddr()),
-		RemoteGID:         gidOf(c.id.RemoteAddr()),
+		Port:              c.lane.id.Port(),
+		QPN:               c.lane.qp.QPN(),
+		LocalGID:          gidOf(c.lane.id.LocalAddr()),
+		RemoteGID:         gidOf(c.lane.id.RemoteAddr()),
 		Rdmanet:           c.peer.rdmanet,
 		MessageFlags:      c.messages,
 		MaxSendSize:       int(c.agreed.maxSend),
 		MaxReceiveSize:    int(c.agreed.maxReceive),
 		MaxFragmentedSize: int(c.agreed.maxFragmentedSend),
 	}
-	if port, err := dev.Port(c.id.Port()); err == nil {
+	if port, err := dev.Port(c.lane.id.Port()); err == nil {
 		info.MTU = port.ActiveMTU
 	}
 	return info
@@ -168,7 +163,7 @@ func (c *conn) Info() Info {
 // Stats implements [Conn.Stats].
 func (c *conn) Stats() Stats {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	s := c.stats
 	s.SendCredits, s.ReceiveCredits, s.ReceiveWindow = c.credits.have, c.credits.posted, c.credits.window
 	return s
@@ -199,7 +194,7 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 
 func (c *conn) setDeadlines(t time.Time, ds ...*deadline) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if c.closed {
 		return opError("set", nil, c.local, net.ErrClosed)
 	}
@@ -217,7 +212,7 @@ func (c *conn) writeExpired() { c.expired(&c.writeDue) }
 
 func (c *conn) expired(d *deadline) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if d.check() {
 		c.wakeAll()
 	}
@@ -335,7 +330,7 @@ func (c *conn) WriteTo(w io.Writer) (int64, error) {
 // c.dom.release ends it.
 func (c *conn) retain() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if c.closed {
 		return net.ErrClosed
 	}
@@ -345,21 +340,27 @@ func (c *conn) retain() error {
 
 // CloseRead implements [Conn.CloseRead].
 func (c *conn) CloseRead() error {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
+	if !c.beginDiscarding() {
 		return c.opError("close", net.ErrClosed)
 	}
-	c.discarding = true
-	c.wakeAll()
-	c.mu.Unlock()
-
 	c.readMu.Lock() // whoever copies from a buffer is out now
 	defer c.readMu.Unlock()
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.dropUnread()
 	return nil
+}
+
+// beginDiscarding has what arrives dropped from now on. It reports false after Close.
+func (c *conn) beginDiscarding() bool {
+	c.mu.Lock()
+	defer c.unlock()
+	if c.closed {
+		return false
+	}
+	c.discarding = true
+	c.wakeAll()
+	return true
 }
 
 // CloseWrite implements [Conn.CloseWrite].
@@ -372,8 +373,8 @@ func (c *conn) fail(err error) {
 	}
 	c.dead = broken(err)
 	c.logBroken(err)
-	c.qp.SetError()
-	c.id.Disconnect() // InfiniBand's connection manager does not watch the queue pair
+	c.lane.qp.SetError()
+	c.lane.id.Disconnect() // InfiniBand's connection manager does not watch the queue pair
 	c.wakeAll()
 }
 

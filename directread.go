@@ -82,19 +82,17 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 			into.late.Stop()
 			into.late = nil
 		}
-		if !c.control(true) {
-			c.await(&c.readers)
-		}
+		c.await(&c.readers)
 	}
 	if into.late != nil {
 		into.late.Stop()
 		into.late = nil // so that one that has fired, and waits for mu, does not set it again
 	}
-	c.mu.Unlock()
-	for _, o := range slices.Backward(into.opened) { // a Buffer freed meanwhile goes with the first
-		o.close()
-	}
-	c.mu.Lock()
+	c.unlocked(func() {
+		for _, o := range slices.Backward(into.opened) { // a Buffer freed meanwhile goes with the first
+			o.close()
+		}
+	})
 	for n < into.got {
 		x := c.unread.At(0).transfer
 		k := min(into.got-n, x.landed-x.taken)
@@ -141,7 +139,6 @@ func (c *conn) fillDirect(into *directRead) {
 		into.asked += len(f.b)
 		into.pending++
 		c.fetch(f, reg.target.LKey)
-		c.sendControl() // a grant is of use at once; what it lets go of mu for is looked at again
 	}
 }
 
@@ -178,13 +175,13 @@ func (c *conn) wanted(into *directRead) *recvTransfer {
 
 // registerRange registers memory for the device, or the peer, to fill. It lets go of mu.
 func (c *conn) registerRange(b []byte) (o registeredRange, err error) {
-	c.mu.Unlock()
-	if c.rx.mode == transferRead {
-		o.target, err = c.dom.RegisterTarget(b)
-	} else {
-		o.mr, err = c.dom.Expose(c.qp, b, peerWrites)
-	}
-	c.mu.Lock()
+	c.unlocked(func() {
+		if c.rx.mode == transferRead {
+			o.target, err = c.dom.RegisterTarget(b)
+		} else {
+			o.mr, err = c.dom.Expose(c.lane.qp, b, peerWrites)
+		}
+	})
 	if err != nil {
 		c.stats.TransfersRefused++
 	}
@@ -203,7 +200,7 @@ func (o *registeredRange) close() {
 // alive it breaks, as the device may be writing there.
 func (c *conn) abandonDirect(into *directRead) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	switch {
 	case into.pending == 0 || into.lost:
 		return
@@ -219,7 +216,7 @@ func (c *conn) abandonDirect(into *directRead) {
 	}
 	c.fail(errTransferHeld)
 	if c.ending() { // fail takes it for over, but its link lives
-		c.qp.SetError()
+		c.lane.qp.SetError()
 	}
 	into.lost = true
 	c.wakeAll()

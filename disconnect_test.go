@@ -86,7 +86,7 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 				s.a.mu.Lock()
 				s.a.trimmable, s.a.moved = true, s.a.stats.moved()
 				s.a.idleCheckedAt, s.a.movedAt = time.Time{}, time.Time{}
-				s.a.mu.Unlock()
+				s.a.unlock()
 				s.a.tick()
 			}
 		}},
@@ -110,7 +110,7 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() > 0 })))
 			return func() {
 				s.m.holdReads(false)
-				require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() == 0 && !s.a.send.posting })))
+				require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() == 0 && !s.a.lane.posting })))
 			}
 		}},
 		{name: "the peer has written", noRead: true, ready: func(t *testing.T, s *heldPair) func() {
@@ -119,9 +119,9 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.live.Len() > 0 })))
 			s.b.mu.Lock() // the peer does not answer
 			s.a.markAccepted()
-			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() > 0 && s.a.rx.unsentGrants.Len() == 0 && !s.a.send.posting })))
+			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() > 0 && s.a.rx.unsentGrants.Len() == 0 && !s.a.lane.posting })))
 			require.NoError(t, s.a.CloseRead()) // b waits to hear that a wants no more of it
-			return func() { s.arrives(t, s.b.mu.Unlock) }
+			return func() { s.arrives(t, s.b.unlock) }
 		}},
 		{name: "a receive comes back", receive: true, ready: func(t *testing.T, s *heldPair) func() {
 			w := &heldWriter{come: make(chan struct{}), leave: make(chan struct{})}
@@ -142,10 +142,10 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 		}},
 		// Every message and every other work request is posted by one of these two functions.
 		{name: "a message", ready: func(t *testing.T, s *heldPair) func() {
-			return s.withLock(func() { s.a.postEmpty(1) })
+			return s.withLock(func() { s.a.queueEmpty(1) })
 		}},
 		{name: "a request", ready: func(t *testing.T, s *heldPair) func() {
-			return s.withLock(func() { s.a.postAside(ibv.SendWR{ID: sendID, Op: ibv.OpWrite, Flags: ibv.SendSignaled}) })
+			return s.withLock(func() { s.a.queueEmptyWrite() })
 		}},
 	} {
 		for _, closed := range []bool{false, true} {
@@ -223,8 +223,8 @@ func (s *heldPair) probes(t *testing.T) {
 func (s *heldPair) withLock(f func()) func() {
 	return func() {
 		s.a.mu.Lock()
-		defer s.a.mu.Unlock()
-		for s.a.send.posting {
+		defer s.a.unlock()
+		for s.a.lane.posting {
 			s.a.writers.Wait()
 		}
 		f()
@@ -246,7 +246,7 @@ func (s *heldPair) arrives(t *testing.T, f func()) {
 	var before *regmem.Buffer
 	s.a.locked(func() bool { before = oldest(); return true })()
 	f()
-	require.True(t, eventually(s.a.locked(func() bool { return oldest() != before && !s.a.send.posting })))
+	require.True(t, eventually(s.a.locked(func() bool { return oldest() != before && !s.a.lane.posting })))
 }
 
 // peerWrites makes b write one large transfer, which is moved in one piece.
@@ -278,13 +278,13 @@ func (w *heldWriter) Write(p []byte) (int, error) {
 // watchDisconnect makes postAfter count what a posts after its disconnect.
 func watchDisconnect(a *Conn) (*postAfter, *disconnectSeen) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	for a.send.posting {
+	defer a.unlock()
+	for a.lane.posting {
 		a.writers.Wait()
 	}
-	post := &postAfter{QP: a.qp}
-	id := &disconnectSeen{ID: a.id, qp: post}
-	a.qp, a.id = post, id
+	post := &postAfter{QP: a.lane.qp}
+	id := &disconnectSeen{ID: a.lane.id, qp: post}
+	a.lane.qp, a.lane.id = post, id
 	return post, id
 }
 

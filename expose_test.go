@@ -63,7 +63,7 @@ func TestExpose(t *testing.T) {
 						mem = buf.Bytes()
 						copy(mem, bytes.Repeat([]byte{1}, size))
 					}
-					mr, err := c.dom.Expose(c.qp, mem, ibv.AccessLocalWrite|ibv.AccessRemoteWrite|ibv.AccessRemoteRead)
+					mr, err := c.dom.Expose(c.lane.qp, mem, ibv.AccessLocalWrite|ibv.AccessRemoteWrite|ibv.AccessRemoteRead)
 					require.NoError(t, err)
 					require.Equal(t, make([]byte, size), mem, "what was there is nobody's business")
 					for i, at := range []uint64{0, size / 2, size - piece} {
@@ -95,7 +95,7 @@ func TestExpose(t *testing.T) {
 						culprit.ended() // on this side a Write is over before the other one sees it
 					} else {
 						require.Equal(t, ibv.WCRemAccessErr, status)
-						victim.id.Disconnect() // nobody else does, with a peer that only waits
+						victim.lane.id.Disconnect() // nobody else does, with a peer that only waits
 					}
 					require.Equal(t, pattern(9, piece), b, "nothing was read")
 					require.Equal(t, before, mem, "nothing was written")
@@ -127,7 +127,7 @@ func TestExposeRights(t *testing.T) {
 				access = ibv.AccessLocalWrite | ibv.AccessRemoteWrite
 			}
 			mem := pattern(1, 100)
-			mr, err := c.dom.Expose(c.qp, mem, access)
+			mr, err := c.dom.Expose(c.lane.qp, mem, access)
 			require.NoError(t, err)
 			before := bytes.Clone(mem)
 			b := pattern(2, 100)

@@ -259,7 +259,7 @@ func TestUntoldFailure(t *testing.T) {
 			go func() { errs <- drain(a) }()
 			go func() { errs <- flood(a) }()
 			require.True(t, eventually(a.locked(func() bool { return a.readers.Waiting()+a.writers.Waiting() > 0 && a.wait.Leading() })), "both wait")
-			require.NoError(t, a.qp.SetError())
+			require.NoError(t, a.lane.qp.SetError())
 			within(t, "Read and Write", func() {
 				require.ErrorIs(t, <-errs, syscall.ECONNRESET)
 				require.ErrorIs(t, <-errs, syscall.ECONNRESET)
@@ -286,10 +286,10 @@ func TestSilentFailure(t *testing.T) {
 		_, err := a.Read(make([]byte, 1))
 		read <- err
 	}()
-	require.NoError(t, a.qp.SetError())
+	require.NoError(t, a.lane.qp.SetError())
 	require.True(t, eventually(func() bool {
 		a.mu.Lock()
-		defer a.mu.Unlock()
+		defer a.unlock()
 		return a.hasFailed()
 	}))
 	posts := sw.Calls(verbstest.PostRecv)

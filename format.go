@@ -20,10 +20,10 @@ func (c *Conn) String() string {
 }
 
 func (c *conn) String() string {
-	if c == nil || c.id == nil {
+	if c == nil || c.lane.id == nil {
 		return "rdmanet: no connection"
 	}
-	return fmt.Sprintf("rdmanet: %v to %v on %s", c.local, c.remote, c.id.Device().Name())
+	return fmt.Sprintf("rdmanet: %v to %v on %s", c.local, c.remote, c.lane.id.Device().Name())
 }
 
 // Format prints String's text for every verb.

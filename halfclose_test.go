@@ -140,7 +140,7 @@ func TestCloseWriteAfterPeerClosed(t *testing.T) {
 		if c, ok := client.(*Conn); ok {
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
-				defer c.mu.Unlock()
+				defer c.unlock()
 				return c.dead != nil
 			}))
 		}

@@ -22,7 +22,7 @@ func setTrimEvery(t testing.TB, d time.Duration) {
 // idleFor has the timer look at the connection as if nothing had moved for that long.
 func (c *conn) idleFor(d time.Duration) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	now := time.Now()
 	c.moved, c.movedAt, c.idleCheckedAt = c.stats.moved(), now.Add(-d), now.Add(-d)
 	c.runTimer(now)
@@ -92,7 +92,7 @@ func TestIdleMemory(t *testing.T) {
 				for _, c := range all {
 					c.mu.Lock()
 					t.Log(c.posted.Len(), c.credits, c.trimPending, c.compactions)
-					c.mu.Unlock()
+					c.unlock()
 				}
 			}
 			for i := 0; i < len(all); i += 2 {

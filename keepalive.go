@@ -13,7 +13,7 @@ import (
 // peer for KeepAlive, it is asked for a message; if none comes either, the
 // connection is broken. That question and its answer need a credit each, which
 // are not to be had while a program does not read what the other end writes, for
-// as long as it likes. Then an RDMA Read (postBarrier) asks the peer's device, which
+// as long as it likes. Then an RDMA Read (queueBarrier) asks the peer's device, which
 // answers whatever the program does. Where the connection allows no Reads, or the
 // peer's device is known to fail at empty ones and there is no pulse, it is a Write,
 // which must complete. Over iWARP that says only that TCP has taken it: whether
@@ -75,7 +75,7 @@ func (c *conn) hasIdleMemory() bool {
 
 func (c *conn) tick() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	wait := c.runTimer(time.Now())
 	if wait <= 0 || c.closed || c.dead != nil { // by now: to send something it lets go of mu
 		return
@@ -108,7 +108,6 @@ func (c *conn) runTimer(now time.Time) time.Duration {
 		}
 		if now.Sub(c.movedAt) >= idleAfter {
 			c.shrinkIdle()
-			c.sendControl() // a smaller window may make a grant due
 		}
 	}
 	if c.set.keepAlive <= 0 {
@@ -168,29 +167,22 @@ func (c *conn) confirmReceipt(now time.Time) {
 // sendProbe wants an answer from the peer, or where that may not be possible from its
 // device.
 func (c *conn) sendProbe() {
-	for c.send.posting { // whether a message can go is not known before its end
-		c.writers.Wait()
-	}
-	if c.closed || c.dead != nil {
-		return
-	}
 	c.send.probeSeq = 0
 	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
-	if !able && c.answersReads && c.postBarrier() {
+	if !able && c.answersReads && c.queueBarrier() {
 		c.probing = true
 		return
 	}
 	c.probing, c.send.probeDue = able, true
-	c.sendControl() // the answer may be here when it returns
-	if !c.send.probeDue {
+	if c.queueControl(true) && !c.send.probeDue {
 		return
 	}
-	if c.probing = c.answersReads && c.postBarrier(); c.probing {
+	if c.probing = c.answersReads && c.queueBarrier(); c.probing {
 		return
 	}
-	c.postEmptyWrite()
-	if n := c.send.signaled.Len(); n > 0 { // with a full queue it is another's
-		c.probing, c.send.probeSeq = true, c.send.signaled.At(n-1).seq
+	c.queueEmptyWrite()
+	if n := c.lane.signaled.Len(); n > 0 { // with a full queue it is another's
+		c.probing, c.send.probeSeq = true, c.lane.signaled.At(n-1).seq
 	}
 }
 
@@ -206,18 +198,22 @@ func (c *conn) shrinkIdle() {
 		c.trimmable = c.credits.have > c.credits.idleReceives()
 	}
 	c.trimMemory()
-	c.trimmable = c.trimmable || again || c.credits.charge.Charged() > 0 || c.send.signaled.Len() > 0 // buffers of sends that nobody polls for
+	c.trimmable = c.trimmable || again || c.credits.charge.Charged() > 0 || c.lane.signaled.Len() > 0 // buffers of sends that nobody polls for
 }
 
-// returnCredits sends empty messages for the credits beyond the initial ones, so that the peer does
-// not post those receives again.
+// returnCredits sends empty messages for the credits beyond the initial ones, so that the
+// peer does not post those receives again. It goes on when sends complete if the queue
+// pair has no room for all of them.
 func (c *conn) returnCredits() {
+	c.returnsCredits = false
 	for !c.closed && c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.midMessage {
 		n := min(c.credits.have-c.set.initial, c.freeSlots(), c.credits.spendable(), batchSegments)
-		if !c.postEmpty(n) {
-			break
+		if !c.queueEmpty(n) {
+			c.returnsCredits = true
+			return
 		}
 	}
+	c.returnsCredits = c.credits.have > c.set.initial && !c.hasFailed() && !c.hasSlots(1)
 }
 
 // grantedLate reports whether an idle connection has been granted receives since it used
@@ -245,12 +241,12 @@ func (c *conn) trimMemory() {
 		c.trimPending = c.posted.Len() > c.set.initial+c.credits.transferReserve
 		c.posted.Trim()
 		c.unread.Trim()
-		c.send.signaled.Trim()
+		c.lane.trim()
 		c.rx.trim()
 		c.tx.trim()
-		if q, ok := c.qp.(ibv.IdleQP); ok && (c.pagesTouched || !c.trimPending) {
+		if q, ok := c.lane.qp.(ibv.IdleQP); ok && (c.pagesTouched || !c.trimPending) {
 			q.Idle(func(buf []byte) { dropPosted(buf) })
-			if own := c.send.reservedFree; own != nil && c.sends.Drops() {
+			if own := c.lane.reservedFree; own != nil && c.lane.buffers.Drops() {
 				dropPosted(own.B)
 			}
 		}

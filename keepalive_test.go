@@ -24,13 +24,13 @@ func (c *conn) quietFor(d time.Duration) {
 	c.mu.Lock()
 	c.lastReceived = time.Now().Add(-d)
 	c.probedAt = c.probedAt.Add(-d)
-	c.mu.Unlock()
+	c.unlock()
 	c.tick()
 }
 
 func (c *conn) isProbing() bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.poll() // the device's answer wakes nobody
 	return c.probing
 }
@@ -175,18 +175,18 @@ func outOfCredits(t *testing.T, a, b *Conn) (wrote chan error) {
 	for _, c := range []*Conn{a, b} {
 		c.mu.Lock()
 		c.shrinkIdle() // or it does so when it likes, and is heard
-		c.sendControl()
-		c.mu.Unlock()
+		c.flush()
+		c.unlock()
 	}
 	requireSilence(t, a, b)
 	require.True(t, eventually(func() bool {
 		a.mu.Lock()
-		defer a.mu.Unlock()
+		defer a.unlock()
 		if !a.credits.maySendControl() {
 			return true
 		}
 		a.send.responseDue = true // b's last word has left something to grant
-		a.sendControl()
+		a.flush()
 		return false
 	}))
 	requireSilence(t, a, b)
@@ -203,11 +203,11 @@ func TestKeepAliveDuringPost(t *testing.T) {
 	pass(t, b, a)
 	wrote := outOfCredits(t, a, b)
 	a.mu.Lock()
-	for a.send.posting {
+	for a.lane.posting {
 		a.writers.Wait()
 	}
-	a.send.posting = true // as if somebody did
-	a.mu.Unlock()
+	a.lane.posting = true // as if somebody did
+	a.unlock()
 	asked := make(chan struct{})
 	go func() {
 		a.quietFor(time.Hour)
@@ -215,10 +215,10 @@ func TestKeepAliveDuringPost(t *testing.T) {
 	}()
 	require.True(t, eventually(func() bool {
 		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.send.posting = a.probedAt.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
+		defer a.unlock()
+		a.lane.posting = a.probedAt.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
 		a.writers.WakeAll()
-		return !a.send.posting
+		return !a.lane.posting
 	}))
 	within(t, "ask", func() { <-asked })
 	require.True(t, eventually(func() bool { return !a.isProbing() }), "no answer")
@@ -239,7 +239,7 @@ func TestKeepAliveTouch(t *testing.T) {
 			wrote := outOfCredits(t, a, b)
 			a.mu.Lock()
 			a.answersReads = false
-			a.mu.Unlock()
+			a.unlock()
 			m.setSlow(slow)
 			if slow {
 				a.quietFor(time.Hour)
@@ -363,7 +363,7 @@ func TestKeepAliveCut(t *testing.T) {
 				require.True(t, eventually(func() bool {
 					c.quietFor(time.Hour)
 					c.mu.Lock()
-					defer c.mu.Unlock()
+					defer c.unlock()
 					return c.dead != nil
 				}), "end %d goes on", i)
 				for op, f := range map[string]func() error{
@@ -468,10 +468,10 @@ func TestKeepAliveLateAnswer(t *testing.T) {
 		answered()
 		a.mu.Lock()
 		a.probedAt = a.probedAt.Add(-late)
-		a.mu.Unlock()
+		a.unlock()
 		m.setSlow(false)
 		a.mu.Lock()
-		defer a.mu.Unlock()
+		defer a.unlock()
 		a.runTimer(time.Now())
 		return !a.probing && a.probedAt.Equal(a.lastReceived)
 	})
@@ -479,7 +479,7 @@ func TestKeepAliveLateAnswer(t *testing.T) {
 		answered()
 		a.mu.Lock()
 		a.probing = false // as if the peer had said something before
-		a.mu.Unlock()
+		a.unlock()
 		m.setSlow(false)
 		reads := m.reads.Load()
 		a.quietFor(time.Hour)
@@ -501,7 +501,7 @@ func TestKeepAliveOffHearsSends(t *testing.T) {
 		pass(t, b, a)
 		for _, c := range []*Conn{a, b} {
 			require.True(t, eventually(c.locked(func() bool { return c.wait.Sleeping() })))
-			q := c.cq.(*modestCQ)
+			q := c.lane.cq.(*modestCQ)
 			require.True(t, eventually(func() bool {
 				q.mu.Lock()
 				defer q.mu.Unlock()
@@ -524,7 +524,7 @@ func TestKeepAliveWarmUp(t *testing.T) {
 		for _, word := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/word=%v", keepAlive, word), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
+					c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), lane: lane{cq: emptyCQ{}}}
 					c.send.midMessage = true // to a plain peer: it can say nothing
 					c.credits.window = c.set.initial + 1
 					c.startTimer()
@@ -535,7 +535,7 @@ func TestKeepAliveWarmUp(t *testing.T) {
 					}
 					due := c.lastReceived.Add(keepAlive)
 					c.scheduleTrim()
-					c.mu.Unlock()
+					c.unlock()
 					time.Sleep(time.Until(due))
 					synctest.Wait()
 					require.Equal(t, due, c.probedAt)
@@ -552,13 +552,13 @@ func TestKeepAliveCoolDown(t *testing.T) {
 	for _, keepAlive := range []time.Duration{-1, time.Second, 7 * time.Second, 2 * time.Minute} {
 		t.Run(fmt.Sprint(keepAlive), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), cq: emptyCQ{}}
+				c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), lane: lane{cq: emptyCQ{}}}
 				c.startTimer()
 				words := func(d time.Duration) {
 					for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 						c.mu.Lock()
 						c.lastReceived = time.Now()
-						c.mu.Unlock()
+						c.unlock()
 					}
 					synctest.Wait()
 				}
@@ -568,7 +568,7 @@ func TestKeepAliveCoolDown(t *testing.T) {
 					c.stats.BytesReceived++
 					c.credits.window = c.set.initial + 1
 					c.scheduleTrim()
-					c.mu.Unlock()
+					c.unlock()
 					words(idleAfter - time.Second)
 					require.Greater(t, c.credits.window, c.set.initial)
 				}
@@ -584,10 +584,11 @@ func TestKeepAliveCoolDown(t *testing.T) {
 type gatedQP struct {
 	ibv.QP
 	come, leave chan struct{}
+	once        sync.Once
 }
 
 func (q *gatedQP) PostSend(wrs []ibv.SendWR) (int, error) {
-	close(q.come)
+	q.once.Do(func() { close(q.come) })
 	<-q.leave
 	return q.QP.PostSend(wrs)
 }
@@ -599,12 +600,12 @@ func TestKeepAliveDuringClose(t *testing.T) {
 	a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1})
 	exchange(t, a, b, 2<<20)
 	requireSilence(t, a, b)
-	q := &gatedQP{a.qp, make(chan struct{}), make(chan struct{})}
+	q := &gatedQP{QP: a.lane.qp, come: make(chan struct{}), leave: make(chan struct{})}
 	a.mu.Lock()
-	a.qp, a.send.probeDue = q, true // there is something to send
+	a.lane.qp, a.send.probeDue = q, true // there is something to send
 	a.moved, a.trimmable = a.stats.moved(), true
 	a.idleCheckedAt, a.movedAt = time.Time{}, time.Time{}
-	a.mu.Unlock()
+	a.mu.Unlock() // without what unlock posts
 	ticked := make(chan struct{})
 	go func() {
 		a.tick()

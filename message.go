@@ -140,7 +140,7 @@ func (c *conn) queueMsg(p []byte, flags MsgFlags, owner *Conn) *Send {
 	buf, err := regmem.Borrow(p)
 	s.buf = buf
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if err == nil {
 		err = c.checkFlags(flags)
 	}
@@ -181,7 +181,7 @@ func (s *Send) Result() (n int, err error) {
 func (s *Send) Cancel() bool {
 	c := s.c
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if s.entry.list == nil {
 		return false
 	}
@@ -201,7 +201,7 @@ func (s *Send) finish(n int, err error) {
 // by a transfer.
 func (c *conn) sendQueued(s *Send) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	for s != nil {
 		if c.sendLarge(s) {
 			return
@@ -222,7 +222,7 @@ func (c *conn) sendQueued(s *Send) {
 // earlier time, so that EAGAIN can follow all the same.
 func (c *conn) SendPossible() <-chan struct{} {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	return c.writableChan()
 }
 
@@ -245,7 +245,7 @@ type shortage struct {
 // wouldBlock ends a non-blocking send of which n bytes were taken.
 func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 	q := &c.queue
-	short.done = c.send.done
+	short.done = c.lane.done
 	q.wantsWritable, q.lacking = true, short
 	if c.credits.spendable() == 0 {
 		c.send.wantsCredit = true // as in waitToSend
@@ -264,13 +264,13 @@ func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 
 // signalWritable tells who waits for it that there is what a send was short of.
 func (c *conn) signalWritable() {
-	q, s, short := &c.queue, &c.send, &c.queue.lacking
+	q, l, short := &c.queue, &c.lane, &c.queue.lacking
 	if c.writeErr() == nil {
-		if s.posting || !q.available(short.kind) || c.credits.spendable() < short.segments {
+		if !q.available(short.kind) || c.credits.spendable() < short.segments {
 			return // who changes that looks again
 		}
-		if room := batchBudget - s.inFlight; c.freeSlots()-reservedSlots < short.segments ||
-			room <= 0 || room < short.bytes && s.inFlight > 0 || short.buffer && short.done == s.done && s.busy() {
+		if room := batchBudget - l.inFlight; c.freeSlots()-reservedSlots < short.segments ||
+			room <= 0 || room < short.bytes && l.inFlight > 0 || short.buffer && short.done == l.done && l.busy() {
 			c.wantSendCompletion()
 			return
 		}

@@ -61,7 +61,7 @@ func TestMemoryIsShared(t *testing.T) {
 					require.Same(t, dom, x.dom)
 				}
 				require.Same(t, a.pool, d.pool)
-				require.Same(t, a.sends, d.sends)
+				require.Same(t, a.lane.buffers, d.lane.buffers)
 			} else {
 				require.Equal(t, len(conns)+1, sw.Live()["PD"])
 				for i, x := range conns {
@@ -241,7 +241,7 @@ func TestNoMemoryToSend(t *testing.T) {
 			}
 			refuse(sw)
 			a, b := conns[0][0], conns[0][1]
-			held := takeFree(a.sends)
+			held := takeFree(a.lane.buffers)
 			within(t, "exchanges", func() {
 				var wg sync.WaitGroup
 				for _, pair := range conns {

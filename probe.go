@@ -80,10 +80,10 @@ func (b *probeMemory) open(d *regmem.Domain, qp ibv.QP) (*probeTarget, error) {
 	return &probeTarget{mr.Addr(), mr.RKey()}, nil
 }
 
-// readInto has wr read the peer's pulse.
-func (b *probeMemory) readInto(p *probeTarget, wr *ibv.SendWR) {
+// readInto has wr read the peer's probe target into the memory that it returns.
+func (b *probeMemory) readInto(p *probeTarget, wr *ibv.SendWR) ibv.SGE {
 	wr.RemoteAddr, wr.RKey = p.addr, p.key
-	wr.SGL = []ibv.SGE{{Buf: b.buf.B[probeBytes:probeMemoryBytes], LKey: b.buf.LKey}}
+	return ibv.SGE{Buf: b.buf.B[probeBytes:probeMemoryBytes], LKey: b.buf.LKey}
 }
 
 // close gives the memory back. The queue pair is closed.

@@ -91,13 +91,13 @@ func TestPulseAtTheWire(t *testing.T) {
 				}
 				c.mu.Lock()
 				require.True(t, c.answersReads && c.peerProbe != nil)
-				begun := c.postBarrier()
-				c.mu.Unlock()
+				begun := c.queueBarrier()
+				c.unlock()
 				require.True(t, begun)
 				if honest {
 					require.True(t, eventually(func() bool {
 						c.mu.Lock()
-						defer c.mu.Unlock()
+						defer c.unlock()
 						c.poll()
 						return !c.send.barrier && c.dead == nil
 					}), "no answer")

@@ -33,7 +33,7 @@ func TestReceiveMemory(t *testing.T) {
 	for _, x := range []*Conn{a, b} {
 		x.mu.Lock()
 		x.timer.Stop() // it does not idle before it is told to
-		x.mu.Unlock()
+		x.unlock()
 	}
 
 	c, d := pipeOn(t, cfg)

@@ -229,7 +229,7 @@ func (c *conn) reuse(buf *regmem.Buffer) {
 func (c *conn) postRecv(buf *regmem.Buffer) {
 	c.recvSGE[0] = buf.SGE(int(c.agreed.maxReceive))
 	c.recvWR[0].SGL = c.recvSGE[:]
-	_, err := c.qp.PostRecv(c.recvWR[:])
+	_, err := c.lane.qp.PostRecv(c.recvWR[:])
 	if err != nil {
 		buf.Release()
 		c.fail(err)
@@ -312,7 +312,6 @@ func (c *conn) dropUnread() {
 	for c.unread.Len() > 0 {
 		c.consumed()
 	}
-	c.sendControl()
 }
 
 // waitReadable waits until there is something to read, or returns why not. A
@@ -326,9 +325,6 @@ func (c *conn) waitReadable() error {
 			return err
 		}
 		c.credits.readerWaited = true
-		if c.control(true) {
-			continue
-		}
 		c.await(&c.readers)
 	}
 }
@@ -342,9 +338,7 @@ func (c *conn) take(p []byte) (n int, last bool) {
 	data := s.data
 	if n = min(len(p), len(data)); n >= copyUnlocked {
 		// Only the reader, who holds readMu, takes from the queue.
-		c.mu.Unlock()
-		copy(p, data[:n])
-		c.mu.Lock()
+		c.unlocked(func() { copy(p, data[:n]) })
 		s = c.unread.At(0)
 	} else {
 		copy(p, data[:n])
@@ -369,7 +363,7 @@ func (c *conn) read(p []byte) (n int, err error) {
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if len(p) == 0 {
 		if c.closed {
 			return 0, c.readErr()
@@ -393,7 +387,7 @@ func (c *conn) read(p []byte) (n int, err error) {
 			}
 		}
 	}
-	c.replaced()
+	c.replenish()
 	return n, nil
 }
 
@@ -406,12 +400,6 @@ func (c *conn) next(p []byte, wait, message bool) (n int, last bool, err error) 
 	return n, last, nil
 }
 
-// replaced posts receives for those that were read, and grants them.
-func (c *conn) replaced() {
-	c.replenish()
-	c.sendControl()
-}
-
 // readMsg reads a message, or with pieces set a piece of one.
 func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error) {
 	buf, err := regmem.Borrow(p)
@@ -422,7 +410,7 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.rx.reading++
 	defer c.doneReading()
 	for begun := false; ; {
@@ -447,7 +435,7 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 		k, last, err := c.next(p[n:], true, true)
 		n += k
 		begun = begun || k > 0 || empty
-		c.replaced()
+		c.replenish()
 		if err != nil {
 			return n, flags | Partial, err
 		}
@@ -470,9 +458,9 @@ func (c *conn) writeSegment(w io.Writer) (n int, err error) {
 	}
 	defer func() { // also when w panics
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		done()
-		c.replaced()
+		c.replenish()
 	}()
 	n, err = w.Write(data)
 	if n < len(data) && err == nil {
@@ -487,7 +475,7 @@ func (c *conn) detach() (data []byte, done func(), err error) {
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.rx.reading++
 	defer c.doneReading()
 	for {

@@ -641,7 +641,7 @@ func TestNonBlockingPlainPeer(t *testing.T) {
 			hear(len("first"))
 			c.mu.Lock()
 			room := c.credits.spendable()
-			c.mu.Unlock()
+			c.unlock()
 			size := (room + 1) * full // one segment too many
 			n, err = c.SendMsg(make([]byte, size), NonBlocking)
 			require.Zero(t, n)

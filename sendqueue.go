@@ -154,10 +154,8 @@ func (c *conn) enqueue(t *queueEntry, kind int) {
 	}
 }
 
-func (c *conn) awaitEntry(t *queueEntry) error {
-	c.mu.Unlock()
-	err := <-t.ready
-	c.mu.Lock()
+func (c *conn) awaitEntry(t *queueEntry) (err error) {
+	c.unlocked(func() { err = <-t.ready })
 	callEntries.Put(t)
 	return err
 }

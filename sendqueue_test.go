@@ -21,7 +21,7 @@ import (
 // begun is how many of the sends have had their turn.
 func begun(c *Conn, sends []*Send) (n int) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	for _, s := range sends {
 		if s.entry.list == nil {
 			n++
@@ -35,7 +35,7 @@ func stalled(t testing.TB, c *Conn) {
 	t.Helper()
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		return c.queue.busy && (c.send.wantsCredit || c.tx.live.Len() > 0)
 	}), "nothing waits")
 }

@@ -386,7 +386,7 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 		if s.send != nil { // free with the first send that completes
 			var bufs regmem.Buffers
 			bufs.Push(s.send)
-			c.send.signaled.Push(signaledSend{bufs: bufs})
+			c.lane.signaled.Push(signaledSend{bufs: bufs})
 			s.send = nil
 		}
 	}
@@ -426,7 +426,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	c.tx.mode, c.rx.mode = transferModes(s.private(), peer)
 	c.rx.notAccepted = s.passive
 	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
-	c.pool, c.sends = s.dom.Pool(int(a.maxReceive)), s.dom.Pool(int(a.maxSend))
+	c.pool, c.lane.buffers = s.dom.Pool(int(a.maxReceive)), s.dom.Pool(int(a.maxSend))
 	c.credits = credits{
 		have:         int(a.sendCredits),
 		target:       max(int(a.receiveCreditTarget), minCredits),
@@ -466,9 +466,10 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 // start hears of events from now on.
 func (c *conn) start() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.id.Notify(c.notify)
-	c.rx.depth = max(1, min(c.rx.depth, c.id.Param().InitiatorDepth-1)) // one is for postBarrier
+	defer c.unlock()
+	c.lane.id.Notify(c.notify)
+	c.lane.open = true
+	c.rx.depth = max(1, min(c.rx.depth, c.lane.id.Param().InitiatorDepth-1)) // one is for queueBarrier
 	fetches := c.rx.depth
 	if c.rx.mode == transferWrite {
 		fetches = maxTransfers
@@ -485,12 +486,11 @@ func (c *conn) start() {
 // With fewer than minCredits the connection could come to a halt.
 func (c *conn) provision() (err error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if int(c.agreed.maxSend) > c.inline {
-		if c.send.reserved, err = c.sends.Get(); err != nil {
+	defer c.unlock()
+	if int(c.agreed.maxSend) > c.lane.inline {
+		if err = c.lane.reserve(); err != nil {
 			return err
 		}
-		c.send.reservedFree = c.send.reserved
 	}
 	if err := c.reserveBounceBuffer(); err != nil {
 		return err
@@ -513,7 +513,7 @@ func (c *conn) provision() (err error) {
 	if c.dead != nil {
 		return fmt.Errorf("post receives: %w", c.dead)
 	}
-	c.pagesTouched = c.send.reserved != nil && c.send.reserved.Stale
+	c.pagesTouched = c.lane.reserved != nil && c.lane.reserved.Stale
 	for i := range c.posted.Len() {
 		c.pagesTouched = c.pagesTouched || (*c.posted.At(i)).Stale
 	}
@@ -524,12 +524,12 @@ func (c *conn) provision() (err error) {
 func (c *conn) recall() {
 	c.credits.charge.Lower(0)
 	if c.posted.Len() > 0 {
-		c.qp.Close()
+		c.lane.qp.Close()
 	}
 	for c.posted.Len() > 0 {
 		c.posted.Pop().Release()
 	}
-	c.releaseSends()
+	c.lane.release(unwritten)
 	c.releaseReserved()
 	c.probeMem.close()
 }

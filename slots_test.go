@@ -19,8 +19,8 @@ func TestCompletionQueueHoldsAll(t *testing.T) {
 			m := newModest(t, 1<<20, 1<<14, false)
 			limit(m)
 			client, server := messagePipe(t, Config{Provider: m, InitialReceiveCredits: 255, MaxReceiveCredits: 255})
-			holds := client.cq.(*modestCQ).depth
-			sends := &client.qp.(*modestQP).sends
+			holds := client.lane.cq.(*modestCQ).depth
+			sends := &client.lane.qp.(*modestQP).sends
 
 			m.setSlow(true)
 			before, messages := sends.Load(), 0

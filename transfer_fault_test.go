@@ -292,10 +292,10 @@ func TestTransferSilentFailure(t *testing.T) {
 		b.SetWriteDeadline(time.Now().Add(patience))
 		wrote := writing(b, alloc(t, 8<<20).Bytes())
 		require.True(t, eventually(func() bool { return a.Stats().TransfersReceived > 0 }))
-		require.NoError(t, a.qp.SetError())
+		require.NoError(t, a.lane.qp.SetError())
 		require.True(t, eventually(func() bool {
 			a.mu.Lock()
-			defer a.mu.Unlock()
+			defer a.unlock()
 			a.poll()
 			return a.hasFailed()
 		}))
@@ -360,7 +360,7 @@ func TestTransferWaitsForMemory(t *testing.T) {
 		c.mu.Lock()
 		c.releaseReserved()
 		c.rx.hasReserved = false
-		c.mu.Unlock()
+		c.unlock()
 		s.device.LimitMemory(1)
 		held := takeFree(c.pool)
 		want := pattern(1, n)
@@ -414,7 +414,7 @@ func TestReceivesWithoutMemory(t *testing.T) {
 				said++
 				require.True(t, eventually(c.locked(func() bool {
 					left, p.credits = c.credits.have, c.credits.peerCredits()
-					return c.stats.received() == said && !c.send.responseDue && !c.send.posting
+					return c.stats.received() == said && !c.send.responseDue && !c.lane.posting
 				})))
 				return left
 			}
@@ -519,7 +519,7 @@ func TestTransferPanics(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, <-sent)
 		b.mu.Lock()
-		defer b.mu.Unlock()
+		defer b.unlock()
 		require.Zero(t, b.heldBuffers)
 		require.Zero(t, b.rx.bounceBuffers)
 	})

@@ -26,7 +26,7 @@ func requireDenied(t *testing.T, culprit *badPeer, victim *Conn, op ibv.Opcode, 
 	} else {
 		// The other side's disconnect may be faster than its device's refusal.
 		require.Contains(t, []ibv.WCStatus{ibv.WCRemAccessErr, ibv.WCFlushErr}, status)
-		victim.id.Disconnect() // nobody else does, with a peer that only waits
+		victim.lane.id.Disconnect() // nobody else does, with a peer that only waits
 	}
 	require.Equal(t, pattern(9, 100), b, "something was read")
 }
@@ -125,7 +125,7 @@ func TestTransferKeys(t *testing.T) {
 							} else {
 								require.True(t, eventually(func() bool {
 									c.mu.Lock()
-									defer c.mu.Unlock()
+									defer c.unlock()
 									return c.stats.BytesReceived == 10 && c.unread.Len() == 0
 								}))
 								c.SetReadDeadline(time.Unix(1, 0))

@@ -156,7 +156,7 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 			if c.queue.partial { // Write has not ended it
 				begun = Partial
 			}
-			c.mu.Unlock()
+			c.unlock()
 		}
 	}
 	if _, err := c.SendMsg(nil, begun&Expedited); err != nil {

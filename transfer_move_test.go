@@ -269,7 +269,7 @@ func TestTransferMemory(t *testing.T) {
 	for _, c := range all {
 		c.mu.Lock()
 		c.shrinkIdle()
-		c.mu.Unlock()
+		c.unlock()
 	}
 	require.True(t, eventually(func() bool { return regmem.ChunksOf(dev) == 0 }))
 	for _, c := range all {

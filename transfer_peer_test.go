@@ -614,7 +614,7 @@ func TestTransferTakenInPart(t *testing.T) {
 			p.told(transferWritten)
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
-				defer c.mu.Unlock()
+				defer c.unlock()
 				c.poll()
 				return (*c.tx.live.At(0)).moved == 1000
 			}))
@@ -764,7 +764,7 @@ func TestTransferMessageCut(t *testing.T) {
 		withdrawn(2)
 		require.True(t, eventually(func() bool { // else the disconnect may overtake it
 			c.mu.Lock()
-			defer c.mu.Unlock()
+			defer c.unlock()
 			return c.rx.last == 2 && c.rx.live.Len() == 0
 		}))
 		p.id.Disconnect()
@@ -785,11 +785,11 @@ func TestTransferWithdrawnTooLate(t *testing.T) {
 			addr, key := p.open(want)
 			c.mu.Lock()
 			c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
-			c.mu.Unlock()
+			c.unlock()
 			p.begin(true, 1, n, addr, key)
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
-				defer c.mu.Unlock()
+				defer c.unlock()
 				c.poll()
 				if c.rx.live.Len() == 0 {
 					return false
@@ -856,18 +856,13 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 			}
 
 			c.mu.Lock() // the reader hears of all of it at once
-			for c.send.posting {
-				c.writers.Wait()
-			}
-			c.send.posting = true
 			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: first.Length})
 			p.withdraw(false, 1, 0)
 			p.begin(false, 2, 100, 0, 0)
 			for c.rx.last < 2 {
 				c.poll()
 			}
-			c.send.posting = false
-			c.mu.Unlock()
+			c.unlock()
 
 			g := p.told(transferGrant)
 			require.EqualValues(t, 2, g.ID)
@@ -1000,13 +995,13 @@ func TestTransferDroppedUnderway(t *testing.T) {
 		require.NotZero(t, c.rx.inFlight.Len())
 		c.discarding = true
 		c.dropUnread()
-		c.mu.Unlock()
+		c.unlock()
 		if !reads {
 			p.withdraw(false, 1, 0)
 		}
 		require.True(t, eventually(func() bool {
 			c.mu.Lock()
-			defer c.mu.Unlock()
+			defer c.unlock()
 			return c.rx.bounceBuffers == 0
 		}))
 		require.NoError(t, c.Close())
@@ -1058,7 +1053,7 @@ func TestTransferWithdrawnLeavesNothing(t *testing.T) {
 	const rounds = 200
 	unread := func(c *Conn) int {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		return c.unread.Len()
 	}
 	for _, inside := range []bool{false, true} { // a message of several transfers
@@ -1112,7 +1107,7 @@ func TestTransferWithdrawnNeglected(t *testing.T) {
 	}
 	s.withdrawn(c, 3*maxBounceBuffers)
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	require.Zero(t, c.rx.bounceBuffers)
 	require.Zero(t, c.unread.Len())
 }
@@ -1136,17 +1131,12 @@ func TestTransferWithdrawnUnderReadMsg(t *testing.T) {
 			p.told(transferGrant)
 
 			c.mu.Lock() // the reader hears of all of it at once
-			for c.send.posting {
-				c.writers.Wait()
-			}
-			c.send.posting = true
 			p.withdraw(false, 1, transferCut)
 			p.begin(false, 2, len(b)+1, 0, 0)
 			for c.rx.last < 2 {
 				c.poll()
 			}
-			c.send.posting = false
-			c.mu.Unlock()
+			c.unlock()
 			require.Equal(t, result{len(b) + 1, io.ErrShortBuffer}, plain(s.await(read)))
 		})
 	}
@@ -1165,7 +1155,7 @@ func plain(r result) result {
 // its reader.
 func (c *conn) noScratch(used bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if used {
 		c.rx.bounceBuffers += maxBounceBuffers
 	} else {
@@ -1178,7 +1168,7 @@ func (s *scene) withdrawn(c *Conn, id uint32) {
 	s.t.Helper()
 	require.True(s.t, eventually(func() bool {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		c.poll()
 		return c.rx.last == id && c.rx.live.Len() == 0
 	}))
@@ -1227,7 +1217,7 @@ func (c *conn) awaitReader(t testing.TB) {
 	t.Helper()
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		return c.rx.reading > 0
 	}))
 }
@@ -1235,7 +1225,7 @@ func (c *conn) awaitReader(t testing.TB) {
 // filling is what a large Read is under way to.
 func (c *conn) filling() *directRead {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	return (*c.rx.inFlight.At(0)).into
 }
 
@@ -1245,7 +1235,7 @@ func (c *conn) setReadDeadline(t testing.TB, into *directRead, at time.Time) {
 	require.NoError(t, c.SetReadDeadline(at))
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		c.wakeAll() // a later deadline wakes nobody
 		return (into.late != nil) == (at == past)
 	}))
@@ -1281,7 +1271,7 @@ func TestTransferDeadlineMoved(t *testing.T) {
 			c.setReadDeadline(t, into, time.Now().Add(patience))
 			c.mu.Lock()
 			setWithdrawWithin(t, time.Millisecond)
-			c.mu.Unlock()
+			c.unlock()
 			c.SetReadDeadline(past)
 			r := s.await(read)
 			require.Zero(t, r.n)
@@ -1316,7 +1306,7 @@ func TestTransferStepsAsideAndFails(t *testing.T) {
 				wrote := writing(c, alloc(t, breachWrite).Bytes())
 				require.True(t, eventually(func() bool {
 					c.mu.Lock()
-					defer c.mu.Unlock()
+					defer c.unlock()
 					return c.queue.busy && (c.writers.Waiting() > 0 || c.wait.Leading())
 				}))
 				_, err = c.SendMsg([]byte("ur"), Expedited|Partial)
@@ -1410,19 +1400,19 @@ func TestTransferOverForLeader(t *testing.T) {
 	wrote := writing(c, pattern(1, 100000))
 	p.offered(false)
 	requireAsleep(t, c, func() bool {
-		if c.send.posting { // by the Write itself, which the peer has heard already
+		if c.lane.posting { // by the Write itself, which the peer has heard already
 			return false
 		}
-		c.send.posting = true // as if somebody did
+		c.lane.posting = true // as if somebody did
 		return true
 	})
 	c.SetWriteDeadline(time.Now())
 	requireAsleep(t, c, func() bool { return c.tx.withdraw != nil })
 	c.mu.Lock()
-	c.send.posting = false
-	c.sendControl()
+	c.lane.posting = false
+	c.flush()
 	require.Zero(t, c.tx.live.Len())
-	c.mu.Unlock()
+	c.unlock()
 	r := s.await(wrote)
 	require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
 	require.NoError(t, c.Close())
@@ -1475,7 +1465,7 @@ func queueBuffers(t *testing.T, c *Conn, p *badPeer, reads bool) (sends []*Send,
 	}
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		return c.queue.waiting == maxBounceBuffers-1 // and one has the turn
 	}))
 	return sends, told
@@ -1649,12 +1639,12 @@ func (s *scene) watched(opens, closes func(n int)) (*Conn, *badPeer) {
 	s.cfg.KeepAlive = time.Hour // it would send what is due
 	c, p := s.transferConns(true, false)
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	r := regions{opens: opens, closes: closes}
 	if c.dom.Private {
 		c.dom.PD = &watchedPD{c.dom.PD, r}
 	} else {
-		c.qp = &watchedQP{c.qp, r}
+		c.lane.qp = &watchedQP{c.lane.qp, r}
 	}
 	c.rx.reading++ // somebody is about to read
 	return c, p
@@ -1676,7 +1666,7 @@ func TestTransferGrantedInPieces(t *testing.T) {
 	p.begin(false, 1, len(want), 0, 0)
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		return c.unread.Len() > 0 && c.wait.Sleeping() // so nobody else sends what is due
 	}))
 	b := make([]byte, len(want))

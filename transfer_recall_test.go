@@ -128,6 +128,16 @@ func TestTransferNeverLetGo(t *testing.T) {
 	}
 }
 
+// postQueued posts what is queued with mu held all the time, so that no other goroutine
+// handles completions meanwhile.
+func (c *conn) postQueued() {
+	for c.lane.queue.Len() > 0 {
+		b := c.lane.queue.Pop()
+		c.lane.qp.PostSend(b.wrs)
+		c.batchPosted(b)
+	}
+}
+
 // Who is asked for a transfer back says with each RDMA Read that comes that it goes
 // on, until it says that it is done.
 func TestTransferRecalledGoesOn(t *testing.T) {
@@ -143,22 +153,23 @@ func TestTransferRecalledGoesOn(t *testing.T) {
 			addr, key := p.open(want)
 			c.mu.Lock()
 			c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
-			c.mu.Unlock()
+			c.unlock()
 			p.begin(true, 1, n, addr, key)
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
-				defer c.mu.Unlock()
+				defer c.unlock()
 				c.poll()
 				return c.rx.live.Len() > 0
 			}))
 			c.mu.Lock()
 			c.readAhead()
+			c.postQueued()
 			flying := c.rx.inFlight.Len()
 			err := c.withdrawn(&transferHeader{Kind: transferWithdraw, ID: 1})
 			polled := eventually(c.pollRead)
 			answers := c.send.responseDue
-			c.sendControl()
-			c.mu.Unlock()
+			c.flush()
+			c.unlock()
 			require.NoError(t, err)
 			require.Equal(t, 2, flying)
 			require.True(t, polled)
@@ -176,7 +187,7 @@ func TestTransferRecalledGoesOn(t *testing.T) {
 // RDMA Read's. The caller holds mu.
 func (c *conn) pollRead() bool {
 	var wc [1]ibv.WC
-	if n, _ := c.cq.Poll(wc[:]); n == 0 {
+	if n, _ := c.lane.cq.Poll(wc[:]); n == 0 {
 		return false
 	}
 	c.complete(&wc[0])
@@ -200,7 +211,7 @@ func TestWithdrawnThenClosed(t *testing.T) {
 			there := p.rdma(ibv.OpWrite, make([]byte, 8), g.Addr, g.Key) // with what was said before
 			gone := p.id.Disconnect()
 			heard := eventually(func() bool { return c.event.Load() != nil })
-			c.mu.Unlock()
+			c.unlock()
 			require.Equal(t, ibv.WCSuccess, there)
 			require.NoError(t, gone)
 			require.True(t, heard)

@@ -171,7 +171,7 @@ func (c *conn) startPrefetchTimer() {
 // markAccepted notes that Accept hands the connection out.
 func (c *conn) markAccepted() *conn {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.rx.notAccepted = false
 	if c.rx.live.Len() > 0 && c.rx.reading == 0 && !c.closed {
 		c.startPrefetchTimer()
@@ -181,10 +181,9 @@ func (c *conn) markAccepted() *conn {
 
 func (c *conn) prefetch() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if c.rx.reading == 0 && !c.rx.notAccepted && !c.discarding && c.dead == nil {
 		c.readAhead()
-		c.sendControl()
 	}
 }
 
@@ -199,8 +198,6 @@ func (c *conn) canAsk() bool {
 	return c.rx.inFlight.Len() < maxTransfers
 }
 
-const fetchID = sendID | 1<<61
-
 // peerWrites is the right that a peer needs that is to fill memory.
 const peerWrites = ibv.AccessLocalWrite | ibv.AccessRemoteWrite
 
@@ -214,14 +211,14 @@ func (c *conn) fetch(f *fetch, lkey uint32) {
 		x.asked += len(f.b)
 		return
 	}
-	wr := ibv.SendWR{ID: fetchID, Op: ibv.OpRead, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: f.b, LKey: lkey}},
-		RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
+	wr := ibv.SendWR{ID: fetchID, Op: ibv.OpRead, Flags: ibv.SendSignaled, RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
 	x.asked += len(f.b)
-	if c.postAside(wr) != nil {
+	if c.dead != nil {
 		c.landed(f)
 		return
 	}
 	c.rx.inFlight.Push(f)
+	c.lane.enqueueAlone(wr, ibv.SGE{Buf: f.b, LKey: lkey})
 	c.wait.Interrupt() // it may sleep for receives only
 }
 
@@ -238,6 +235,15 @@ func (c *conn) fetched(wc *ibv.WC) {
 	}
 	c.landed(f)
 	c.status(wc, ibv.WCRead)
+}
+
+// fetchCanceled ends the latest fetch, whose RDMA Read was not posted.
+func (c *conn) fetchCanceled() {
+	last := c.rx.inFlight.At(c.rx.inFlight.Len() - 1)
+	f := *last
+	*last = nil
+	c.rx.inFlight.Undo()
+	c.landed(f)
 }
 
 // written handles the peer's word that it has answered a grant.
@@ -456,10 +462,10 @@ func (c *conn) openPiece(f *fetch) bool {
 	at := f.in.used // of mr's bytes
 	if mr == nil {
 		at = 0
-		mr, err = c.dom.Expose(c.qp, f.b, peerWrites)
+		mr, err = c.dom.Expose(c.lane.qp, f.b, peerWrites)
 		if err != nil && c.rx.bounceBuffers == 0 && !c.rx.hasReserved && len(f.b) > regmem.PageSize {
 			f.b = f.b[:regmem.PageSize]
-			mr, err = c.dom.Expose(c.qp, f.b, peerWrites)
+			mr, err = c.dom.Expose(c.lane.qp, f.b, peerWrites)
 		}
 		f.mr = mr
 	}
@@ -535,7 +541,7 @@ func (c *conn) putBounceBuffer(l *bounceBuffer) {
 // when no more can be registered. What the peer is to write to is registered for
 // that beforehand: it holds nothing but what this peer has sent.
 func (c *conn) reserveBounceBuffer() error {
-	if c.rx.mode == transferNone || !regmem.PinsMemory(c.id.Device()) {
+	if c.rx.mode == transferNone || !regmem.PinsMemory(c.lane.id.Device()) {
 		return nil
 	}
 	buf, err := c.pool.Get()
@@ -544,7 +550,7 @@ func (c *conn) reserveBounceBuffer() error {
 	}
 	l := &bounceBuffer{b: buf.B, lkey: buf.LKey, buf: buf}
 	if c.rx.mode == transferWrite {
-		if l.mr, err = c.dom.Expose(c.qp, l.b, peerWrites); err != nil {
+		if l.mr, err = c.dom.Expose(c.lane.qp, l.b, peerWrites); err != nil {
 			buf.Release()
 			return err
 		}
@@ -644,9 +650,6 @@ func (c *conn) awaitRead() error {
 	if c.stopsReading() {
 		return c.stopReadErr()
 	}
-	if c.control(true) {
-		return nil
-	}
 	c.await(&c.readers)
 	return nil
 }
@@ -727,9 +730,7 @@ func (c *conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
 		return 0, false, c.noPiece(x)
 	}
 	data := f.b[f.taken:f.got]
-	c.mu.Unlock()
-	n = copy(p, data) // only the reader, who holds readMu, takes from the queue
-	c.mu.Lock()
+	c.unlocked(func() { n = copy(p, data) }) // only the reader, who holds readMu, takes from the queue
 	c.stats.BytesCopied += uint64(n)
 	f.taken += n
 	x.taken += n

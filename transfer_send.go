@@ -159,7 +159,7 @@ func (c *conn) writeCopied(p []byte) (int, error) {
 		return 0, nil
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if err := c.acquireQueue(normal); err != nil {
 		return 0, err
 	}
@@ -170,7 +170,7 @@ func (c *conn) writeCopied(p []byte) (int, error) {
 // writeChunk sends the first n bytes of s, which is given back in the end.
 func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if err := c.acquireQueue(normal); err != nil {
 		s.Release()
 		return 0, err
@@ -181,9 +181,9 @@ func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 		defer s.Release()
 		return c.writeSegments(o.p, sendOptions{})
 	}
-	c.mu.Unlock()
-	sent, err := c.offer(o, nil, 0, sendOptions{})
-	c.mu.Lock()
+	var sent bool
+	var err error
+	c.unlocked(func() { sent, err = c.offer(o, nil, 0, sendOptions{}) })
 	if !sent {
 		o.closeMemory()
 	}
@@ -196,23 +196,22 @@ func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 // openMemory registers what is to be sent.
 func (c *conn) openMemory(o *sendTransfer) (err error) {
 	if c.tx.mode == transferRead {
-		o.open, err = c.dom.Expose(c.qp, o.p, ibv.AccessRemoteRead)
+		o.open, err = c.dom.Expose(c.lane.qp, o.p, ibv.AccessRemoteRead)
 	} else {
 		o.source, err = c.dom.RegisterSource(o.p)
 	}
 	if err != nil {
 		c.mu.Lock()
 		c.stats.TransfersRefused++
-		c.mu.Unlock()
+		c.unlock()
 	}
 	return err
 }
 
 // openChunk is openMemory for who holds mu.
-func (c *conn) openChunk(o *sendTransfer) error {
-	c.mu.Unlock()
-	defer c.mu.Lock()
-	return c.openMemory(o)
+func (c *conn) openChunk(o *sendTransfer) (err error) {
+	c.unlocked(func() { err = c.openMemory(o) })
+	return err
 }
 
 // closeMemory takes the memory back, once. Scratch that the device may still use is
@@ -238,16 +237,16 @@ func (c *conn) sendLarge(s *Send) bool {
 	if c.writeErr() != nil || len(s.p) > transferCeiling || !c.large(s.p, true) {
 		return false
 	}
-	c.mu.Unlock()
 	var sent bool
+	var err error
 	o := &sendTransfer{p: s.p, message: true, detached: true}
-	err := c.openMemory(o)
-	if err == nil {
-		sent, err = c.offer(o, nil, 0, s.m)
-	} else {
-		o.moved, err = c.writeCopying(s.p, false, s.m)
-	}
-	c.mu.Lock()
+	c.unlocked(func() {
+		if err = c.openMemory(o); err == nil {
+			sent, err = c.offer(o, nil, 0, s.m)
+		} else {
+			o.moved, err = c.writeCopying(s.p, false, s.m)
+		}
+	})
 	c.releaseQueue()
 	for sent && !o.over && c.dead == nil {
 		c.await(&c.writers)
@@ -270,7 +269,7 @@ func (c *conn) sendLarge(s *Send) bool {
 func (c *conn) writeCopying(p []byte, begun bool, m sendOptions) (n int, err error) {
 	if !m.message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		return c.writeSegments(p, m)
 	}
 	for n < len(p) {
@@ -288,7 +287,7 @@ func (c *conn) writeCopying(p []byte, begun bool, m sendOptions) (n int, err err
 func (c *conn) truncateMessage(cut bool) {
 	c.mu.Lock()
 	c.send.truncated = c.send.truncated || cut
-	c.mu.Unlock()
+	c.unlock()
 }
 
 // reopen says that the message that was withdrawn as a whole has never been, and
@@ -296,7 +295,7 @@ func (c *conn) truncateMessage(cut bool) {
 func (c *conn) reopen(open bool) {
 	c.mu.Lock()
 	c.queue.partial, c.send.midMessage = open, false
-	c.mu.Unlock()
+	c.unlock()
 }
 
 // offer tells the peer of o, alone if a call waits for it, which may have to
@@ -305,7 +304,7 @@ func (c *conn) reopen(open bool) {
 // an error as well if the device has refused what was to tell the peer.
 func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (bool, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	var bufs regmem.Buffers
 	for {
 		if err := c.writeErr(); err != nil {
@@ -319,7 +318,7 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 			c.await(&c.writers)
 			continue
 		}
-		if !c.send.posting && c.credits.spendable() > 0 && c.freeSlots() > reservedSlots {
+		if c.credits.spendable() > 0 && c.freeSlots() > reservedSlots {
 			var n int
 			if n, bufs = c.transferBuffers(len(initial)); n > 0 {
 				break
@@ -366,7 +365,7 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 // afterwards.
 func (c *conn) awaitTransfer(o *sendTransfer) (moved int, _ error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	for !o.over {
 		if err := c.writeErr(); err != nil {
 			c.giveUp(o)
@@ -388,12 +387,11 @@ func (c *conn) giveUp(o *sendTransfer) {
 	}
 	o.ended = true
 	c.tx.withdraw = o
-	c.sendControl()
 	since := time.Now()
 	var late *time.Timer
 	late = time.AfterFunc(c.withdrawPatience(), func() {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		if o.over || c.dead != nil {
 			return
 		}
@@ -536,11 +534,16 @@ func (c *conn) nextSenderControl() (t transferHeader, _ *grant) {
 
 // wrote handles the completion of an RDMA Write of n bytes.
 func (c *conn) wrote(o *sendTransfer, n int) {
-	o.writing--
-	c.tx.writing--
 	c.tx.wrote = time.Now()
 	c.receivedSince, c.probing = true, false // also where TCP has taken it: TCP has room for it because the peer takes data
 	o.moved += min(n, len(o.p)-o.moved)      // what the peer said may have been heard first
+	c.writeEnded(o)
+}
+
+// writeEnded notes that the device does not use memory of o for one RDMA Write any more.
+func (c *conn) writeEnded(o *sendTransfer) {
+	o.writing--
+	c.tx.writing--
 	if !o.done && !o.ended && o.moved == len(o.p) {
 		c.finish(o, o.moved)
 	} else if o.done && o.writing == 0 {
@@ -549,6 +552,15 @@ func (c *conn) wrote(o *sendTransfer, n int) {
 			o.closeMemory()
 		}
 		c.transferOver()
+	}
+}
+
+// unwritten ends the RDMA Write of a transfer that will never complete. The memory is given
+// back if the transfer is done and no call waits for it.
+func unwritten(s signaledSend) {
+	if t := s.transfer; t != nil && t.done && !t.over && t.detached {
+		t.over = true
+		t.closeMemory()
 	}
 }
 

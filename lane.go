@@ -1,0 +1,349 @@
+package rdmanet
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/ring"
+)
+
+// lane is one path to the peer: a queue pair, and the work requests of its send queue from
+// the moment in which they are made until they have completed. Conn.mu guards it.
+//
+// Work requests are made with mu held and join a queue of batches (enqueue). conn.unlock
+// hands the batches to the device, in order, and is the only place that lets go of mu to do
+// so. So nothing that is decided with mu held changes before it is queued, and what is
+// queued leaves as soon as a goroutine lets go of mu.
+type lane struct {
+	id ibv.ID
+	cq ibv.CQ
+	qp ibv.QP
+
+	inline      int  // bytes that a send may have without a registered buffer
+	invalidates bool // the device has Send with Invalidate
+	signalEach  bool // each send from a buffer is signaled: nothing else frees the buffer
+	slots       int  // work requests that the send queue takes, RDMA Reads apart
+
+	open    bool // batches may be posted; the connection has been set up
+	queue   ring.Ring[*postBatch]
+	posting bool         // a goroutine hands a batch to the device, without mu
+	posters cqwait.Group // goroutines that wait for a batch to be posted
+	spare   *postBatch   // a small batch that is not in use
+
+	// Sends are numbered from 1. A completion stands for all sends before it.
+	seq, done uint64
+	failed    uint64 // number of the first send that the device did not carry out, or 0
+	inFlight  int    // bytes that were queued and are not known to be completed
+	signaled  ring.Ring[signaledSend]
+
+	// Bytes and number of the sends since the last signaled one.
+	unsignaledBytes, unsignaledSends int
+
+	// buffers are for sends that do not go inline. The connection has one of its own:
+	// receives or other connections may have taken the last of the pool, and nothing would
+	// come back if no grants could be sent.
+	buffers      *regmem.Pool
+	reserved     *regmem.Buffer
+	reservedFree *regmem.Buffer // reserved, unless a send uses it
+}
+
+// signaledSend is a signaled send, and what its completion frees.
+type signaledSend struct {
+	seq      uint64
+	bytes    int // of this send, and of unsignaled ones before it
+	bufs     regmem.Buffers
+	transfer *sendTransfer // the transfer that the send writes a part of, or nil
+	written  int           // bytes of that part
+}
+
+// postBatch is work requests that are posted together.
+type postBatch struct {
+	wrs     []ibv.SendWR
+	sges    []ibv.SGE
+	hdrs    [][transferOffset]byte
+	big     bool
+	alone   bool // work requests that are no messages may join it
+	awaited bool // a goroutine waits for it, and frees it
+	posted  bool // it was posted, or never will be
+	failed  bool // the device has not taken all of it
+}
+
+const (
+	sendID    = 1 << 63        // set in the IDs of work requests of the send queue
+	barrierID = sendID | 1<<62 // the RDMA Read of postBarrier
+	fetchID   = sendID | 1<<61 // an RDMA Read of a transfer
+
+	batchSegments = 16       // segments of one post
+	signalBytes   = 64 << 10 // bytes after which a send is signaled at the latest
+	reservedSlots = 4        // work requests of the send queue kept for messages without payload
+)
+
+// smallBatches hold one message, with an RDMA Write before it or without; bigBatches hold
+// batchSegments.
+var (
+	smallBatches = sync.Pool{New: func() any { return newPostBatch(2, 3, 1, false) }}
+	bigBatches   = sync.Pool{New: func() any { return newPostBatch(batchSegments, 2*batchSegments, batchSegments, true) }}
+)
+
+func newPostBatch(wrs, sges, hdrs int, big bool) *postBatch {
+	return &postBatch{wrs: make([]ibv.SendWR, 0, wrs), sges: make([]ibv.SGE, 0, sges), hdrs: make([][transferOffset]byte, hdrs), big: big}
+}
+
+// newBatch returns an empty batch for so many segments.
+func (l *lane) newBatch(segs int) *postBatch {
+	if segs > 1 {
+		return bigBatches.Get().(*postBatch)
+	}
+	if b := l.spare; b != nil {
+		l.spare = nil
+		return b
+	}
+	return smallBatches.Get().(*postBatch)
+}
+
+// free gives a batch back, and keeps nothing alive that it named.
+func (l *lane) free(b *postBatch) {
+	clear(b.wrs)
+	clear(b.sges)
+	b.wrs, b.sges = b.wrs[:0], b.sges[:0]
+	b.alone, b.awaited, b.posted, b.failed = false, false, false, false
+	switch {
+	case b.big:
+		bigBatches.Put(b)
+	case l.spare == nil:
+		l.spare = b
+	default:
+		smallBatches.Put(b)
+	}
+}
+
+// add appends a work request with up to two elements.
+func (b *postBatch) add(wr ibv.SendWR, sgl ...ibv.SGE) *ibv.SendWR {
+	at := len(b.sges)
+	b.sges = append(b.sges, sgl...)
+	wr.SGL = b.sges[at:len(b.sges):len(b.sges)]
+	b.wrs = append(b.wrs, wr)
+	return &b.wrs[len(b.wrs)-1]
+}
+
+// enqueue appends a batch to those that are to be posted.
+func (l *lane) enqueue(b *postBatch) { l.queue.Push(b) }
+
+// enqueueAlone queues a work request that is no message, with one element or none.
+func (l *lane) enqueueAlone(wr ibv.SendWR, sgl ...ibv.SGE) {
+	if n := l.queue.Len(); n > 0 {
+		if b := *l.queue.At(n - 1); b.alone && len(b.wrs) < cap(b.wrs) {
+			b.add(wr, sgl...)
+			return
+		}
+	}
+	b := l.newBatch(1)
+	b.alone = true
+	b.add(wr, sgl...)
+	l.enqueue(b)
+}
+
+// number makes wr the next send, with n bytes of payload. It is signaled if signal says so,
+// or when enough was sent since the last one that was; its completion then frees bufs.
+func (l *lane) number(wr *ibv.SendWR, n int, signal bool) (signaled bool) {
+	l.seq++
+	l.unsignaledSends++
+	l.unsignaledBytes += n
+	l.inFlight += n
+	wr.ID = sendID | l.seq
+	return signal || l.unsignaledBytes >= signalBytes || l.unsignaledSends >= l.slots/4
+}
+
+// signal has the completion of wr, the latest send, free what s says besides the bytes.
+func (l *lane) signal(wr *ibv.SendWR, s signaledSend) {
+	wr.Flags |= ibv.SendSignaled
+	s.seq, s.bytes = l.seq, l.unsignaledBytes
+	l.signaled.Push(s)
+	l.unsignaledBytes, l.unsignaledSends = 0, 0
+}
+
+// freeSlots is the room in the send queue.
+func (l *lane) freeSlots() int { return l.slots - int(l.seq-l.done) }
+
+// busy reports whether sends are not known to be completed.
+func (l *lane) busy() bool { return l.done < l.seq }
+
+// quiet reports whether every batch has been posted.
+func (l *lane) quiet() bool { return !l.posting && l.queue.Len() == 0 }
+
+// completed notes that the send of that number, and all before it, have completed.
+func (l *lane) completed(seq uint64, ok bool) {
+	if seq > l.done {
+		l.done = seq
+		if !ok && l.failed == 0 {
+			l.failed = seq
+		}
+	}
+}
+
+// canceled notes that the send of that number was not posted, and returns the transfer that
+// it would have written a part of, or nil.
+func (l *lane) canceled(seq uint64) (t *sendTransfer) {
+	if l.failed == 0 {
+		l.failed = seq
+	}
+	for i := l.signaled.Len() - 1; i >= 0 && l.signaled.At(i).seq >= seq; i-- {
+		if s := l.signaled.At(i); s.seq == seq {
+			t, s.transfer = s.transfer, nil
+		}
+	}
+	return t
+}
+
+// nextSignaled returns the oldest signaled send that has completed, once each.
+func (l *lane) nextSignaled() (s signaledSend, ok bool) {
+	if l.signaled.Len() == 0 || l.signaled.At(0).seq > l.done {
+		return s, false
+	}
+	s = l.signaled.Pop()
+	l.inFlight -= s.bytes
+	l.putBuffers(s.bufs)
+	return s, true
+}
+
+// buffer returns a registered buffer for one send, nil if there is none.
+func (l *lane) buffer() *regmem.Buffer {
+	buf, err := l.buffers.Get()
+	if err != nil {
+		buf, l.reservedFree = l.reservedFree, nil
+	}
+	return buf
+}
+
+// putBuffers takes back buffers that no send names any more.
+func (l *lane) putBuffers(bufs regmem.Buffers) {
+	for b := bufs.Pop(); b != nil; b = bufs.Pop() {
+		if b == l.reserved {
+			l.reservedFree = b
+		} else {
+			b.Release()
+		}
+	}
+}
+
+// reserve gets the buffer that the connection has of its own.
+func (l *lane) reserve() (err error) {
+	l.reserved, err = l.buffers.Get()
+	l.reservedFree = l.reserved
+	return err
+}
+
+// release gives back the buffers of sends that will never complete, and the connection's
+// own. The queue pair is closed. f is called with each signaled send.
+func (l *lane) release(f func(signaledSend)) {
+	for l.signaled.Len() > 0 {
+		s := l.signaled.Pop()
+		l.putBuffers(s.bufs)
+		f(s)
+	}
+	if l.reserved != nil {
+		l.reserved.Release()
+		l.reserved, l.reservedFree = nil, nil
+	}
+}
+
+// trim gives back memory of queues that have grown.
+func (l *lane) trim() {
+	l.queue.Trim()
+	l.signaled.Trim()
+	l.spare = nil
+}
+
+// unlock hands what is queued to the device, and what has become due meanwhile, and lets go
+// of mu. A goroutine that finds another one posting leaves its batches to that one.
+func (c *conn) unlock() {
+	c.flush()
+	c.mu.Unlock()
+}
+
+// flush is unlock without the last step: it lets go of mu only while the device takes a
+// batch. Callers look at their state again.
+func (c *conn) flush() {
+	l := &c.lane
+	for !l.posting && l.open {
+		if c.dead != nil {
+			c.cancelQueued()
+			return
+		}
+		if l.queue.Len() == 0 && !c.queueControl(c.wait.Sleeping()) {
+			return
+		}
+		b := l.queue.Pop()
+		l.posting = true
+		c.mu.Unlock()
+		n, err := l.qp.PostSend(b.wrs)
+		c.mu.Lock()
+		l.posting = false
+		if err != nil {
+			c.fail(fmt.Errorf("post %s: %w", b.wrs[min(n, len(b.wrs)-1)].Op, err))
+			c.cancel(b, n)
+		}
+		c.batchPosted(b)
+	}
+}
+
+// awaitPosted waits while batches are queued or posted.
+func (c *conn) awaitPosted() {
+	if c.flush(); !c.lane.quiet() {
+		c.lane.posters.Wait()
+	}
+}
+
+// batchPosted ends the wait for a batch, or frees it if no goroutine waits for it.
+func (c *conn) batchPosted(b *postBatch) {
+	b.posted = true
+	if !b.awaited {
+		c.lane.free(b)
+	}
+	c.lane.posters.WakeAll()
+}
+
+// cancelQueued drops the batches of a connection that is over.
+func (c *conn) cancelQueued() {
+	for l := &c.lane; l.queue.Len() > 0; {
+		b := l.queue.Pop()
+		c.cancel(b, 0)
+		c.batchPosted(b)
+	}
+}
+
+// cancel ends the work requests of a batch that were not posted, those after the first n.
+// The connection is over. Requests that were posted before are still in the device's hands,
+// with the memory that they name.
+func (c *conn) cancel(b *postBatch, n int) {
+	b.failed = true
+	for i := range b.wrs[n:] {
+		switch id := b.wrs[n+i].ID; id {
+		case fetchID:
+			c.fetchCanceled()
+		case barrierID:
+			c.send.barrier = false
+		default:
+			if t := c.lane.canceled(id &^ sendID); t != nil {
+				c.writeEnded(t)
+			}
+		}
+	}
+}
+
+// unlocked runs f without mu: f takes time, or another lock. Callers look at their state
+// again.
+func (c *conn) unlocked(f func()) {
+	c.unlock()
+	defer c.mu.Lock()
+	f()
+}
+
+// locker is Conn.mu for those that wait for something under it.
+type locker conn
+
+func (l *locker) Lock()   { l.mu.Lock() }
+func (l *locker) Unlock() { (*conn)(l).unlock() }
