@@ -32,19 +32,6 @@ import (
 // bytes. The goroutine of lingerOn sees to the rest, as the kernel does for a TCP socket
 // that was closed.
 
-// closing is what a connection knows of its end. It is guarded by Conn.mu.
-type closing struct {
-	turn         bool   // the send queue is Close's for good
-	marked       bool   // the completion of last stands for all that was written
-	last         uint64 // the number of that send
-	disconnected bool   // the disconnect is under way: dead is set because of it
-	evicted      bool   // the process has too many connections that linger
-
-	bound  bound
-	result error         // why the peer may not have everything
-	over   chan struct{} // closed when result is set
-}
-
 const (
 	// closeGrace bounds the time for which Close waits until everything that was
 	// written has left the process.
@@ -64,21 +51,6 @@ const (
 // maxLingering is how many closed connections of a process may wait for their peers. For
 // one more the oldest is given up.
 var maxLingering = 4096
-
-// bound bounds a wait by how long nothing moves, and as a whole.
-type bound struct {
-	stall time.Duration
-	ends  time.Time
-	seen  progress
-	over  bool // it is over, whatever moves afterwards
-}
-
-// progress is what moves while a connection ends.
-type progress struct {
-	sent     uint64 // sends that have completed
-	received uint64 // messages
-	unsent   int    // bytes that are still on this host
-}
 
 // lingering holds the closed connections of the process whose peers have not ended
 // their direction yet.
@@ -330,7 +302,7 @@ func (c *conn) endStream() bool {
 	}
 	c.awaitSends(func() bool { return (c.lane.done < e.last || s.barrier) && going() })
 	for !c.lane.quiet() && going() { // a grant, which must not meet the disconnect
-		c.awaitPosted()
+		c.lane.awaitQuiet()
 	}
 	if going() && e.marked && c.lane.id.Disconnect() == nil {
 		e.disconnected = true
@@ -408,7 +380,7 @@ func (c *conn) teardown() error {
 	c.queue.acquire(normal)
 	c.end.turn = true
 	for !c.lane.quiet() {
-		c.awaitPosted()
+		c.lane.awaitQuiet()
 	}
 	c.lane.open = false
 	c.unlock()
@@ -434,4 +406,29 @@ func (c *conn) teardown() error {
 	c.releaseTransfers()
 	c.lane.release(unwritten)
 	return errors.Join(err, c.probeMem.close(), c.lane.cq.Close(), c.lane.id.Close(), c.dom.Release())
+}
+
+// CloseRead implements [Conn.CloseRead].
+func (c *conn) CloseRead() error {
+	if !c.beginDiscarding() {
+		return c.opError("close", net.ErrClosed)
+	}
+	c.readMu.Lock() // whoever copies from a buffer is out now
+	defer c.readMu.Unlock()
+	c.mu.Lock()
+	defer c.unlock()
+	c.dropUnread()
+	return nil
+}
+
+// beginDiscarding has what arrives dropped from now on. It reports false after Close.
+func (c *conn) beginDiscarding() bool {
+	c.mu.Lock()
+	defer c.unlock()
+	if c.closed {
+		return false
+	}
+	c.discarding = true
+	c.wakeAll()
+	return true
 }

@@ -16,6 +16,13 @@ import (
 // completions is a connection as package cqwait sees it.
 type completions conn
 
+// startWaiting readies the wait for completions, and the timer, of a new connection.
+func (c *conn) startWaiting(attr *ibv.DeviceAttr) {
+	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: c.lane.cq, Lock: (*locker)(c), Groups: []*cqwait.Group{&c.readers, &c.writers},
+		BusyPoll: c.set.busyPoll, Polls: !attr.Caps.Has(ibv.CapWaitReceives), Background: cqwait.WhenVacant})
+	c.onTimer = c.tick
+}
+
 func (o *completions) conn() *conn { return (*conn)(o) }
 
 func (o *completions) Poll() int     { return o.conn().poll() }
@@ -48,26 +55,6 @@ func (o *completions) Solicited() bool {
 // Background reports true on a broken connection too, while the device may still use memory.
 func (o *completions) Background() bool {
 	return !o.closed && (o.dead == nil || o.conn().moving() && !o.wait.HasFailed())
-}
-
-// await waits until something may have changed, as a goroutine of g. The caller holds mu,
-// and again on return.
-func (c *conn) await(g *cqwait.Group) {
-	c.wait.Await(g, g == &c.readers && c.answerDue())
-}
-
-// answerDue reports whether a Read that waits does so for an answer: this side has sent
-// something since the peer last sent something, and there is nothing to read.
-func (c *conn) answerDue() bool {
-	return c.stats.MessagesSent != c.sentAtReceive && !c.answered() && !c.stopsReading()
-}
-
-// answered reports whether there is something to read, or never will be.
-func (c *conn) answered() bool { return c.unread.Len() > 0 || c.eof }
-
-// moving reports whether RDMA Reads or Writes of transfers are under way.
-func (c *conn) moving() bool {
-	return c.tx.writing > 0 || c.rx.mode == transferRead && c.rx.inFlight.Len() > 0
 }
 
 // poll handles the completions that are there and returns how many, one more when it
@@ -134,29 +121,6 @@ func (c *conn) complete(wc *ibv.WC) {
 	}
 }
 
-// reasonWithin is how long the device may take to tell why a queue pair has failed.
-var reasonWithin = 5 * time.Second
-
-// status ends the connection over a failed completion. Flushed requests are
-// the consequence of an end, not its cause: the device reports that on its own,
-// or when it is asked to end the connection, which its queue pair no longer has. A device
-// that does not, as Soft-RoCE does not where its link is down, is given reasonWithin.
-func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
-	if wc.Status == ibv.WCFlushErr {
-		if !c.hasFailed() && c.dead == nil && c.event.Load() == nil {
-			c.flushed = time.Now()
-			c.lane.id.Disconnect()
-			c.setTimer(reasonWithin)
-		}
-	} else {
-		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ barrierID, VendorErr: wc.VendorErr, Device: c.lane.id.Device().Name()})
-	}
-}
-
-// hasFailed reports whether the queue pair was seen to have failed. Nothing is posted to it
-// any more, whether or not the reason is known.
-func (c *conn) hasFailed() bool { return !c.flushed.IsZero() }
-
 // notify hears from the device that the connection is over. It comes from the
 // device's goroutines and takes no lock. A port that is down may come back while
 // the device still tries; if it does not, the completions tell.
@@ -169,11 +133,64 @@ func (c *conn) notify(e ibv.Event) {
 	c.lane.cq.Interrupt()
 }
 
-// wakeAll makes every goroutine that waits look again, the leader included.
-func (c *conn) wakeAll() {
-	c.readers.WakeAll()
-	c.writers.WakeAll()
-	c.lane.posters.WakeAll()
-	c.wait.Interrupt()
-	c.recheckQueue()
+// sent handles the completion of a work request of the send queue.
+func (c *conn) sent(wc *ibv.WC) {
+	s, ok, op := &c.send, wc.Status == ibv.WCSuccess, ibv.WCSend
+	switch wc.ID {
+	case fetchID:
+		c.fetched(wc)
+		return
+	case barrierID:
+		op, s.barrier = ibv.WCRead, false
+		if ok {
+			c.probing = false
+			if c.lastReceived.Before(c.probedAt) {
+				c.lastReceived = c.probedAt // nobody has waited for the answer: it may be old
+			}
+		}
+	default:
+		c.lane.completed(wc.ID&^sendID, ok)
+		if s.probeSeq != 0 && c.lane.done >= s.probeSeq {
+			s.probeSeq, c.probing = 0, false
+		}
+	}
+	for {
+		m, found := c.lane.nextSignaled()
+		if !found {
+			break
+		}
+		if m.transfer != nil && ok {
+			c.wrote(m.transfer, m.written)
+		}
+	}
+	if !ok {
+		c.status(wc, op)
+	}
+	if c.wantsSendCompletion {
+		c.wantsSendCompletion = false
+		c.writers.WakeAll()
+		c.wait.Interrupt()
+	}
+}
+
+// lost reports whether the device did not carry out a send with something of the
+// program's. A failed send is noticed even if no completion of its own tells of it, and all
+// sends behind it fail too.
+func (c *conn) sendsLost() bool {
+	return c.lane.failed != 0 && c.lane.failed <= c.send.data
+}
+
+// postFailed ends the connection because the device has refused a work request.
+func (c *conn) postFailed(err error) { c.fail(err) }
+
+// requestCanceled notes that a work request was not posted.
+func (c *conn) requestCanceled(id uint64, t *sendTransfer) {
+	switch {
+	case id == fetchID:
+		c.fetchCanceled()
+	case id == barrierID:
+		c.send.barrier = false
+	case t != nil:
+		c.writeEnded(t)
+	}
 }

@@ -78,6 +78,7 @@ type conn struct {
 	rx transferReceiver
 
 	// Keep-alive: see keepalive.go.
+	onTimer        func()
 	timer          *time.Timer
 	receivedSince  bool // something has arrived, which poll notes the time of
 	lastReceived   time.Time
@@ -100,32 +101,18 @@ type conn struct {
 	probeMem     probeMemory
 }
 
-// segment is received payload that waits for the reader.
-type segment struct {
-	transfer  *recvTransfer // a transfer in place of data
-	data      []byte
-	buf       *regmem.Buffer  // where it lies: in the buffer that it came in,
-	copyBreak *copyBreakChunk // or in spill memory,
-	n         int             // n bytes of it
-	size      int             // of the whole message when the segment begins one, else 0
-	last      bool            // ends its message
-	flags     MsgFlags
-}
-
 // newConn returns a Conn that uses no more than slots of the send queue, which may be longer.
 func newConn(set settings, dom *regmem.Domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots int) *conn {
 	c := &conn{set: set, dom: dom}
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
 	c.rx.depth = min(readSlots, slots/8)
 	attr := id.Device().Attr()
-	c.lane = lane{id: id, cq: cq, qp: qp, slots: slots - 1 - c.rx.depth, inline: qp.Cap().MaxInline,
+	c.lane = lane{owner: c, mu: &c.mu, id: id, cq: cq, qp: qp, slots: slots - 1 - c.rx.depth, inline: qp.Cap().MaxInline,
 		invalidates: attr.Caps.Has(ibv.CapSendInvalidate), signalEach: attr.Quirks.SendsBuffered}
 	lock := (*locker)(c)
 	c.readers.Init(lock, true)
 	c.writers.Init(lock, false) // some of them do not lead
 	c.lane.posters.Init(lock, false)
-	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: cq, Lock: lock, Groups: []*cqwait.Group{&c.readers, &c.writers},
-		BusyPoll: set.busyPoll, Polls: !attr.Caps.Has(ibv.CapWaitReceives), Background: cqwait.WhenVacant})
 	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
 	return c
 }
@@ -218,170 +205,6 @@ func (c *conn) expired(d *deadline) {
 	}
 }
 
-// Read implements [Conn.Read].
-func (c *conn) Read(p []byte) (int, error) {
-	n, err := c.read(p)
-	return n, c.opError("read", err)
-}
-
-// Write implements [Conn.Write].
-func (c *conn) Write(p []byte) (int, error) {
-	n, err := c.write(p, sendOptions{})
-	return n, c.opError("write", err)
-}
-
-// WriteMsg implements [Conn.WriteMsg].
-func (c *conn) WriteMsg(p []byte) error {
-	_, err := c.write(p, sendOptions{message: true})
-	return c.opError("write", err)
-}
-
-// WriteMsgInvalidate implements [Conn.WriteMsgInvalidate].
-func (c *conn) WriteMsgInvalidate(p []byte, token uint32) error {
-	_, err := c.write(p, sendOptions{message: true, token: token})
-	return c.opError("write", err)
-}
-
-// ReadMsg implements [Conn.ReadMsg].
-func (c *conn) ReadMsg(p []byte) (n int, err error) {
-	n, _, err = c.readMsg(p, false)
-	return n, c.opError("read", err)
-}
-
-// ReadFrom implements [Conn.ReadFrom].
-func (c *conn) ReadFrom(r io.Reader) (total int64, err error) {
-	for err == nil {
-		var n int64
-		n, err = c.copyLittle(r)
-		total += n
-		for more := err == nil; more && err == nil; total += n {
-			n, more, err = c.copyMuch(r)
-		}
-	}
-	if err == io.EOF {
-		err = nil
-	}
-	return total, err
-}
-
-// littleBytes is what ReadFrom waits with for more. It is a size that Go's heap has, and
-// none that a reader's blocks have: a read that fills it has left something.
-const littleBytes = 4864
-
-const copyBytes = 256 << 10
-
-var (
-	littlePool = sync.Pool{New: func() any { return new([littleBytes]byte) }}
-	copyPool   = sync.Pool{New: func() any { return new([copyBytes]byte) }}
-)
-
-// copyLittle writes what r yields, up to and with a read that leaves something.
-func (c *conn) copyLittle(r io.Reader) (total int64, err error) {
-	b := littlePool.Get().(*[littleBytes]byte)
-	defer littlePool.Put(b)
-	for n := 0; n < len(b) && err == nil; {
-		n, err = r.Read(b[:])
-		w, werr := c.writeCopied(b[:n])
-		total += int64(w)
-		if werr != nil {
-			err = c.opError("write", werr)
-		}
-	}
-	return total, err
-}
-
-// copyMuch writes what one read with much room yields. more says that there was not enough.
-func (c *conn) copyMuch(r io.Reader) (written int64, more bool, err error) {
-	if c.tx.mode != transferNone && c.set.ofScratch <= regmem.ChunkSize {
-		if s := c.dom.GetChunk(c.set.transferMemory); s != nil {
-			return c.transferChunk(s, r)
-		}
-	}
-	b := copyPool.Get().(*[copyBytes]byte)
-	defer copyPool.Put(b)
-	n, err := r.Read(b[:])
-	w, werr := c.writeCopied(b[:n])
-	if werr != nil {
-		err = c.opError("write", werr)
-	}
-	return int64(w), n == len(b), err
-}
-
-// WriteTo implements [Conn.WriteTo].
-func (c *conn) WriteTo(w io.Writer) (int64, error) {
-	if err := c.retain(); err != nil {
-		return 0, c.opError("read", err)
-	}
-	defer c.dom.Release()
-	var total int64
-	for {
-		n, err := c.writeSegment(w)
-		total += int64(n)
-		if err == io.EOF {
-			return total, nil
-		}
-		if err != nil {
-			return total, err
-		}
-	}
-}
-
-// retain keeps the memory of received segments for longer than the connection;
-// c.dom.release ends it.
-func (c *conn) retain() error {
-	c.mu.Lock()
-	defer c.unlock()
-	if c.closed {
-		return net.ErrClosed
-	}
-	c.dom.Retain()
-	return nil
-}
-
-// CloseRead implements [Conn.CloseRead].
-func (c *conn) CloseRead() error {
-	if !c.beginDiscarding() {
-		return c.opError("close", net.ErrClosed)
-	}
-	c.readMu.Lock() // whoever copies from a buffer is out now
-	defer c.readMu.Unlock()
-	c.mu.Lock()
-	defer c.unlock()
-	c.dropUnread()
-	return nil
-}
-
-// beginDiscarding has what arrives dropped from now on. It reports false after Close.
-func (c *conn) beginDiscarding() bool {
-	c.mu.Lock()
-	defer c.unlock()
-	if c.closed {
-		return false
-	}
-	c.discarding = true
-	c.wakeAll()
-	return true
-}
-
-// CloseWrite implements [Conn.CloseWrite].
-func (c *conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
-
-// fail ends the connection because of err, the first one only.
-func (c *conn) fail(err error) {
-	if c.dead != nil {
-		return
-	}
-	c.dead = broken(err)
-	c.logBroken(err)
-	c.lane.qp.SetError()
-	c.lane.id.Disconnect() // InfiniBand's connection manager does not watch the queue pair
-	c.wakeAll()
-}
-
-func (c *conn) logBroken(err error) {
-	c.set.log.Debug("rdmanet: connection broken", "local", c.local, "remote", c.remote, "err", err)
-}
-
 func (c *conn) opError(op string, err error) error {
 	return opError(op, c.local, c.remote, err)
 }
@@ -421,3 +244,70 @@ func (c *conn) writeErr() error {
 	}
 	return nil
 }
+
+// unlock hands what is queued to the device, and what has become due meanwhile, and lets go
+// of mu. A goroutine that finds another one posting leaves its batches to that one.
+func (c *conn) unlock() {
+	c.lane.flush()
+	c.mu.Unlock()
+}
+
+// unlocked runs f without mu: f takes time, or another lock. Callers look at their state
+// again.
+func (c *conn) unlocked(f func()) {
+	c.unlock()
+	defer c.mu.Lock()
+	f()
+}
+
+// locker is Conn.mu for those that wait for something under it.
+type locker conn
+
+func (l *locker) Lock() { l.mu.Lock() }
+
+func (l *locker) Unlock() { (*conn)(l).unlock() }
+
+// await waits until something may have changed, as a goroutine of g. The caller holds mu,
+// and again on return.
+func (c *conn) await(g *cqwait.Group) {
+	c.wait.Await(g, g == &c.readers && c.answerDue())
+}
+
+// answerDue reports whether a Read that waits does so for an answer: this side has sent
+// something since the peer last sent something, and there is nothing to read.
+func (c *conn) answerDue() bool {
+	return c.stats.MessagesSent != c.sentAtReceive && !c.answered() && !c.stopsReading()
+}
+
+// answered reports whether there is something to read, or never will be.
+func (c *conn) answered() bool { return c.unread.Len() > 0 || c.eof }
+
+// moving reports whether RDMA Reads or Writes of transfers are under way.
+func (c *conn) moving() bool {
+	return c.tx.writing > 0 || c.rx.mode == transferRead && c.rx.inFlight.Len() > 0
+}
+
+// hasFailed reports whether the queue pair was seen to have failed. Nothing is posted to it
+// any more, whether or not the reason is known.
+func (c *conn) hasFailed() bool { return !c.flushed.IsZero() }
+
+// stopsReading reports whether a Read that waits has a reason not to.
+func (c *conn) stopsReading() bool {
+	return c.closed || c.discarding || c.readDue.expired || c.dead != nil
+}
+
+// stopReadErr is readErr where there is something in the queue that cannot be had.
+func (c *conn) stopReadErr() error {
+	switch {
+	case c.closed, c.readDue.expired:
+		return c.readErr()
+	case c.discarding:
+		return io.EOF
+	case c.dead == errPeerClosed:
+		return errTruncated
+	}
+	return c.dead
+}
+
+// over reports whether nothing is posted any more.
+func (c *conn) over() bool { return c.dead != nil }

@@ -3,35 +3,10 @@ package rdmanet
 import (
 	"slices"
 	"time"
-
-	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // Large transfers straight into a reader's memory, where they are not copied. transfer_recv.go
 // has the rest of the receiver's side.
-
-// directRead is a reader's memory, filled in order. What is to come next is registered
-// while the device is still at work on what was asked for before.
-type directRead struct {
-	p       []byte
-	opened  []registeredRange
-	asked   int
-	pending int // fetches
-	got     int
-	message bool        // no more than one
-	ends    time.Time   // since when there is a reason to
-	late    *time.Timer // for lose, then
-	hurried bool        // late was set for a connection that is closed
-	lost    bool        // the device does not say when it is done
-}
-
-// registeredRange is the registration of one piece of a reader's memory. Fetches may be shorter.
-type registeredRange struct {
-	from, to int // of the reader's bytes
-	target   regmem.Registration
-	mr       ibv.MR // in its place, where the peer writes
-}
 
 // directReadMin is the room that a Read must have for the device to put a transfer
 // straight there. Such a Read has but its own RDMA Reads under way, and nobody until

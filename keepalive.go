@@ -44,16 +44,6 @@ func (c *conn) startTimer() {
 	}
 }
 
-// setTimer sets the timer.
-func (c *conn) setTimer(d time.Duration) {
-	c.timerAt = time.Now().Add(d)
-	if c.timer == nil {
-		c.timer = time.AfterFunc(d, c.tick)
-	} else {
-		c.timer.Reset(d)
-	}
-}
-
 // scheduleTrim has the timer look soon when the connection has taken more memory than one
 // that is idle needs.
 func (c *conn) scheduleTrim() {
@@ -89,7 +79,7 @@ func (c *conn) tick() {
 // runTimer does what is due, and returns when to runTimer again, 0 for never.
 func (c *conn) runTimer(now time.Time) time.Duration {
 	if !c.closed && c.dead == nil {
-		c.poll() // the device's answer wakes nobody, and is none to what is asked from here on
+		c.wait.Poll() // the device's answer wakes nobody, and is none to what is asked from here on
 	}
 	if c.closed || c.dead != nil {
 		return 0
@@ -134,22 +124,6 @@ func (c *conn) runTimer(now time.Time) time.Duration {
 	}
 	return wait
 }
-
-// oneWay is what has come since this side last sent something.
-type oneWay struct {
-	posts uint64    // Stats.Posts when it was last looked
-	since time.Time // when that was found to have changed
-	bytes uint64    // Stats.BytesReceived then
-}
-
-const (
-	// confirmEvery is a quarter of the shortest KeepAlive that is of use.
-	confirmEvery = 250 * time.Millisecond
-
-	// confirmFrom is from how many bytes on data can keep a probe from its answer.
-	// A peer that sends less than that now and then gets no messages for it.
-	confirmFrom = 64 << 10
-)
 
 // confirmReceipt has a message sent to a peer whose data has been coming for a while in which
 // nothing was sent.
@@ -224,10 +198,10 @@ func (c *conn) grantedLate() bool {
 	return c.trimmed && c.dom != nil && c.dom.Private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
 }
 
-// trimAfter looks, when m has come, whether an idle connection has got back what its peer
+// trimAfter looks, when a message with so many bytes of payload has come, whether an idle connection has got back what its peer
 // held, and can give up more.
-func (c *conn) trimAfter(m *delivery) {
-	if c.trimmed && len(m.payload) == 0 && (c.trimPending || c.compactions > 0) {
+func (c *conn) trimAfter(payload int) {
+	if c.trimmed && payload == 0 && (c.trimPending || c.compactions > 0) {
 		c.trimMemory()
 	}
 }

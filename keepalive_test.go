@@ -175,7 +175,7 @@ func outOfCredits(t *testing.T, a, b *Conn) (wrote chan error) {
 	for _, c := range []*Conn{a, b} {
 		c.mu.Lock()
 		c.shrinkIdle() // or it does so when it likes, and is heard
-		c.flush()
+		c.lane.flush()
 		c.unlock()
 	}
 	requireSilence(t, a, b)
@@ -186,7 +186,7 @@ func outOfCredits(t *testing.T, a, b *Conn) (wrote chan error) {
 			return true
 		}
 		a.send.responseDue = true // b's last word has left something to grant
-		a.flush()
+		a.lane.flush()
 		return false
 	}))
 	requireSilence(t, a, b)
@@ -525,6 +525,7 @@ func TestKeepAliveWarmUp(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/word=%v", keepAlive, word), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), lane: lane{cq: emptyCQ{}}}
+					c.startWaiting(new(ibv.DeviceAttr))
 					c.send.midMessage = true // to a plain peer: it can say nothing
 					c.credits.window = c.set.initial + 1
 					c.startTimer()
@@ -553,6 +554,7 @@ func TestKeepAliveCoolDown(t *testing.T) {
 		t.Run(fmt.Sprint(keepAlive), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), lane: lane{cq: emptyCQ{}}}
+				c.startWaiting(new(ibv.DeviceAttr))
 				c.startTimer()
 				words := func(d time.Duration) {
 					for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {

@@ -18,6 +18,9 @@ import (
 // so. So nothing that is decided with mu held changes before it is queued, and what is
 // queued leaves as soon as a goroutine lets go of mu.
 type lane struct {
+	owner laneOwner
+	mu    *sync.Mutex // the lock, which flush lets go of
+
 	id ibv.ID
 	cq ibv.CQ
 	qp ibv.QP
@@ -48,6 +51,23 @@ type lane struct {
 	buffers      *regmem.Pool
 	reserved     *regmem.Buffer
 	reservedFree *regmem.Buffer // reserved, unless a send uses it
+}
+
+// laneOwner is the connection as its lane sees it. The methods are called with the lock held.
+type laneOwner interface {
+	// over reports whether nothing may be posted any more.
+	over() bool
+
+	// queueDue queues a message without payload that has become due, and reports whether
+	// there was one. It is called when nothing else is queued.
+	queueDue() bool
+
+	// postFailed ends the connection because the device has refused a work request.
+	postFailed(err error)
+
+	// requestCanceled notes that the work request of that ID was not posted. t is the
+	// transfer that it would have written a part of, or nil.
+	requestCanceled(id uint64, t *sendTransfer)
 }
 
 // signaledSend is a signaled send, and what its completion frees.
@@ -257,93 +277,79 @@ func (l *lane) trim() {
 	l.spare = nil
 }
 
-// unlock hands what is queued to the device, and what has become due meanwhile, and lets go
-// of mu. A goroutine that finds another one posting leaves its batches to that one.
-func (c *conn) unlock() {
-	c.flush()
-	c.mu.Unlock()
-}
-
-// flush is unlock without the last step: it lets go of mu only while the device takes a
-// batch. Callers look at their state again.
-func (c *conn) flush() {
-	l := &c.lane
+// flush hands to the device what is queued, and what has become due meanwhile. It lets go
+// of the lock only while the device takes a batch, so callers look at their state again. A
+// goroutine that finds another one posting leaves everything to that one.
+func (l *lane) flush() {
 	for !l.posting && l.open {
-		if c.dead != nil {
-			c.cancelQueued()
+		if l.owner.over() {
+			l.cancelQueued()
 			return
 		}
-		if l.queue.Len() == 0 && !c.queueControl(c.wait.Sleeping()) {
+		if l.queue.Len() == 0 && !l.owner.queueDue() {
 			return
 		}
 		b := l.queue.Pop()
 		l.posting = true
-		c.mu.Unlock()
+		l.mu.Unlock()
 		n, err := l.qp.PostSend(b.wrs)
-		c.mu.Lock()
+		l.mu.Lock()
 		l.posting = false
 		if err != nil {
-			c.fail(fmt.Errorf("post %s: %w", b.wrs[min(n, len(b.wrs)-1)].Op, err))
-			c.cancel(b, n)
+			l.owner.postFailed(fmt.Errorf("post %s: %w", b.wrs[min(n, len(b.wrs)-1)].Op, err))
+			l.cancel(b, n)
 		}
-		c.batchPosted(b)
+		l.batchPosted(b)
 	}
 }
 
-// awaitPosted waits while batches are queued or posted.
-func (c *conn) awaitPosted() {
-	if c.flush(); !c.lane.quiet() {
-		c.lane.posters.Wait()
+// await flushes until the device has taken b or never will, frees it, and reports whether
+// the device has taken all of it. b is queued, and awaited.
+func (l *lane) await(b *postBatch) (posted bool) {
+	for l.flush(); !b.posted; {
+		l.posters.Wait()
+	}
+	posted = !b.failed
+	l.free(b)
+	return posted
+}
+
+// awaitQuiet waits while batches are queued or posted, until something may have changed.
+func (l *lane) awaitQuiet() {
+	if l.flush(); !l.quiet() {
+		l.posters.Wait()
 	}
 }
 
 // batchPosted ends the wait for a batch, or frees it if no goroutine waits for it.
-func (c *conn) batchPosted(b *postBatch) {
+func (l *lane) batchPosted(b *postBatch) {
 	b.posted = true
 	if !b.awaited {
-		c.lane.free(b)
+		l.free(b)
 	}
-	c.lane.posters.WakeAll()
+	l.posters.WakeAll()
 }
 
 // cancelQueued drops the batches of a connection that is over.
-func (c *conn) cancelQueued() {
-	for l := &c.lane; l.queue.Len() > 0; {
+func (l *lane) cancelQueued() {
+	for l.queue.Len() > 0 {
 		b := l.queue.Pop()
-		c.cancel(b, 0)
-		c.batchPosted(b)
+		l.cancel(b, 0)
+		l.batchPosted(b)
 	}
 }
 
 // cancel ends the work requests of a batch that were not posted, those after the first n.
 // The connection is over. Requests that were posted before are still in the device's hands,
 // with the memory that they name.
-func (c *conn) cancel(b *postBatch, n int) {
+func (l *lane) cancel(b *postBatch, n int) {
 	b.failed = true
 	for i := range b.wrs[n:] {
-		switch id := b.wrs[n+i].ID; id {
-		case fetchID:
-			c.fetchCanceled()
-		case barrierID:
-			c.send.barrier = false
-		default:
-			if t := c.lane.canceled(id &^ sendID); t != nil {
-				c.writeEnded(t)
-			}
+		id := b.wrs[n+i].ID
+		var t *sendTransfer
+		if id != fetchID && id != barrierID {
+			t = l.canceled(id &^ sendID)
 		}
+		l.owner.requestCanceled(id, t)
 	}
 }
-
-// unlocked runs f without mu: f takes time, or another lock. Callers look at their state
-// again.
-func (c *conn) unlocked(f func()) {
-	c.unlock()
-	defer c.mu.Lock()
-	f()
-}
-
-// locker is Conn.mu for those that wait for something under it.
-type locker conn
-
-func (l *locker) Lock()   { l.mu.Lock() }
-func (l *locker) Unlock() { (*conn)(l).unlock() }

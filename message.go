@@ -2,96 +2,10 @@ package rdmanet
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"syscall"
+	"net"
 
-	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
-
-// MsgFlags say how a message is sent, and of a received one how it was. They can be
-// combined.
-type MsgFlags uint8
-
-const (
-	// Expedited sends a message ahead of all normal ones, and of all that Write and
-	// ReadFrom have, that this side has not handed to the device yet; behind
-	// expedited ones, and never in the middle of another message. So it waits
-	// for the rest of a message that has begun, also for the last piece of one sent
-	// with Partial.
-	//
-	// The receiver can tell such a message. One that does not know the flag (see
-	// Info.MessageFlags) gets it as any other, and still early.
-	Expedited MsgFlags = 1 << iota
-
-	// Partial sends a piece of a message. More follows with the next sends of the
-	// same kind, expedited or normal, whoever makes them; the first one without
-	// Partial ends the message, and may be empty. Write is such a one. Until then
-	// sends of the other kind wait. A message may have any number of pieces.
-	// An empty piece is nothing, unless it is the last one.
-	//
-	// Received, it says that more of the message is to come.
-	Partial
-
-	// NoResponse is a hint: no answer is expected to this message, so the peer need
-	// not hurry to make room for others. It does so when it must, or when it
-	// sends something itself. Without it the peer takes some care that the sender
-	// does not have to wait. A receiver does not see it.
-	NoResponse
-
-	// NonBlocking sends what can be handed to the device at once. Where that is
-	// nothing the error is syscall.EAGAIN, and SendPossible tells when to try again.
-	NonBlocking
-
-	allMsgFlags = Expedited | Partial | NoResponse | NonBlocking
-)
-
-var (
-	errPieces      = fmt.Errorf("pieces of a message: the peer does not know them: %w", errors.ErrUnsupported)
-	errFlags       = fmt.Errorf("unknown flags: %w", syscall.EINVAL)
-	errQueuedFlags = fmt.Errorf("a queued send has nothing to block: %w", syscall.EINVAL)
-	errTooLongNow  = fmt.Errorf("longer than can be sent without blocking: %w", errno.EMSGSIZE)
-	errMessageOpen = fmt.Errorf("the last piece of a message has not been sent: %w", syscall.EINVAL)
-)
-
-// sendOptions is how something is sent.
-type sendOptions struct {
-	message bool // as one message, not as a stretch of the stream
-	flags   MsgFlags
-	token   uint32 // taken back at the peer by the first segment, if not 0
-}
-
-// wire is what the segments say of it.
-func (m *sendOptions) wire() (flags uint16) {
-	if m.flags&Expedited != 0 {
-		flags |= flagExpedited
-	}
-	if m.flags&Partial != 0 {
-		flags |= flagPartial
-	}
-	if m.flags&NoResponse != 0 {
-		flags |= flagNoResponse
-	}
-	return flags
-}
-
-// messageFlags is what a received segment says of its message.
-func (c *conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
-	if !c.messages || h.Flags&(flagExpedited|flagPartial|flagNoResponse) == 0 {
-		return 0
-	}
-	if h.Flags&flagExpedited != 0 {
-		flags |= Expedited
-	}
-	if h.Flags&flagPartial != 0 {
-		flags |= Partial
-	}
-	if h.Flags&flagNoResponse != 0 {
-		flags |= NoResponse
-	}
-	return flags
-}
 
 func (c *conn) checkFlags(flags MsgFlags) error {
 	switch {
@@ -156,7 +70,7 @@ func (c *conn) queueMsg(p []byte, flags MsgFlags, owner *Conn) *Send {
 		s.finish(0, err)
 	case c.queue.available(kind):
 		c.queue.acquire(kind)
-		go c.sendQueued(s)
+		s.start()
 	default:
 		c.enqueue(&s.entry, kind)
 	}
@@ -197,6 +111,9 @@ func (s *Send) finish(n int, err error) {
 	close(s.done)
 }
 
+// start implements [pendingSend].
+func (s *Send) start() { go s.c.sendQueued(s) }
+
 // sendQueued sends s, which has the turn, and those that come next, until one is sent
 // by a transfer.
 func (c *conn) sendQueued(s *Send) {
@@ -208,7 +125,7 @@ func (c *conn) sendQueued(s *Send) {
 		}
 		s.finish(c.writeInTurn(s.p, s.m))
 		c.queue.busy = false
-		s = c.acquireNext()
+		s, _ = c.acquireNext().(*Send)
 	}
 	if !c.queue.busy {
 		c.releaseQueue()
@@ -226,58 +143,36 @@ func (c *conn) SendPossible() <-chan struct{} {
 	return c.writableChan()
 }
 
-func (c *conn) writableChan() chan struct{} {
-	if c.queue.writable == nil {
-		c.queue.writable = make(chan struct{}, 1)
+// sendLarge sends s by a transfer and, as soon as the peer has been told of it, passes
+// the turn: the next may follow while the peer fetches. It reports whether it could.
+// The caller has the turn and holds mu.
+func (c *conn) sendLarge(s *Send) bool {
+	if c.writeErr() != nil || len(s.p) > transferCeiling || !c.large(s.p, true) {
+		return false
 	}
-	return c.queue.writable
-}
-
-// shortage is what a send had not enough of.
-type shortage struct {
-	kind     int
-	segments int    // that it would have made
-	bytes    int    // of payload that could not have gone in part, else 0
-	buffer   bool   // there were no buffers, which sends bring back that were under way
-	done     uint64 // sends that had completed then
-}
-
-// wouldBlock ends a non-blocking send of which n bytes were taken.
-func (c *conn) wouldBlock(n int, short shortage) (int, error) {
-	q := &c.queue
-	short.done = c.lane.done
-	q.wantsWritable, q.lacking = true, short
-	if c.credits.spendable() == 0 {
-		c.send.wantsCredit = true // as in waitToSend
-		c.replenish()
-		c.send.wantsCredit = false
-	}
-	c.wantSendCompletion()
-	if !c.wait.Leading() {
-		go c.wait.Run() // else nobody hears of credits for a while
-	}
-	if n > 0 {
-		return n, nil
-	}
-	return 0, errno.EAGAIN
-}
-
-// signalWritable tells who waits for it that there is what a send was short of.
-func (c *conn) signalWritable() {
-	q, l, short := &c.queue, &c.lane, &c.queue.lacking
-	if c.writeErr() == nil {
-		if !q.available(short.kind) || c.credits.spendable() < short.segments {
-			return // who changes that looks again
+	var sent bool
+	var err error
+	o := &sendTransfer{p: s.p, message: true, detached: true}
+	c.unlocked(func() {
+		if err = c.openMemory(o); err == nil {
+			sent, err = c.offer(o, nil, 0, s.m)
+		} else {
+			o.moved, err = c.writeCopying(s.p, false, s.m)
 		}
-		if room := batchBudget - l.inFlight; c.freeSlots()-reservedSlots < short.segments ||
-			room <= 0 || room < short.bytes && l.inFlight > 0 || short.buffer && short.done == l.done && l.busy() {
-			c.wantSendCompletion()
-			return
-		}
+	})
+	c.releaseQueue()
+	for sent && !o.over && c.dead == nil {
+		c.await(&c.writers)
 	}
-	q.wantsWritable = false
-	select {
-	case c.writableChan() <- struct{}{}:
-	default:
+	o.closeMemory()
+	switch {
+	case o.over:
+		err = nil
+	case sent && c.closed:
+		err = net.ErrClosed
+	case sent:
+		err = c.dead
 	}
+	s.finish(o.moved, err)
+	return true
 }

@@ -30,6 +30,10 @@ type pace struct {
 }
 
 const (
+	// fetchSize is the most bytes of one RDMA Read, and of a reader's memory that is
+	// registered at a time.
+	fetchSize = 4 << 20
+
 	paceLeast = 8 << 10 // bytes of a fetch
 	paceParts = 8       // fetches at a time at most: all but one are on their way for the length of a long path
 	paceUnit  = 64      // fetches are multiples of a cache line, but at the end of a transfer

@@ -104,20 +104,6 @@ func (h *segmentHeader) put(b []byte) int {
 	return int(h.DataOffset)
 }
 
-// putWith is put with a transfer header behind it if t is not nil.
-func (h *segmentHeader) putWith(t *transferHeader, b []byte) int {
-	if t == nil {
-		return h.put(b)
-	}
-	h.Flags |= flagTransfer
-	if h.DataLength > 0 {
-		h.DataOffset = transferOffset
-	}
-	h.put(b)
-	clear(b[dataHeaderLen:dataOffset])
-	return dataOffset + t.put(b[dataOffset:])
-}
-
 // parse reads the header of b, exactly one received message, and checks what
 // [MS-SMBD] 3.1.5.8 asks of a single message; what it asks of a sequence is
 // checked by reassembler. The payload aliases b.

@@ -2,36 +2,46 @@ package rdmanet
 
 import "sync"
 
-// Whose turn it is to send. One call, or one queued Send, has the turn at a time,
-// and keeps it until the device has what it sends.
+// sendQueue decides which call, or which queued send, may send. One at a time has the
+// queue, and keeps it until the device has what it sends. Conn.mu guards it.
 //
-//  1. acquireQueue gives it to a call that finds it free. Others line up, expedited
-//     ones apart from normal ones; a Send lines up without anybody who waits.
-//  2. releaseQueue gives it to the first of the expedited ones, or else to the first of
-//     the normal ones. A Send is then sent by a goroutine, which goes on with the
-//     next as long as those are Sends too.
-//  3. A normal one that has the turn steps aside for expedited ones wherever none
-//     of its messages has begun and not ended: for as long as it waits for
-//     credits, and between the batches of a Write.
-//  4. After a piece of a message (Partial) nobody has a turn but those of its
-//     kind, until the last piece has been sent.
+//  1. A call that finds the queue available acquires it. Others wait in one of two lists,
+//     expedited sends apart from normal ones. A queued send waits in a list too, without a
+//     goroutine.
+//  2. When the queue is released, the first expedited send acquires it, else the first normal
+//     one. A queued send is then sent by a goroutine, which goes on with the next entry as
+//     long as that is a queued send too.
+//  3. A normal send that has the queue yields it to expedited ones wherever none of its
+//     messages has begun and not ended: while it waits for credits, and between the batches
+//     of a Write.
+//  4. After a piece of a message (Partial) only sends of its kind acquire the queue, until
+//     the last piece has been sent.
 //
-// When nothing can be sent any more (writeErr) all who wait are turned away. All of
-// it is guarded by Conn.mu.
+// When nothing can be sent any more all that wait are refused.
 type sendQueue struct {
-	busy    bool
-	kind    int // of who has it
+	busy    bool // a send has the queue
+	kind    int  // kind of the send that has it
 	waiters [2]entryList
-	yielded *queueEntry // a normal one, which has stepped aside
-	waiting int         // in the lines and aside
+	yielded *queueEntry // the normal send that has yielded the queue, or nil
+	waiting int         // entries in the lists and in yielded
 
-	// A message whose last piece has not been sent.
+	// partial is set while the last piece of a message has not been sent; partialKind is the
+	// kind of that message.
 	partial     bool
 	partialKind int
 
 	writable      chan struct{} // see SendPossible
-	wantsWritable bool          // a send would have blocked, and nobody was told since that it would not
-	lacking       shortage      // what it was that it had not
+	wantsWritable bool          // a send would have blocked, and writable has had no value since
+	lacking       shortage      // what that send lacked
+}
+
+// shortage is what a send that would have blocked lacked.
+type shortage struct {
+	kind     int
+	segments int    // segments that it would have made
+	bytes    int    // bytes of payload that could not have gone in part, else 0
+	buffer   bool   // no buffers were free; sends that complete bring them back
+	done     uint64 // sends that had completed then
 }
 
 // The two kinds of sends.
@@ -40,23 +50,25 @@ const (
 	expedited
 )
 
-func (f MsgFlags) kind() int {
-	if f&Expedited != 0 {
-		return expedited
-	}
-	return normal
+// pendingSend is a queued send as the send queue knows it.
+type pendingSend interface {
+	// start sends it in a goroutine of its own. It has the queue.
+	start()
+
+	// finish ends it with n bytes sent, and with err if that is not all.
+	finish(n int, err error)
 }
 
-// queueEntry is a place in a line: that of a Send, or else of a call that waits.
+// queueEntry is a send that waits for the queue: a queued send, or else a call.
 type queueEntry struct {
-	list       *entryList
+	list       *entryList // the list that it is in, or nil
 	prev, next *queueEntry
 	kind       int
-	send       *Send
-	ready      chan error // nil: it is the call's turn; else why it never will be
+	send       pendingSend // the queued send, or nil for a call
+	ready      chan error  // gives a call the queue with nil, or says why it never will have it
 }
 
-// entryList is a queue that can be left.
+// entryList is a list of entries, the oldest first. An entry may leave it at any time.
 type entryList struct{ first, last *queueEntry }
 
 func (l *entryList) push(t *queueEntry) {
@@ -83,16 +95,17 @@ func (l *entryList) remove(t *queueEntry) {
 	t.list, t.prev, t.next = nil, nil, nil
 }
 
+// callEntries are entries of calls that are not in use.
 var callEntries = sync.Pool{New: func() any { return &queueEntry{ready: make(chan error, 1)} }}
 
-// available reports whether one of that kind may have the turn now.
+// available reports whether a send of that kind may acquire the queue now.
 func (q *sendQueue) available(kind int) bool { return !q.busy && (!q.partial || q.partialKind == kind) }
 
-// acquire makes it the turn of one of that kind.
+// acquire gives the queue, which is available, to a send of that kind.
 func (q *sendQueue) acquire(kind int) { q.busy, q.kind = true, kind }
 
-// mustYield reports whether the one who has the turn has to step aside, if it is
-// between two messages.
+// mustYield reports whether the send that has the queue has to yield it, if it is between
+// two messages.
 func (q *sendQueue) mustYield() bool {
 	if q.partial {
 		return q.partialKind != q.kind
@@ -100,7 +113,7 @@ func (q *sendQueue) mustYield() bool {
 	return q.kind == normal && q.waiters[expedited].first != nil
 }
 
-// next takes who comes next out of its line, nil if there is nobody.
+// next takes the entry that is to have the queue next out of its list, nil if there is none.
 func (q *sendQueue) next() *queueEntry {
 	var t *queueEntry
 	if q.available(expedited) {
@@ -120,123 +133,8 @@ func (q *sendQueue) next() *queueEntry {
 	return t
 }
 
+// remove takes a waiting entry out of its list.
 func (q *sendQueue) remove(t *queueEntry) {
 	t.list.remove(t)
 	q.waiting--
-}
-
-// acquireQueue waits for the turn. The caller holds mu, calls releaseQueue in the end
-// unless there is an error, and finds mu held again.
-func (c *conn) acquireQueue(kind int) error {
-	q := &c.queue
-	if q.available(kind) {
-		q.acquire(kind)
-		return nil
-	}
-	if err := c.writeErr(); err != nil {
-		return err
-	}
-	t := callEntries.Get().(*queueEntry)
-	c.enqueue(t, kind)
-	return c.awaitEntry(t)
-}
-
-// enqueue puts t behind the others of its kind.
-func (c *conn) enqueue(t *queueEntry, kind int) {
-	q := &c.queue
-	t.kind = kind
-	q.waiters[kind].push(t)
-	q.waiting++
-	if q.busy && q.mustYield() {
-		// It may be waiting for credits, itself or as the leader.
-		c.writers.WakeAll()
-		c.wait.Interrupt()
-	}
-}
-
-func (c *conn) awaitEntry(t *queueEntry) (err error) {
-	c.unlocked(func() { err = <-t.ready })
-	callEntries.Put(t)
-	return err
-}
-
-// yieldQueue lets those go first who overtake the one who has the turn, and waits
-// for it again.
-func (c *conn) yieldQueue() {
-	t := callEntries.Get().(*queueEntry)
-	t.kind = normal
-	c.queue.yielded = t
-	c.queue.waiting++
-	c.releaseQueue()
-	c.awaitEntry(t)
-}
-
-// releaseQueue gives the turn to the next.
-func (c *conn) releaseQueue() {
-	c.queue.busy = false
-	if c.queue.waiting > 0 {
-		if s := c.acquireNext(); s != nil {
-			go c.sendQueued(s)
-		}
-	}
-	if c.queue.wantsWritable {
-		c.signalWritable()
-	}
-	if c.closed {
-		c.writers.WakeAll() // Close waits for it
-	}
-}
-
-// acquireNext gives the turn, which nobody has, to the next. If that is a Send it is
-// returned, and for the caller to have sent.
-func (c *conn) acquireNext() *Send {
-	q := &c.queue
-	c.failWaiters()
-	t := q.next()
-	if t == nil {
-		return nil
-	}
-	q.acquire(t.kind)
-	if t.send != nil {
-		return t.send
-	}
-	t.ready <- nil
-	return nil
-}
-
-// failWaiters ends the wait of all in line if nothing can be sent. Who has stepped
-// aside gets the turn back, to find out for itself.
-func (c *conn) failWaiters() {
-	q := &c.queue
-	err := c.writeErr()
-	if err == nil {
-		return
-	}
-	for i := range q.waiters {
-		for t := q.waiters[i].first; t != nil; t = q.waiters[i].first {
-			q.remove(t)
-			if t.send != nil {
-				t.send.finish(0, err)
-			} else {
-				t.ready <- err
-			}
-		}
-	}
-	if t := q.yielded; t != nil && !q.busy {
-		q.yielded = nil
-		q.waiting--
-		q.acquire(t.kind)
-		t.ready <- nil
-	}
-}
-
-// recheckQueue is for when something has changed that those who wait should know of.
-func (c *conn) recheckQueue() {
-	q := &c.queue
-	if q.waiting > 0 {
-		c.failWaiters()
-	}
-	if q.wantsWritable {
-		c.signalWritable()
-	}
 }

@@ -420,6 +420,8 @@ func (s *setup) findProbe(c *conn) error {
 // says that the peer knows of those that were posted before.
 func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, error) {
 	c := newConn(s.set, s.dom, s.id, s.cq, s.qp, s.slots)
+	attr := s.id.Device().Attr()
+	c.startWaiting(&attr)
 	c.agreed, c.peer = a, peer
 	c.fin = peer.rdmanet && peer.features&featureFIN != 0
 	c.messages = c.fin && peer.features&featureMessages != 0

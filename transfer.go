@@ -165,3 +165,17 @@ func transferModes(ours, peers privateData) (out, in transferMode) {
 	}
 	return mode(ours, peers), mode(peers, ours)
 }
+
+// putWith is put with a transfer header behind it if t is not nil.
+func (h *segmentHeader) putWith(t *transferHeader, b []byte) int {
+	if t == nil {
+		return h.put(b)
+	}
+	h.Flags |= flagTransfer
+	if h.DataLength > 0 {
+		h.DataOffset = transferOffset
+	}
+	h.put(b)
+	clear(b[dataHeaderLen:dataOffset])
+	return dataOffset + t.put(b[dataOffset:])
+}

@@ -1410,7 +1410,7 @@ func TestTransferOverForLeader(t *testing.T) {
 	requireAsleep(t, c, func() bool { return c.tx.withdraw != nil })
 	c.mu.Lock()
 	c.lane.posting = false
-	c.flush()
+	c.lane.flush()
 	require.Zero(t, c.tx.live.Len())
 	c.unlock()
 	r := s.await(wrote)

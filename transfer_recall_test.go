@@ -134,7 +134,7 @@ func (c *conn) postQueued() {
 	for c.lane.queue.Len() > 0 {
 		b := c.lane.queue.Pop()
 		c.lane.qp.PostSend(b.wrs)
-		c.batchPosted(b)
+		c.lane.batchPosted(b)
 	}
 }
 
@@ -168,7 +168,7 @@ func TestTransferRecalledGoesOn(t *testing.T) {
 			err := c.withdrawn(&transferHeader{Kind: transferWithdraw, ID: 1})
 			polled := eventually(c.pollRead)
 			answers := c.send.responseDue
-			c.flush()
+			c.lane.flush()
 			c.unlock()
 			require.NoError(t, err)
 			require.Equal(t, 2, flying)

@@ -165,6 +165,9 @@ func (w *Waiter) Interrupt() {
 	}
 }
 
+// Poll has the owner handle the completions that have arrived, as Owner.Poll does.
+func (w *Waiter) Poll() int { return w.owner.Poll() }
+
 // Leading reports whether there is a leader.
 func (w *Waiter) Leading() bool { return w.leading }
 

@@ -1,0 +1,80 @@
+package rdmanet
+
+// acquireQueue waits for the send queue and acquires it for a call. The caller holds mu,
+// and calls releaseQueue in the end unless there is an error.
+func (c *conn) acquireQueue(kind int) error {
+	q := &c.queue
+	if q.available(kind) {
+		q.acquire(kind)
+		return nil
+	}
+	if err := c.writeErr(); err != nil {
+		return err
+	}
+	t := callEntries.Get().(*queueEntry)
+	c.enqueue(t, kind)
+	return c.awaitEntry(t)
+}
+
+// enqueue puts t behind the others of its kind.
+func (c *conn) enqueue(t *queueEntry, kind int) {
+	q := &c.queue
+	t.kind = kind
+	q.waiters[kind].push(t)
+	q.waiting++
+	if q.busy && q.mustYield() {
+		// The send that has the queue may be waiting for credits, perhaps as the leader.
+		c.writers.WakeAll()
+		c.wait.Interrupt()
+	}
+}
+
+// awaitEntry waits until the call of t has the queue, or returns why it never will.
+func (c *conn) awaitEntry(t *queueEntry) (err error) {
+	c.unlocked(func() { err = <-t.ready })
+	callEntries.Put(t)
+	return err
+}
+
+// yieldQueue lets expedited sends go first, and acquires the queue again.
+func (c *conn) yieldQueue() {
+	t := callEntries.Get().(*queueEntry)
+	t.kind = normal
+	c.queue.yielded = t
+	c.queue.waiting++
+	c.releaseQueue()
+	c.awaitEntry(t)
+}
+
+// releaseQueue gives the queue to the next send.
+func (c *conn) releaseQueue() {
+	c.queue.busy = false
+	if c.queue.waiting > 0 {
+		if s := c.acquireNext(); s != nil {
+			s.start()
+		}
+	}
+	if c.queue.wantsWritable {
+		c.signalWritable()
+	}
+	if c.closed {
+		c.writers.WakeAll() // Close waits for the queue
+	}
+}
+
+// acquireNext gives the queue, which is not busy, to the next send. If that is a queued send
+// it is returned, and the caller sends it.
+func (c *conn) acquireNext() pendingSend {
+	q := &c.queue
+	c.failWaiters()
+	t := q.next()
+	if t == nil {
+		return nil
+	}
+	q.acquire(t.kind)
+	if t.send != nil {
+		return t.send
+	}
+	t.ready <- nil
+	return nil
+}

@@ -1,0 +1,267 @@
+package rdmanet
+
+import (
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
+)
+
+// sendBatch is what one batch sends: the segments of one message.
+type sendBatch struct {
+	p     []byte
+	segs  int             // segments that p makes
+	rest  int             // bytes of the message that follow later
+	all   uint16          // flags for each segment
+	flags uint16          // further flags for the last segment
+	token uint32          // the key that the first segment invalidates, if not 0
+	bufs  regmem.Buffers  // for the segments that do not go inline
+	head  *transferHeader // for the only segment
+	grant *grant          // answered by an RDMA Write in front of the message
+
+	control bool // nothing in it is the program's
+}
+
+// queueBatch queues a batch for the device, as the segments of one message.
+func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
+	l := &c.lane
+	if c.dead != nil {
+		l.putBuffers(o.bufs)
+		return nil, c.dead
+	}
+	b := l.newBatch(o.segs)
+	if o.grant != nil {
+		c.answerGrant(b, o.grant)
+	}
+	var staged regmem.Buffers
+	for p, i := o.p, 0; i < o.segs; i++ {
+		n := segmentData(len(p), int(c.agreed.maxSend))
+		h := segmentHeader{
+			CreditsRequested: c.requested(),
+			CreditsGranted:   c.credits.spend(),
+			Flags:            o.all,
+			Remaining:        uint32(len(p) - n + o.rest),
+			DataLength:       uint32(n),
+		}
+		if n > 0 {
+			h.DataOffset = dataOffset
+		}
+		last := i == o.segs-1
+		if last {
+			h.Flags |= o.flags | c.answerFlags()
+		}
+		header := b.hdrs[i][:h.putWith(o.head, b.hdrs[i][:])]
+		wr := b.add(ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSolicited | ibv.SendInline}, ibv.SGE{Buf: header}, ibv.SGE{Buf: p[:n]})
+		if n == 0 {
+			wr.SGL = wr.SGL[:1]
+		}
+		p = p[n:]
+		if o.token != 0 && i == 0 && l.invalidates {
+			wr.Op, wr.InvKey = ibv.OpSendInv, o.token
+		}
+		if len(header)+n > l.inline {
+			buf := o.bufs.Pop()
+			c.stage(wr, buf)
+			staged.Push(buf)
+		}
+		if l.number(wr, n, o.flags&flagFIN != 0 || !staged.Empty() && (l.signalEach || last)) {
+			l.signal(wr, signaledSend{bufs: staged})
+			staged = regmem.Buffers{}
+			c.stats.Signaled++
+		}
+		if !o.control {
+			c.send.data = l.seq
+		}
+		c.stats.countSent(n)
+	}
+	if len(o.p) > 0 && o.rest == 0 && o.head == nil {
+		c.stats.MessagesSent++
+	}
+	c.stats.Posts++
+	l.enqueue(b)
+	return b, nil
+}
+
+// answerGrant adds the RDMA Write that goes in front of a message.
+func (c *conn) answerGrant(b *postBatch, g *grant) {
+	l := &c.lane
+	wr := b.add(ibv.SendWR{Op: ibv.OpWrite, RemoteAddr: g.addr, RKey: g.key}, ibv.SGE{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.LKey})
+	l.number(wr, 0, true)
+	l.signal(wr, signaledSend{transfer: g.o, written: g.n})
+	g.o.writing++
+	c.tx.writing++
+	c.stats.Signaled++
+	c.wait.Interrupt() // the leader may sleep for receives only
+}
+
+func (s *Stats) countSent(n int) {
+	if n == 0 {
+		s.EmptySent++
+		return
+	}
+	s.SegmentsSent++
+	s.BytesSent += uint64(n)
+}
+
+// sendBuffers returns the registered buffers for segs segments with size bytes,
+// one for each that is too long to go inline. Where there are not enough it
+// makes do with fewer segments: none when the connection's own buffer is in
+// use, which the completion of a send brings back.
+func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs regmem.Buffers) {
+	full := segmentData(size, int(c.agreed.maxSend))
+	if headerLen(full)+full <= c.lane.inline {
+		return segs, size, bufs
+	}
+	for i := range segs {
+		n := min(full, size-i*full)
+		if headerLen(n)+n <= c.lane.inline {
+			continue
+		}
+		buf := c.lane.buffer()
+		if buf == nil {
+			return i, i * full, bufs
+		}
+		bufs.Push(buf)
+	}
+	return segs, size, bufs
+}
+
+// transferBuffers is sendBuffers for one message with a transfer header in front
+// of n bytes: it returns 0 where there is no buffer for it.
+func (c *conn) transferBuffers(n int) (segs int, bufs regmem.Buffers) {
+	if transferOffset+n <= c.lane.inline {
+		return 1, bufs
+	}
+	if buf := c.lane.buffer(); buf != nil {
+		bufs.Push(buf)
+		segs = 1
+	}
+	return segs, bufs
+}
+
+// headerLen is the length of the header before n bytes of payload.
+func headerLen(n int) int {
+	if n == 0 {
+		return dataHeaderLen
+	}
+	return dataOffset
+}
+
+// stage copies a send that is too long to go inline into a registered buffer.
+func (c *conn) stage(wr *ibv.SendWR, buf *regmem.Buffer) {
+	n := 0
+	for _, e := range wr.SGL {
+		n += copy(buf.B[n:], e.Buf)
+	}
+	c.stats.BytesCopied += uint64(n)
+	wr.SGL = append(wr.SGL[:0], buf.SGE(n))
+	wr.Flags &^= ibv.SendInline
+}
+
+// answerFlags are the flags of a message that takes the place of the answer
+// and the probe that are due. The answer does not ask back: two peers would
+// never stop.
+func (c *conn) answerFlags() uint16 {
+	s := &c.send
+	s.responseDue = false
+	if !s.probeDue {
+		return 0
+	}
+	s.probeDue = false
+	c.stats.KeepAliveSent++
+	return flagResponseRequested
+}
+
+// requested is what we tell the peer of how many credits we want: few when
+// there is nothing to send, see keepalive.go.
+func (c *conn) requested() uint16 {
+	if c.send.idle {
+		return uint16(c.set.initial)
+	}
+	return uint16(c.set.target)
+}
+
+// midMessage reports whether a message of ours is unfinished. To a peer that
+// follows the letter of [MS-SMBD] 3.1.5.8 nothing may come between its segments.
+func (c *conn) midMessage() bool { return c.send.midMessage && !c.peer.rdmanet }
+
+// emptyBuffers is sendBuffers for messages without payload, or with a transfer
+// header only. When it has none, the completion that brings one back will be heard
+// of.
+func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs regmem.Buffers) {
+	if head {
+		segs, bufs = c.transferBuffers(0)
+	} else if dataHeaderLen <= c.lane.inline {
+		return n, bufs
+	} else {
+		segs, _, bufs = c.sendBuffers(n, 0)
+	}
+	if segs == 0 {
+		c.wantSendCompletion()
+	}
+	return segs, bufs
+}
+
+// queueEmpty queues up to n messages without payload, and reports whether it did.
+func (c *conn) queueEmpty(n int) bool {
+	n, bufs := c.emptyBuffers(n, false)
+	if n == 0 {
+		return false
+	}
+	_, err := c.queueBatch(sendBatch{segs: n, bufs: bufs, control: true})
+	return err == nil
+}
+
+// queueFIN ends the stream if that can be done now, and reports whether it could. FIN has a
+// credit of its own.
+func (c *conn) queueFIN() bool {
+	if c.credits.have == 0 || !c.hasSlots(1) {
+		return false
+	}
+	n, bufs := c.emptyBuffers(1, false)
+	if n == 0 {
+		return false
+	}
+	c.send.finSent = true
+	c.credits.reserveOut = 0
+	_, err := c.queueBatch(sendBatch{segs: 1, flags: flagFIN, bufs: bufs, control: true})
+	return err == nil
+}
+
+// queueEmptyWrite has the device find out whether the peer's is there: an RDMA Write of no
+// bytes needs neither a credit nor a key.
+func (c *conn) queueEmptyWrite() {
+	if c.freeSlots() == 0 || c.dead != nil {
+		return
+	}
+	l := &c.lane
+	wr := ibv.SendWR{Op: ibv.OpWrite}
+	l.number(&wr, 0, true)
+	l.signal(&wr, signaledSend{})
+	c.stats.Signaled++
+	l.enqueueAlone(wr)
+}
+
+// queueBarrier has the peer's device say that it has got everything: an RDMA Read of no
+// bytes, or of the peer's probe target, needs no credit and is answered behind what was sent
+// before. It reports whether one is under way, of which there is one at most.
+func (c *conn) queueBarrier() bool {
+	if c.send.barrier {
+		return true
+	}
+	if c.lane.id.Param().InitiatorDepth == 0 || c.dead != nil || c.hasFailed() {
+		return false
+	}
+	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}
+	if c.peerProbe != nil {
+		sge := c.probeMem.readInto(c.peerProbe, &wr)
+		c.lane.enqueueAlone(wr, sge)
+	} else {
+		c.lane.enqueueAlone(wr)
+	}
+	c.send.barrier = true
+	return true
+}
+
+// canSend reports whether one more message, empty or not, may be posted now.
+func (c *conn) canSend() bool {
+	return c.credits.maySendControl() && c.freeSlots() > 0
+}

@@ -1,0 +1,203 @@
+package rdmanet
+
+import (
+	"math"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
+)
+
+// delivery is a message that has come.
+type delivery struct {
+	buf      *regmem.Buffer // what it is in
+	payload  []byte
+	h        segmentHeader
+	t        transferHeader // if transfer is set
+	transfer bool
+	opens    bool // the transfer belongs to the stream
+	empty    bool // a message all the same
+	flags    MsgFlags
+}
+
+// received handles the completion of a receive.
+func (c *conn) received(wc *ibv.WC) {
+	m := delivery{buf: c.posted.Pop()}
+	if c.dead != nil && wc.Status == ibv.WCSuccess {
+		c.drop(m.buf) // it may lie behind a message that could not be taken
+		return
+	}
+	if wc.Status == ibv.WCSuccess && wc.ByteLen > c.agreed.maxReceive {
+		// A receive that was posted before the agreement may be larger.
+		wc = &ibv.WC{ID: wc.ID, Status: ibv.WCLocLenErr}
+	}
+	if wc.Status != ibv.WCSuccess {
+		c.drop(m.buf)
+		c.status(wc, ibv.WCRecv)
+		return
+	}
+	if err := c.parse(&m, int(wc.ByteLen)); err != nil {
+		c.drop(m.buf)
+		c.fail(err)
+		return
+	}
+	c.credits.receive(&m.h)
+	if c.credits.peerCredits() < 0 {
+		// The receive was posted, but the peer had not been told of it.
+		m.buf.Release()
+		c.fail(errNoCredit)
+		return
+	}
+	if wc.Flags&ibv.WCWithInv != 0 {
+		c.stats.KeysInvalidated++
+	}
+	c.receivedSince, c.probing = true, false
+	c.pagesTouched = c.pagesTouched || wc.ByteLen > regmem.PageSize
+	c.scheduleTrim()
+	if m.h.Flags&flagResponseRequested != 0 {
+		c.send.responseDue = true
+	}
+	var last bool
+	err := c.checkOffer(m.opens, &m.t)
+	if err == nil {
+		last, err = c.reassemble(&m)
+	}
+	if err != nil {
+		m.buf.Release()
+		c.fail(err)
+		return
+	}
+	c.store(&m, last)
+	c.trimAfter(len(m.payload))
+	c.wait.Interrupt()
+	if m.transfer {
+		c.credits.pendingGrant = true
+		if err := c.transferred(&m.t, last, m.flags); err != nil {
+			c.fail(err)
+			return
+		}
+	}
+	if c.reasm.ended && !c.eof {
+		c.eof = true
+		c.readers.WakeAll()
+	} else if len(m.payload) > 0 || m.opens || m.empty {
+		c.sentAtReceive = c.stats.MessagesSent
+		c.readers.Wake()
+	}
+	c.writers.WakeAll()
+}
+
+// parse reads the headers of m, of which n bytes have come.
+func (c *conn) parse(m *delivery, n int) (err error) {
+	b := m.buf.B[:min(n, len(m.buf.B))]
+	if m.payload, err = m.h.parse(b); err != nil {
+		return err
+	}
+	m.empty = c.messages && m.h.Flags&flagEmpty != 0
+	m.flags = c.messageFlags(&m.h)
+	if m.transfer = m.h.Flags&flagTransfer != 0 && c.rx.mode != transferNone; m.transfer {
+		err = m.t.parse(&m.h, b)
+		m.opens = m.t.opens()
+	}
+	return err
+}
+
+// reassemble puts m in its place in a message and reports whether that ends with it,
+// or with its transfer.
+func (c *conn) reassemble(m *delivery) (last bool, err error) {
+	var first bool
+	if m.opens {
+		first, last, err = c.reasm.acceptTransfer(&m.h, &m.t)
+	} else {
+		first, last, err = c.reasm.accept(&m.h)
+	}
+	if first {
+		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining)
+		if m.opens { // else its other fields mean nothing
+			sum += uint64(m.t.Length) + m.t.Rest // cannot wrap
+		}
+		c.openedSize = int(min(sum, math.MaxInt))
+	}
+	return last, err
+}
+
+// store keeps the payload of m for a reader.
+func (c *conn) store(m *delivery, last bool) {
+	last = last && (!m.opens || m.t.Length == 0) // with the payload
+	c.stats.countReceived(len(m.payload), last)
+	if len(m.payload) == 0 && !m.empty || c.discarding {
+		c.reuse(m.buf)
+	} else {
+		s := segment{data: m.payload, buf: m.buf, size: c.openedSize, last: last, flags: m.flags}
+		c.openedSize = 0
+		if c.copyBreaks(m.payload) {
+			s.n = len(m.payload)
+			s.data, s.copyBreak = c.copyToChunk(m.payload)
+			s.buf = nil
+			c.reuse(m.buf)
+			c.credits.oweGrant(m.flags&NoResponse != 0)
+		} else {
+			c.heldBuffers++
+		}
+		c.unread.Push(s)
+	}
+	if m.opens || c.discarding && len(m.payload) > 0 {
+		c.credits.oweGrant(m.flags&NoResponse != 0)
+	}
+}
+
+// transferred handles what a message says of a transfer.
+func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
+	switch t.Kind {
+	case transferOffer, transferRequest:
+		if t.Length == 0 {
+			return nil // payload only
+		}
+		if last {
+			c.stats.MessagesReceived++
+		}
+		size := c.openedSize
+		c.openedSize = 0
+		c.offered(t, segment{size: size, last: last, flags: flags})
+		return nil
+	case transferGrant:
+		return c.granted(t)
+	case transferWritten:
+		return c.written(t)
+	case transferDone:
+		return c.transferDoneBy(t)
+	default:
+		return c.withdrawn(t)
+	}
+}
+
+// received is the number of messages that have come.
+func (s *Stats) received() uint64 { return s.SegmentsReceived + s.EmptyReceived }
+
+func (s *Stats) countReceived(n int, last bool) {
+	if last {
+		s.MessagesReceived++
+	}
+	if n == 0 {
+		s.EmptyReceived++
+		return
+	}
+	s.SegmentsReceived++
+	s.BytesReceived += uint64(n)
+}
+
+// messageFlags is what a received segment says of its message.
+func (c *conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
+	if !c.messages || h.Flags&(flagExpedited|flagPartial|flagNoResponse) == 0 {
+		return 0
+	}
+	if h.Flags&flagExpedited != 0 {
+		flags |= Expedited
+	}
+	if h.Flags&flagPartial != 0 {
+		flags |= Partial
+	}
+	if h.Flags&flagNoResponse != 0 {
+		flags |= NoResponse
+	}
+	return flags
+}

@@ -1,0 +1,492 @@
+package rdmanet
+
+import (
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
+)
+
+// checkOffer checks an offer or a request, before the payload that comes with it joins
+// the stream.
+func (c *conn) checkOffer(opens bool, t *transferHeader) error {
+	in := &c.rx
+	switch {
+	case !opens || t.Length == 0: // payload only
+		return nil
+	case (t.Kind == transferOffer) != (in.mode == transferRead):
+		return errTransferKind
+	case t.ID != in.last+1:
+		return errTransferID
+	case in.live.Len() >= maxTransfers:
+		return errTransferCount
+	}
+	return nil
+}
+
+// offered handles an offer or a request that checkOffer has passed. Its place among the
+// unread is s.
+func (c *conn) offered(t *transferHeader, s segment) {
+	in := &c.rx
+	in.last++
+	x := &recvTransfer{id: t.ID, addr: t.Addr, key: t.Key, length: int(t.Length), first: s.size > 0}
+	in.live.Push(x)
+	c.stats.TransfersReceived++
+	if c.discarding {
+		c.discard(x)
+		return
+	}
+	s.transfer = x
+	c.unread.Push(s)
+	switch {
+	case in.readsAhead:
+		c.readAhead()
+	case in.reading == 0:
+		c.startPrefetchTimer()
+	}
+}
+
+// startPrefetchTimer has somebody look whether the reader comes.
+func (c *conn) startPrefetchTimer() {
+	if c.rx.prefetchTimer == nil {
+		c.rx.prefetchTimer = time.AfterFunc(prefetchAfter, c.prefetch)
+	} else {
+		c.rx.prefetchTimer.Reset(prefetchAfter)
+	}
+}
+
+// markAccepted notes that Accept hands the connection out.
+func (c *conn) markAccepted() *conn {
+	c.mu.Lock()
+	defer c.unlock()
+	c.rx.notAccepted = false
+	if c.rx.live.Len() > 0 && c.rx.reading == 0 && !c.closed {
+		c.startPrefetchTimer()
+	}
+	return c
+}
+
+func (c *conn) prefetch() {
+	c.mu.Lock()
+	defer c.unlock()
+	if c.rx.reading == 0 && !c.rx.notAccepted && !c.discarding && c.dead == nil {
+		c.readAhead()
+	}
+}
+
+// canAsk reports whether one more fetch may be under way.
+func (c *conn) canAsk() bool {
+	if c.dead != nil || c.hasFailed() || c.rx.pace.next() == 0 {
+		return false
+	}
+	if c.rx.mode == transferRead {
+		return c.rx.inFlight.Len() < c.rx.depth
+	}
+	return c.rx.inFlight.Len() < maxTransfers
+}
+
+// peerWrites is the right that a peer needs that is to fill memory.
+const peerWrites = ibv.AccessLocalWrite | ibv.AccessRemoteWrite
+
+// fetch has the device bring the next bytes of x to f.b.
+func (c *conn) fetch(f *fetch, lkey uint32) {
+	x := f.x
+	f.at, f.under = time.Now(), c.rx.pace.ask(len(f.b))
+	if c.rx.mode == transferWrite {
+		c.rx.inFlight.Push(f)
+		c.rx.unsentGrants.Push(f)
+		x.asked += len(f.b)
+		return
+	}
+	wr := ibv.SendWR{ID: fetchID, Op: ibv.OpRead, Flags: ibv.SendSignaled, RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
+	x.asked += len(f.b)
+	if c.dead != nil {
+		c.landed(f)
+		return
+	}
+	c.rx.inFlight.Push(f)
+	c.lane.enqueueAlone(wr, ibv.SGE{Buf: f.b, LKey: lkey})
+	c.wait.Interrupt() // it may sleep for receives only
+}
+
+// fetched handles the completion of an RDMA Read.
+func (c *conn) fetched(wc *ibv.WC) {
+	f := c.rx.inFlight.Pop()
+	if wc.Status == ibv.WCSuccess {
+		c.receivedSince, c.probing = true, false
+		c.arrived(f, len(f.b))
+		if f.x.recalled && f.x.landed < f.x.length {
+			c.send.responseDue = true // for the peer's remainingPatience
+		}
+		return
+	}
+	c.landed(f)
+	c.status(wc, ibv.WCRead)
+}
+
+// fetchCanceled ends the latest fetch, whose RDMA Read was not posted.
+func (c *conn) fetchCanceled() {
+	last := c.rx.inFlight.At(c.rx.inFlight.Len() - 1)
+	f := *last
+	*last = nil
+	c.rx.inFlight.Undo()
+	c.landed(f)
+}
+
+// written handles the peer's word that it has answered a grant.
+func (c *conn) written(t *transferHeader) error {
+	in := &c.rx
+	if in.mode != transferWrite {
+		return errTransferKind
+	}
+	n := int(t.Length)
+	if t.Flags&transferEnd == 0 {
+		if in.inFlight.Len() == in.unsentGrants.Len() {
+			return errTransferCount // nothing that it has been told of
+		}
+		if f := *in.inFlight.At(0); t.ID != f.x.id || n != len(f.b) {
+			return errTransferLength
+		}
+		c.arrived(in.inFlight.Pop(), n)
+		return nil
+	}
+	x, err := c.findWithdrawn(t)
+	if x == nil {
+		return err
+	}
+	if n != 0 {
+		return errTransferLength
+	}
+	for in.inFlight.Len() > 0 && (*in.inFlight.At(0)).x == x {
+		f := in.inFlight.Pop()
+		if f.into != nil {
+			f.into.asked -= len(f.b) // what comes next goes there
+		}
+		c.landed(f)
+	}
+	for in.unsentGrants.Len() > 0 && (*in.unsentGrants.At(0)).x == x {
+		in.unsentGrants.Pop()
+	}
+	x.asked = x.landed
+	c.truncate(x, t)
+	return nil
+}
+
+// arrived notes that n bytes of f are there.
+func (c *conn) arrived(f *fetch, n int) {
+	f.got = n
+	f.x.landed += n
+	if f.into != nil {
+		f.into.got += n
+	}
+	c.stats.BytesReceived += uint64(n)
+	c.stats.TransferBytesReceived += uint64(n)
+	c.landed(f)
+	c.retire()
+	if c.rx.readsAhead || c.rx.reading == 0 { // neglected, then
+		c.readAhead()
+	}
+}
+
+// landed notes that the device is done with the memory of f.
+func (c *conn) landed(f *fetch) {
+	f.over = true
+	if f.got > 0 {
+		c.rx.pace.land(len(f.b), f.under, f.at, time.Now())
+	} else {
+		c.rx.pace.drop(len(f.b))
+	}
+	if f.mr != nil {
+		if f.mr.Close() != nil && f.in != nil { // before anybody looks at what came
+			f.in.stuck = true
+		}
+		f.mr = nil
+	}
+	if f.into != nil {
+		f.into.pending--
+	}
+	if f.x.dropped {
+		c.dropPieces(f.x)
+	}
+	c.readers.WakeAll()
+	c.wait.Interrupt()
+}
+
+// retire tells the peer of transfers of which everything is there.
+func (c *conn) retire() {
+	in := &c.rx
+	for in.live.Len() > 0 {
+		x := *in.live.At(0)
+		if x.landed < x.length {
+			return
+		}
+		in.live.Pop()
+		if in.mode == transferRead || x.dropped { // else it knows
+			in.doneDue, in.done, in.length = true, x.id, x.length
+		}
+	}
+}
+
+// withdrawn handles the peer's wish to have a transfer back: what has been asked
+// for comes, nothing more.
+func (c *conn) withdrawn(t *transferHeader) error {
+	in := &c.rx
+	if in.mode != transferRead {
+		return errTransferKind
+	}
+	x, err := c.findWithdrawn(t)
+	if x == nil {
+		return err
+	}
+	x.recalled = true
+	c.truncate(x, t)
+	return nil
+}
+
+// truncate ends a transfer with what has been asked for. If that is all it is too late.
+func (c *conn) truncate(x *recvTransfer, t *transferHeader) {
+	if x.asked == x.length {
+		return
+	}
+	x.length = x.asked
+	x.cut = t.Flags&transferCut != 0 && (x.length > 0 || !x.first)
+	if x.length == 0 && x.first {
+		c.reasm.undo()
+	}
+	c.dropWithdrawn(x)
+	c.retire()
+	c.readers.WakeAll()
+}
+
+// dropWithdrawn takes a transfer that was withdrawn as a whole off the unread queue: a peer
+// could fill memory with such while nobody reads. It stays if it tells of the end of
+// its message, if there is something behind it, or for a call that reads, which may
+// be at it and must not take the next one for it.
+func (c *conn) dropWithdrawn(x *recvTransfer) {
+	if x.length > 0 || c.rx.reading > 0 || c.unread.Len() == 0 {
+		return
+	}
+	s := c.unread.At(c.unread.Len() - 1)
+	if s.transfer == x && (x.first || x.cut || !s.last) {
+		c.dropPieces(x)
+		*s = segment{}
+		c.unread.Undo()
+	}
+}
+
+// nextReceiverControl returns what the peer is to be told next of the transfers that
+// come in.
+func (c *conn) nextReceiverControl() transferHeader {
+	in := &c.rx
+	if in.doneDue {
+		in.doneDue = false
+		return transferHeader{Kind: transferDone, ID: in.done, Length: uint32(in.length)}
+	}
+	f := in.unsentGrants.Pop()
+	return transferHeader{Kind: transferGrant, ID: f.x.id, Addr: f.addr, Key: f.key, Length: uint32(len(f.b))}
+}
+
+// findWithdrawn returns the transfer that the peer gives up: the latest, and only one
+// that is alone. nil and no error means that it was over here before the peer knew.
+func (c *conn) findWithdrawn(t *transferHeader) (*recvTransfer, error) {
+	live := &c.rx.live
+	switch {
+	case t.ID != c.rx.last || live.Len() > 1:
+		return nil, errTransferID
+	case live.Len() == 0:
+		return nil, nil
+	}
+	return *live.At(0), nil
+}
+
+// readAhead asks for what is offered, into scratch.
+func (c *conn) readAhead() {
+	for i := 0; i < c.rx.live.Len(); i++ {
+		x := *c.rx.live.At(i)
+		for x.asked < x.length {
+			if c.rx.filling == nil && c.rx.bounceBuffers >= maxBounceBuffers || !c.canAsk() || !c.askPiece(x) {
+				return
+			}
+		}
+	}
+}
+
+// askPiece asks for the next piece of x. Pieces that are shorter than a landing share it,
+// if they are of one transfer.
+func (c *conn) askPiece(x *recvTransfer) bool {
+	l := c.rx.filling
+	if l == nil {
+		if l = c.getBounceBuffer(); l == nil {
+			return false
+		}
+		l.used, l.pieces = 0, 0
+	}
+	f := &fetch{x: x, in: l, b: l.b[l.used:][:min(len(l.b)-l.used, x.length-x.asked, c.rx.pace.next())]}
+	if c.rx.mode == transferWrite && !c.openPiece(f) {
+		return false
+	}
+	l = f.in
+	if l.pieces++; l.pieces == 1 {
+		c.rx.bounceBuffers++
+	}
+	l.used += len(f.b)
+	c.rx.filling = nil
+	if l.used < len(l.b) && x.asked+len(f.b) < x.length {
+		c.rx.filling = l
+	}
+	x.pieces.Push(f)
+	c.fetch(f, f.in.lkey)
+	return true
+}
+
+// openPiece lets the peer write to f.b. What cannot be registered is made smaller,
+// or replaced by what this connection keeps.
+func (c *conn) openPiece(f *fetch) bool {
+	mr, err := f.in.mr, error(nil)
+	at := f.in.used // of mr's bytes
+	if mr == nil {
+		at = 0
+		mr, err = c.dom.Expose(c.lane.qp, f.b, peerWrites)
+		if err != nil && c.rx.bounceBuffers == 0 && !c.rx.hasReserved && len(f.b) > regmem.PageSize {
+			f.b = f.b[:regmem.PageSize]
+			mr, err = c.dom.Expose(c.lane.qp, f.b, peerWrites)
+		}
+		f.mr = mr
+	}
+	if err != nil {
+		c.rx.refused = err
+		if f.in == c.rx.filling {
+			c.rx.filling = nil // goes with its last piece
+			return false
+		}
+		c.putBounceBuffer(f.in)
+		if f.in = c.takeReserved(); f.in == nil {
+			return false
+		}
+		f.in.used, f.in.pieces = 0, 0
+		f.b, at = f.in.b[:min(len(f.in.b), len(f.b))], 0
+		mr = f.in.mr
+	}
+	f.addr, f.key = mr.Addr()+uint64(at), mr.RKey()
+	return true
+}
+
+// getBounceBuffer returns memory for one piece. When there is no scratch, one buffer at a
+// time has to do. nil means neither.
+func (c *conn) getBounceBuffer() *bounceBuffer {
+	var s *regmem.Chunk
+	var err error
+	if c.rx.mode == transferWrite { // registered for each grant
+		s = c.dom.GetChunk(c.set.transferMemory)
+	} else {
+		s, err = c.dom.GetRegisteredChunk(c.set.transferMemory, c)
+	}
+	if s != nil {
+		return &bounceBuffer{b: s.B, lkey: s.LKey(), chunk: s}
+	} else if err != nil {
+		c.rx.refused = err
+	}
+	if l := c.takeReserved(); l != nil || c.rx.bounceBuffers > 0 || c.rx.hasReserved {
+		return l
+	}
+	buf, err := c.pool.Get()
+	if err != nil {
+		c.rx.refused = err
+		return nil
+	}
+	return &bounceBuffer{b: buf.B, lkey: buf.LKey, buf: buf}
+}
+
+// takeReserved returns the landing that this connection keeps, nil if it keeps none
+// or it is in use.
+func (c *conn) takeReserved() *bounceBuffer {
+	if c.rx.bounceBuffers > 0 {
+		return nil
+	}
+	l := c.rx.reserved
+	c.rx.reserved = nil
+	return l
+}
+
+// putBounceBuffer takes back what landing has returned.
+func (c *conn) putBounceBuffer(l *bounceBuffer) {
+	over := c.closed || c.dead != nil
+	switch {
+	case l.stuck, l.chunk != nil && over && !l.chunk.Unregister():
+		// The device may still use it.
+	case l.buf != nil && !over && c.rx.hasReserved && c.rx.reserved == nil:
+		c.rx.reserved = l // there may be scratch next time
+	default:
+		l.release()
+	}
+}
+
+// reserveBounceBuffer gets the memory without which what the peer offers could not be read
+// when no more can be registered. What the peer is to write to is registered for
+// that beforehand: it holds nothing but what this peer has sent.
+func (c *conn) reserveBounceBuffer() error {
+	if c.rx.mode == transferNone || !regmem.PinsMemory(c.lane.id.Device()) {
+		return nil
+	}
+	buf, err := c.pool.Get()
+	if err != nil {
+		return err
+	}
+	l := &bounceBuffer{b: buf.B, lkey: buf.LKey, buf: buf}
+	if c.rx.mode == transferWrite {
+		if l.mr, err = c.dom.Expose(c.lane.qp, l.b, peerWrites); err != nil {
+			buf.Release()
+			return err
+		}
+	}
+	c.rx.hasReserved, c.rx.reserved = true, l
+	return nil
+}
+
+func (c *conn) releaseReserved() {
+	if c.rx.reserved != nil {
+		c.rx.reserved.release()
+		c.rx.reserved = nil
+	}
+}
+
+// donePiece gives back the memory of a piece that has been read.
+func (c *conn) donePiece(f *fetch) {
+	if f.in.pieces--; f.in.pieces == 0 {
+		if c.rx.filling == f.in {
+			c.rx.filling = nil
+		}
+		c.rx.bounceBuffers--
+		c.putBounceBuffer(f.in)
+	}
+	if c.rx.readsAhead {
+		c.readAhead()
+	}
+}
+
+// discard ends a transfer that nobody will read. The peer is told that it was
+// taken.
+func (c *conn) discard(x *recvTransfer) {
+	x.dropped = true
+	x.landed += x.length - x.asked // as if
+	x.asked = x.length
+	c.retire()
+}
+
+// dropPieces gives back the pieces that are there of a transfer that nobody will
+// read.
+func (c *conn) dropPieces(x *recvTransfer) {
+	for x.pieces.Len() > 0 && (*x.pieces.At(0)).over {
+		c.donePiece(x.pieces.Pop())
+	}
+}
+
+// releaseFetches gives back the memory of what will not arrive. The queue pair is
+// closed, and what was unread has been dropped.
+func (c *conn) releaseFetches() {
+	for c.rx.inFlight.Len() > 0 {
+		c.landed(c.rx.inFlight.Pop())
+	}
+	c.dom.UnregisterChunks(c)
+	c.releaseReserved()
+}

@@ -1,0 +1,105 @@
+package rdmanet
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/rdmanet/rdmanet/internal/regmem"
+)
+
+// write sends p when it is its turn.
+func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
+	buf, err := regmem.Borrow(p)
+	if err != nil {
+		return 0, err
+	}
+	defer buf.Return(nil)
+	c.mu.Lock()
+	defer c.unlock()
+	kind := m.flags.kind()
+	if m.flags&NonBlocking != 0 && !c.queue.available(kind) {
+		if err := c.writeErr(); err != nil {
+			return 0, err
+		}
+		return c.wouldBlock(0, shortage{kind: kind, segments: 1})
+	}
+	if err := c.acquireQueue(kind); err != nil {
+		return 0, err
+	}
+	n, err = c.writeInTurn(p, m)
+	c.releaseQueue()
+	return n, err
+}
+
+// writeInTurn sends p. The caller has the turn.
+func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
+	if m.token == 0 && m.flags&NonBlocking == 0 && c.large(p, m.message) {
+		c.unlocked(func() { n, err = c.writeLarge(p, m) })
+		return n, err
+	}
+	return c.writeSegments(p, m)
+}
+
+// writingOver reports whether CloseWrite has nothing to do: the end was sent, or the
+// peer has closed and nobody is left to hear of it, which TCP does not tell either.
+func (c *conn) writingOver() bool {
+	return !c.closed && (c.send.finSent || c.dead == errPeerClosed)
+}
+
+func (c *conn) closeWrite() error {
+	if !c.fin {
+		return fmt.Errorf("close the writing side: the peer is not rdmanet: %w", errors.ErrUnsupported)
+	}
+	c.mu.Lock()
+	defer c.unlock()
+	if c.writingOver() {
+		return nil
+	}
+	if err := c.acquireQueue(normal); err != nil {
+		if c.writingOver() { // meanwhile, by another CloseWrite
+			return nil
+		}
+		return err
+	}
+	defer c.releaseQueue()
+	for {
+		if c.writingOver() {
+			return nil
+		}
+		if err := c.writeErr(); err != nil {
+			return err
+		}
+		if c.queue.mustYield() {
+			c.yieldQueue()
+			continue
+		}
+		if c.queue.partial {
+			return errMessageOpen
+		}
+		if c.queueFIN() {
+			return nil
+		}
+		c.waitToSend()
+	}
+}
+
+// Write implements [Conn.Write].
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.write(p, sendOptions{})
+	return n, c.opError("write", err)
+}
+
+// WriteMsg implements [Conn.WriteMsg].
+func (c *conn) WriteMsg(p []byte) error {
+	_, err := c.write(p, sendOptions{message: true})
+	return c.opError("write", err)
+}
+
+// WriteMsgInvalidate implements [Conn.WriteMsgInvalidate].
+func (c *conn) WriteMsgInvalidate(p []byte, token uint32) error {
+	_, err := c.write(p, sendOptions{message: true, token: token})
+	return c.opError("write", err)
+}
+
+// CloseWrite implements [Conn.CloseWrite].
+func (c *conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }
