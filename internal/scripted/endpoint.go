@@ -1,0 +1,381 @@
+package scripted
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// An Endpoint is the verbs of one end of a connection: its queue pair, its completion queues,
+// of which there may be one for sends and receives, and its ID. All methods may be called by
+// several goroutines at once.
+type Endpoint struct {
+	p   *Provider
+	id  ibv.ID
+	qp  ibv.QP
+	cqs []*cq
+	qpn uint32
+
+	mu       sync.Mutex
+	scripted script
+	sends    []posted        // posted and not known to be completed, oldest first
+	count    uint64          // sends posted
+	recvIDs  map[uint64]bool // of receives that were posted
+	recvs    int             // receives posted
+	blocked  int             // posts that wait at the gate
+}
+
+// script is what the test has asked for. The functions are called without any lock of the
+// package's.
+type script struct {
+	hold       func(wc *ibv.WC) bool
+	postSend   func(wrs []ibv.SendWR) error
+	postRecv   func(wrs []ibv.RecvWR) error
+	polled     func(wcs []ibv.WC)
+	register   func(buf []byte, access ibv.Access) (closing func(), err error)
+	disconnect func() (pass bool)
+	gate       chan struct{} // closed when posts may go on
+}
+
+// posted is a request of the send queue.
+type posted struct {
+	id uint64
+	op ibv.Opcode
+}
+
+func (e *Endpoint) script() script {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.scripted
+}
+
+func (e *Endpoint) set(change func(s *script)) {
+	e.mu.Lock()
+	change(&e.scripted)
+	e.mu.Unlock()
+	e.changed()
+}
+
+func (e *Endpoint) changed() {
+	for _, q := range e.cqs {
+		q.changed()
+	}
+}
+
+// each calls f for each completion queue, with its lock held.
+func (e *Endpoint) each(f func(q *cq)) {
+	for _, q := range e.cqs {
+		q.mu.Lock()
+		f(q)
+		q.mu.Unlock()
+	}
+}
+
+// Hold keeps those completions back for which which holds, and lets the others go that were
+// kept back before. With nil it lets all go. Whoever waits for an event is woken if one is due.
+// which must not call methods of the endpoint but IsSend.
+func (e *Endpoint) Hold(which func(wc *ibv.WC) bool) { e.set(func(s *script) { s.hold = which }) }
+
+// HoldAll keeps every completion back, or lets them go: the program hears of nothing.
+func (e *Endpoint) HoldAll(on bool) {
+	if !on {
+		e.Hold(nil)
+		return
+	}
+	e.Hold(func(*ibv.WC) bool { return true })
+}
+
+// Held returns how many completions are kept back for which which holds.
+func (e *Endpoint) Held(which func(wc *ibv.WC) bool) (n int) {
+	e.each(func(q *cq) {
+		for i := range q.kept {
+			if which(&q.kept[i]) {
+				n++
+			}
+		}
+	})
+	return n
+}
+
+// OnPostSend sets a function that is called with what is posted to the send queue. Nothing is
+// posted if it returns an error.
+func (e *Endpoint) OnPostSend(f func(wrs []ibv.SendWR) error) {
+	e.set(func(s *script) { s.postSend = f })
+}
+
+// OnPostRecv is OnPostSend for receives.
+func (e *Endpoint) OnPostRecv(f func(wrs []ibv.RecvWR) error) {
+	e.set(func(s *script) { s.postRecv = f })
+}
+
+// OnPolled sets a function that is called with the completions of a Poll that found some,
+// before Poll returns them.
+func (e *Endpoint) OnPolled(f func(wcs []ibv.WC)) { e.set(func(s *script) { s.polled = f }) }
+
+// OnRegister sets a function that is called when memory is registered with the queue pair or
+// in its domain. Its error is that of RegMR. closing, if not nil, is called when the region is
+// about to be closed.
+func (e *Endpoint) OnRegister(f func(buf []byte, access ibv.Access) (closing func(), err error)) {
+	e.set(func(s *script) { s.register = f })
+}
+
+// OnDisconnect sets a function that is called by ID.Disconnect. The device learns of it only
+// if pass is true.
+func (e *Endpoint) OnDisconnect(f func() (pass bool)) { e.set(func(s *script) { s.disconnect = f }) }
+
+// Gate makes the posts of sends wait until open is called.
+func (e *Endpoint) Gate() (open func()) {
+	gate := make(chan struct{})
+	e.set(func(s *script) { s.gate = gate })
+	return sync.OnceFunc(func() {
+		e.set(func(s *script) {
+			if s.gate == gate {
+				s.gate = nil
+			}
+		})
+		close(gate)
+	})
+}
+
+// Blocked returns how many posts wait at the gate.
+func (e *Endpoint) Blocked() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.blocked
+}
+
+// Break moves the queue pair to the error state, as a device does that has failed.
+func (e *Endpoint) Break() error { return e.qp.SetError() }
+
+// Disconnect is that of the ID, as the program would call it.
+func (e *Endpoint) Disconnect() error { return e.id.Disconnect() }
+
+// Interrupt is that of the completion queues.
+func (e *Endpoint) Interrupt() {
+	for _, q := range e.cqs {
+		q.Interrupt()
+	}
+}
+
+// Asleep reports whether somebody is in Wait and was not interrupted.
+func (e *Endpoint) Asleep() bool { return e.Sleeper() != 0 }
+
+// Sleeper returns the number of the goroutine that is in Wait and was not interrupted, 0 if
+// there is none.
+func (e *Endpoint) Sleeper() (g uint64) {
+	e.each(func(q *cq) {
+		if !q.interrupted && len(q.waiting) > 0 {
+			g = q.waiting[len(q.waiting)-1]
+		}
+	})
+	return g
+}
+
+// MostWaiting returns how many goroutines were in Wait of one queue at a time at most.
+func (e *Endpoint) MostWaiting() (n int) {
+	e.each(func(q *cq) { n = max(n, q.most) })
+	return n
+}
+
+// ArmedForAll reports whether a completion queue is armed, not for solicited receives only.
+func (e *Endpoint) ArmedForAll() (all bool) {
+	e.each(func(q *cq) { all = all || q.all })
+	return all
+}
+
+// Poller returns the number of the goroutine that polled last.
+func (e *Endpoint) Poller() (g uint64) {
+	e.each(func(q *cq) {
+		if q.poller != 0 {
+			g = q.poller
+		}
+	})
+	return g
+}
+
+// Depth returns how many completions the completion queues were asked to hold.
+func (e *Endpoint) Depth() (n int) {
+	e.each(func(q *cq) { n += q.asked })
+	return n
+}
+
+// Posted returns how many requests were posted to the send queue.
+func (e *Endpoint) Posted() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.count
+}
+
+// Receives returns how many receives were posted.
+func (e *Endpoint) Receives() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.recvs
+}
+
+// Outstanding returns how many sends and RDMA Writes were posted behind the latest of which
+// the program knows that it is completed. The program may take their places in the send
+// queue for used.
+func (e *Endpoint) Outstanding() (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, w := range e.sends {
+		if w.op != ibv.OpRead {
+			n++
+		}
+	}
+	return n
+}
+
+// Reading returns how many RDMA Reads are posted of whose end the program does not know.
+func (e *Endpoint) Reading() (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, w := range e.sends {
+		if w.op == ibv.OpRead {
+			n++
+		}
+	}
+	return n
+}
+
+// IsSend reports whether a completion is that of a request of the send queue, also where it
+// has failed and does not say so itself. Receives are told by their IDs then.
+func (e *Endpoint) IsSend(wc *ibv.WC) bool {
+	if wc.Status == ibv.WCSuccess {
+		return !wc.Op.IsRecv()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return !e.recvIDs[wc.ID]
+}
+
+// note takes requests that were posted into the account.
+func (e *Endpoint) note(wrs []ibv.SendWR) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range wrs {
+		e.sends = append(e.sends, posted{wrs[i].ID, wrs[i].Op})
+	}
+	e.count += uint64(len(wrs))
+}
+
+// forget takes the request of a completion off the account that the program is about to see,
+// and those before it: a completion stands for all of them, but for RDMA Reads.
+func (e *Endpoint) forget(wc *ibv.WC) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	at := slices.IndexFunc(e.sends, func(w posted) bool { return w.id == wc.ID })
+	if at < 0 {
+		return
+	}
+	read := e.sends[at].op == ibv.OpRead
+	e.sends = slices.Delete(e.sends, at, at+1)
+	if read {
+		return
+	}
+	kept := e.sends[:0]
+	for i, w := range e.sends {
+		if i >= at || w.op == ibv.OpRead {
+			kept = append(kept, w)
+		}
+	}
+	e.sends = kept
+}
+
+// qp is a queue pair whose posts are scripted.
+type qp struct {
+	ibv.QP
+	e *Endpoint
+}
+
+func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
+	s := q.e.script()
+	if s.gate != nil {
+		q.e.wait(s.gate)
+		s = q.e.script()
+	}
+	if s.postSend != nil {
+		if err := s.postSend(wrs); err != nil {
+			return 0, err
+		}
+	}
+	q.e.note(wrs) // before one of them can be completed
+	n, err := q.QP.PostSend(wrs)
+	return n, err
+}
+
+func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
+	if f := q.e.script().postRecv; f != nil {
+		if err := f(wrs); err != nil {
+			return 0, err
+		}
+	}
+	q.e.mu.Lock()
+	if q.e.recvIDs == nil {
+		q.e.recvIDs = make(map[uint64]bool)
+	}
+	for i := range wrs {
+		q.e.recvIDs[wrs[i].ID] = true
+	}
+	q.e.recvs += len(wrs)
+	q.e.mu.Unlock()
+	return q.QP.PostRecv(wrs)
+}
+
+func (q *qp) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
+	return register(q.QP.RegMR, buf, access, q.e)
+}
+
+// Idle passes the call on to a queue pair that has it.
+func (q *qp) Idle(unused func(buf []byte)) {
+	if idle, ok := q.QP.(ibv.IdleQP); ok {
+		idle.Idle(unused)
+	}
+}
+
+func (e *Endpoint) wait(gate chan struct{}) {
+	e.mu.Lock()
+	e.blocked++
+	e.mu.Unlock()
+	<-gate
+	e.mu.Lock()
+	e.blocked--
+	e.mu.Unlock()
+}
+
+// register registers memory and tells the endpoints that it may concern.
+func register(inner func([]byte, ibv.Access) (ibv.MR, error), buf []byte, access ibv.Access, ends ...*Endpoint) (ibv.MR, error) {
+	m := &mr{}
+	for _, e := range ends {
+		if f := e.script().register; f != nil {
+			closing, err := f(buf, access)
+			if err != nil {
+				return nil, err
+			}
+			if closing != nil {
+				m.closing = append(m.closing, closing)
+			}
+		}
+	}
+	var err error
+	m.MR, err = inner(buf, access)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+type mr struct {
+	ibv.MR
+	closing []func()
+}
+
+func (m *mr) Close() error {
+	for _, f := range m.closing {
+		f()
+	}
+	m.closing = nil
+	return m.MR.Close()
+}
