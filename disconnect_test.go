@@ -13,6 +13,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
 // Nothing is posted on a connection whose disconnect is under way, while its peer writes as
@@ -105,11 +106,11 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 		{name: "the peer offers a transfer", ready: offersTransfer},
 		{name: "the peer requests a transfer", noRead: true, ready: offersTransfer},
 		{name: "RDMA Reads complete", ready: func(t *testing.T, s *heldPair) func() {
-			s.m.holdReads(true)
+			s.m.script.Hold(func(_ *scripted.Endpoint, wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
 			s.peerWrites(t)
 			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() > 0 })))
 			return func() {
-				s.m.holdReads(false)
+				s.m.script.Hold(nil)
 				require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() == 0 && !s.a.lane.posting })))
 			}
 		}},

@@ -88,7 +88,7 @@ func TestKeepAliveUnanswered(t *testing.T) {
 
 // requireSilence waits until nothing is on the way any more, which is when
 // keep-alive begins.
-func requireSilence(t *testing.T, a, b *Conn) {
+func requireSilence(t testing.TB, a, b *Conn) {
 	t.Helper()
 	heard := func() uint64 {
 		x, y := a.Stats(), b.Stats()
@@ -448,7 +448,7 @@ func TestKeepAliveLateAnswer(t *testing.T) {
 			if !a.isProbing() {
 				a.quietFor(time.Hour)
 			}
-			return a.isProbing() && m.keeps(barrierID)
+			return a.isProbing() && m.end(a).Held(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead }) > 0
 		}))
 	}
 	// undisturbed has f try again if something was heard of b meanwhile.
@@ -500,13 +500,8 @@ func TestKeepAliveOffHearsSends(t *testing.T) {
 		pass(t, a, b)
 		pass(t, b, a)
 		for _, c := range []*Conn{a, b} {
-			require.True(t, eventually(c.locked(func() bool { return c.wait.Sleeping() })))
-			q := c.lane.cq.(*modestCQ)
-			require.True(t, eventually(func() bool {
-				q.mu.Lock()
-				defer q.mu.Unlock()
-				return q.any == (keepAlive < 0)
-			}))
+			e := m.end(c)
+			requireSleeper(t, e, func() bool { return e.ArmedForAll() == (keepAlive < 0) })
 		}
 		require.NoError(t, a.Close())
 		require.NoError(t, b.Close())

@@ -7,10 +7,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/internal/ring"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
 // modest is the device with the limits of some adapters: few bytes or
@@ -31,17 +30,16 @@ type modest struct {
 	rounds bool // queues get twice the length that is asked for, completion queues get just that
 	cqe    int  // completions a queue, if not 0
 	reads  atomic.Int64
-	empty  atomic.Int64 // of these, those of no bytes
-	slow   atomic.Bool  // sends do not complete
-	held   atomic.Bool  // RDMA Reads of large transfers do not complete
+	empty  atomic.Int64       // of these, those of no bytes
+	script *scripted.Provider // steers the device, unless a test has put another one in its place
 
 	mu   sync.Mutex
 	devs map[ibv.Device]*modestDevice
-	cqs  []*modestCQ
 }
 
 func newModest(t testing.TB, inline, wrs int, pins bool) *modest {
-	return &modest{Provider: newProvider(t), inline: inline, wrs: wrs, pins: pins,
+	script := scripted.New(newProvider(t))
+	return &modest{Provider: script, script: script, inline: inline, wrs: wrs, pins: pins,
 		devs: make(map[ibv.Device]*modestDevice)}
 }
 
@@ -116,102 +114,11 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 	return a
 }
 
-func (d *modestDevice) CreateCQ(depth int) (ibv.CQ, error) {
-	cq, err := d.Device.CreateCQ(depth)
-	if err != nil {
-		return nil, err
-	}
-	q := &modestCQ{CQ: cq, m: d.m, depth: depth}
-	d.m.mu.Lock()
-	defer d.m.mu.Unlock()
-	d.m.cqs = append(d.m.cqs, q)
-	return q, nil
-}
+// end is the verbs of a connection over this device.
+func (m *modest) end(c *Conn) *scripted.Endpoint { return m.script.Endpoint(c.Info().QPN) }
 
-// setSlow keeps the completions of a Conn's sends back, or lets those go that were.
-func (m *modest) setSlow(slow bool) { m.keepBack(&m.slow, slow) }
-
-// holdReads is setSlow for the RDMA Reads of large transfers alone.
-func (m *modest) holdReads(hold bool) { m.keepBack(&m.held, hold) }
-
-// keepBack sets one of the two flags. The completions go on when both are unset.
-func (m *modest) keepBack(which *atomic.Bool, on bool) {
-	which.Store(on)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, q := range m.cqs {
-		q.mu.Lock()
-		if !on && q.any && q.kept.Len() > 0 {
-			q.any = false
-			q.CQ.Interrupt()
-		}
-		q.mu.Unlock()
-	}
-}
-
-// keeps reports whether a completion with this ID is kept back.
-func (m *modest) keeps(id uint64) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, q := range m.cqs {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		for i := range q.kept.Len() {
-			if q.kept.At(i).ID == id {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// modestCQ is a completion queue from which completions of sends can be kept back.
-type modestCQ struct {
-	ibv.CQ
-	m     *modest
-	depth int // that was asked for
-
-	mu   sync.Mutex
-	kept ring.Ring[ibv.WC]
-	any  bool // armed, not only for what is solicited
-}
-
-func (q *modestCQ) Arm(solicited bool) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.any = q.any || !solicited
-	return q.CQ.Arm(solicited)
-}
-
-func (q *modestCQ) Wait(deadline time.Time) error {
-	err := q.CQ.Wait(deadline)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.any = false
-	return err
-}
-
-func (q *modestCQ) Poll(wcs []ibv.WC) (n int, err error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	slow, held := q.m.slow.Load(), q.m.held.Load()
-	for !slow && !held && n < len(wcs) && q.kept.Len() > 0 {
-		wcs[n] = q.kept.Pop()
-		n++
-	}
-	for n < len(wcs) {
-		k, err := q.CQ.Poll(wcs[n : n+1])
-		if k == 0 || err != nil {
-			return n, err
-		}
-		if id := wcs[n].ID; slow && id&sendID != 0 || held && id == fetchID {
-			q.kept.Push(wcs[n])
-		} else {
-			n++
-		}
-	}
-	return n, nil
-}
+// setSlow keeps the completions of all sends back, or lets those go that were.
+func (m *modest) setSlow(slow bool) { m.script.HoldSends(slow) }
 
 type modestID struct {
 	ibv.ID
@@ -230,7 +137,6 @@ func (i *modestID) Device() ibv.Device { return i.m.device(i.ID.Device()) }
 
 func (i *modestID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 	c := init.Cap
-	init.SendCQ, init.RecvCQ = init.SendCQ.(*modestCQ).CQ, init.RecvCQ.(*modestCQ).CQ
 	if c.MaxInline > i.m.inline || c.MaxSendWR > i.m.wrs || c.MaxRecvWR > i.m.wrs {
 		return nil, fmt.Errorf("create queue pair with %+v: %w", c, ibv.ErrLimit)
 	}
@@ -247,9 +153,8 @@ func (i *modestID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 
 type modestQP struct {
 	ibv.QP
-	cap   ibv.QPCap
-	m     *modest
-	sends atomic.Int64 // that were posted
+	cap ibv.QPCap
+	m   *modest
 }
 
 func (q *modestQP) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
@@ -289,7 +194,5 @@ func (q *modestQP) PostSend(wrs []ibv.SendWR) (int, error) {
 			return i, fmt.Errorf("post %d bytes inline: %w", n, ibv.ErrLimit)
 		}
 	}
-	n, err := q.QP.PostSend(wrs)
-	q.sends.Add(int64(n))
-	return n, err
+	return q.QP.PostSend(wrs)
 }

@@ -19,11 +19,11 @@ func TestCompletionQueueHoldsAll(t *testing.T) {
 			m := newModest(t, 1<<20, 1<<14, false)
 			limit(m)
 			client, server := messagePipe(t, Config{Provider: m, InitialReceiveCredits: 255, MaxReceiveCredits: 255})
-			holds := client.lane.cq.(*modestCQ).depth
-			sends := &client.lane.qp.(*modestQP).sends
+			end := m.end(client)
+			holds := end.Depth()
 
 			m.setSlow(true)
-			before, messages := sends.Load(), 0
+			before, messages := end.Posted(), 0
 			for ; ; messages++ {
 				if _, err := client.SendMsg([]byte("message"), NonBlocking); err != nil {
 					require.ErrorIs(t, err, syscall.EAGAIN)
@@ -31,7 +31,7 @@ func TestCompletionQueueHoldsAll(t *testing.T) {
 				}
 				require.Less(t, messages, 1000, "nothing bounds what is sent")
 			}
-			posted := int(sends.Load() - before)
+			posted := int(end.Posted() - before)
 			require.Greater(t, posted, holds/8)
 			require.LessOrEqual(t, posted+client.Stats().ReceiveCredits, holds, "%d sends and all receives in a queue of %d", posted, holds)
 			t.Logf("%d sends and %d receives in a queue of %d", posted, client.Stats().ReceiveCredits, holds)

@@ -1,28 +1,18 @@
 package rdmanet
 
 import (
+	"fmt"
+	"io"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 )
-
-// locked is f with mu held.
-func (c *conn) locked(f func() bool) func() bool {
-	return func() bool {
-		c.mu.Lock()
-		defer c.unlock()
-		return f()
-	}
-}
-
-// requireAsleep waits until the leader sleeps and f holds.
-func requireAsleep(t testing.TB, c *Conn, f func() bool) {
-	t.Helper()
-	require.True(t, eventually(c.locked(func() bool { return c.wait.Sleeping() && f() })))
-}
 
 // ask sends a message that wants an answer and grants n credits.
 func (p *badPeer) ask(n int) {
@@ -44,67 +34,101 @@ func (p *badPeer) fin() {
 	}
 }
 
-// fill has c, of which no send completes, use its send queue up to room free places
-// and its credits up to left.
-func (p *badPeer) fill(c *Conn, room, left int) {
+// fill has c, whose end is e and of which no send completes, use its send queue up to room
+// free places of size, and its credits up to left.
+func (p *badPeer) fill(c *Conn, e *scripted.Endpoint, size, room, left int) {
 	p.t.Helper()
-	c.mu.Lock()
-	grant := left - room + c.freeSlots() - c.credits.have
-	c.unlock()
-	for {
-		c.mu.Lock()
-		free := c.freeSlots()
-		c.unlock()
-		if free <= room {
-			break
-		}
+	free := func() int { return size - e.Outstanding() }
+	for grant := left - room + free() - c.Stats().SendCredits; free() > room; grant = 0 {
+		before := free()
 		p.ask(grant)
-		grant = 0
-		require.True(p.t, eventually(c.locked(func() bool { return c.freeSlots() < free })))
+		require.True(p.t, eventually(func() bool { return free() < before }), "no answer")
 	}
+	require.Equal(p.t, room, free())
+	require.True(p.t, eventually(func() bool { return c.Stats().SendCredits == left }))
+}
+
+// requireSettled waits until nothing is on the way any more of what conns has begun with.
+func requireSettled(t testing.TB, c *Conn, e *scripted.Endpoint) {
+	t.Helper()
+	// The active side has spent one credit to grant some itself.
+	requireSleeper(t, e, func() bool { return c.Stats().SendCredits >= int(goodResponse.CreditsGranted)-1 })
+}
+
+// sendQueueSize is how many messages a connection over m posts of which none completes.
+func sendQueueSize(t *testing.T, m *modest, active bool) (size int) {
+	t.Helper()
+	require.True(t, t.Run("size", func(t *testing.T) {
+		s := newSceneOn(t, m)
+		c, p := s.conns(active, rdmanetPrivate)
+		e := m.end(c)
+		requireSettled(t, c, e)
+		m.setSlow(true)
+		defer m.setSlow(false)
+		for size == 0 {
+			posted, heard := e.Posted(), c.Stats().EmptyReceived
+			p.ask(2)
+			requireSleeper(t, e, func() bool { return c.Stats().EmptyReceived > heard })
+			if e.Posted() == posted { // and credits there are
+				require.Greater(t, c.Stats().SendCredits, 2)
+				size = e.Outstanding()
+			}
+		}
+	}))
+	return size
 }
 
 // Whoever waits for room in the send queue hears of it, although completions of sends
 // wake no leader who has not asked for them.
 func TestFullSendQueue(t *testing.T) {
+	// armed waits until somebody sleeps who has asked for the completions of sends.
+	armed := func(t *testing.T, e *scripted.Endpoint) { requireSleeper(t, e, e.ArmedForAll) }
 	for _, tt := range []struct {
 		name    string
 		private []byte
-		left    int                                     // credits
-		do      func(t *testing.T, c *Conn, p *badPeer) // with a full queue
-		want    func(t *testing.T, c *Conn, p *badPeer) // when there is room
+		left    int                                                           // credits
+		do      func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) // with a full queue
+		want    func(t *testing.T, c *Conn, p *badPeer)                       // when there is room
 	}{
-		{"answer", rdmanetPrivate, 5, func(t *testing.T, c *Conn, p *badPeer) {
+		{"answer", rdmanetPrivate, 5, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) {
+			heard := c.Stats().EmptyReceived
 			p.ask(0)
-			requireAsleep(t, c, func() bool { return c.send.responseDue })
+			require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > heard }))
+			armed(t, e)
 		}, func(t *testing.T, c *Conn, p *badPeer) {
-			require.True(t, eventually(c.locked(func() bool { return !c.send.responseDue })))
+			sent := c.Stats().EmptySent
+			require.True(t, eventually(func() bool { return c.Stats().EmptySent > sent }), "no answer")
 		}},
-		{"CloseWrite", rdmanetPrivate, 2, func(t *testing.T, c *Conn, p *badPeer) {
-			go c.CloseWrite()
-			requireAsleep(t, c, func() bool { return c.queue.busy })
+		{"CloseWrite", rdmanetPrivate, 2, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) {
+			parked(t, func() { c.CloseWrite() })
+			armed(t, e)
 		}, func(t *testing.T, c *Conn, p *badPeer) { p.fin() }},
-		{"Close", rdmanetPrivate, 2, func(t *testing.T, c *Conn, p *badPeer) {
-			go c.Close()
-			requireAsleep(t, c, func() bool { return c.queue.busy })
+		{"Close", rdmanetPrivate, 2, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) {
+			c.Close() // it goes on behind that
+			armed(t, e)
 		}, func(t *testing.T, c *Conn, p *badPeer) { p.fin(); p.ended() }},
-		{"Close, plain peer", nil, 5, func(t *testing.T, c *Conn, p *badPeer) {
-			go c.Close()
-			requireAsleep(t, c, func() bool { return c.queue.busy })
+		{"Close, plain peer", nil, 5, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) {
+			c.Close()
+			armed(t, e)
 		}, func(t *testing.T, c *Conn, p *badPeer) { p.ended() }},
 	} {
 		for _, side := range sides {
 			t.Run(tt.name+"/"+side.name, func(t *testing.T) {
 				m := newModest(t, 1<<20, 16, false)
+				size := sendQueueSize(t, m, side.active)
 				s := newSceneOn(t, m)
 				s.cfg.LingerTimeout = 2 * patience // passes for a hang
 				c, p := s.conns(side.active, tt.private)
 				c.SetDeadline(time.Time{}) // which would have everybody look
+				e := m.end(c)
+				requireSettled(t, c, e)
 				m.setSlow(true)
-				p.fill(c, 0, tt.left)
-				tt.do(t, c, p)
+				p.fill(c, e, size, 0, tt.left)
+				tt.do(t, c, e, p)
+				posted := e.Posted()
 				m.setSlow(false)
 				tt.want(t, c, p)
+				require.GreaterOrEqual(t, e.Posted(), posted)
 			})
 		}
 	}
@@ -115,17 +139,22 @@ func TestFullSendQueueOfWriter(t *testing.T) {
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
 			m := newModest(t, 1<<20, 16, false)
+			size := sendQueueSize(t, m, side.active)
 			s := newSceneOn(t, m)
 			c, p := s.transferConns(side.active, false)
 			c.SetDeadline(time.Time{})
+			e := m.end(c)
+			requireSettled(t, c, e)
 			m.setSlow(true)
 			const n = 100000
 			wrote := writing(c, pattern(1, n))
 			h := p.offered(false)
 			addr, key := p.open(make([]byte, h.Length))
-			p.fill(c, 1, 5)
+			p.fill(c, e, size, 1, 5)
+			posted, heard := e.Posted(), c.Stats().EmptyReceived
 			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: h.Length})
-			requireAsleep(t, c, func() bool { return c.tx.grants.Len() == 1 })
+			requireSleeper(t, e, func() bool { return c.Stats().EmptyReceived > heard })
+			require.Equal(t, posted, e.Posted())
 			m.setSlow(false)
 			p.told(transferWritten)
 			require.Equal(t, result{n, nil}, s.await(wrote))
@@ -156,42 +185,101 @@ func TestCloseDespiteGrants(t *testing.T) {
 // What somebody else takes from the completion queue is not lost to a leader who
 // polls.
 func TestBusyPollRobbed(t *testing.T) {
-	s := newScene(t)
+	m := newModest(t, 1<<20, 16, false)
+	s := newSceneOn(t, m)
 	s.cfg.BusyPoll = time.Hour
 	c, p := s.conns(true, nil)
-	read := reading(c, make([]byte, 10))
-	require.True(t, eventually(c.locked(func() bool { return c.wait.Leading() && c.rx.reading > 0 })))
-	p.grant(1) // a keeper leaves over that
-	require.True(t, eventually(c.locked(func() bool { return c.wait.Leading() && c.readers.Waiting() == 0 })))
-	c.mu.Lock()
-	p.data(10)
-	for c.unread.Len() == 0 {
-		c.poll()
+	c.SetDeadline(time.Time{}) // which would have everybody look
+	e := m.end(c)
+	b := make([]byte, 10)
+	var failed error
+	read := start(func() { _, failed = io.ReadFull(c, b) })
+	require.True(t, eventually(func() bool { return read.waits() || e.Poller() == read.goroutine }))
+	p.grant(16) // a keeper leaves over that
+	require.True(t, eventually(func() bool { return c.Stats().SendCredits > 16 && e.Poller() == read.goroutine }), "the reader does not poll")
+	// The reader finds nothing itself, and nobody finds room in the send queue.
+	e.Hold(func(wc *ibv.WC) bool { return e.IsSend(wc) || scripted.Goroutine() == read.goroutine })
+	var err error
+	for err == nil {
+		_, err = c.SendMsg([]byte("message"), NonBlocking)
 	}
-	c.unlock()
-	require.Equal(t, result{10, nil}, s.await(read))
+	require.ErrorIs(t, err, syscall.EAGAIN)
+	require.Greater(t, c.Stats().SendCredits, 2, "it is credits that are lacking")
+	p.data(len(b))
+	require.True(t, eventually(func() bool { return e.Held(func(wc *ibv.WC) bool { return !e.IsSend(wc) }) == 1 }))
+	write := start(func() { c.Write([]byte("message")) }) // looks for room
+	within(t, "Read", func() { <-read.done })
+	require.NoError(t, failed)
+	require.Equal(t, dataSegment(10, 0)[dataOffset:], b)
+	e.Hold(nil)
+	within(t, "Write", func() { <-write.done })
 }
 
-// Who waits beside the leader gives mu back, also when the completion queue cannot be
-// armed any more.
+// Whoever posts lets others in, who may wait for completions from then on, also when the
+// post fails: nobody else waits for them then.
+func TestControlThatFails(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprint(fails), func(t *testing.T) {
+			dev := scripted.New(newProvider(t))
+			s := newSceneOn(t, dev)
+			c, p := s.conns(false, rdmanetPrivate)
+			e := dev.Endpoint(c.Info().QPN)
+			requireSettled(t, c, e)
+			open := e.Gate()
+			defer open()
+			p.ask(0)
+			require.True(t, eventually(func() bool { return e.Blocked() == 1 }), "no answer is posted")
+			var err error
+			read := start(func() { _, err = c.Read(make([]byte, 1)) })
+			require.True(t, eventually(read.waits), "the post keeps others out")
+			c.Stats() // nor does it keep those out who wait for nothing
+			if fails {
+				e.OnPostSend(func([]ibv.SendWR) error { return verbstest.ErrInjected })
+			}
+			open()
+			if fails {
+				within(t, "Read", func() { <-read.done })
+				require.ErrorIs(t, err, verbstest.ErrInjected)
+				require.ErrorIs(t, s.logged(), verbstest.ErrInjected)
+			} else {
+				p.await()
+				p.data(1)
+				within(t, "Read", func() { <-read.done })
+				require.NoError(t, err)
+			}
+			require.Equal(t, 1, e.MostWaiting(), "two wait for completions at a time")
+		})
+	}
+}
+
+// Who waits beside another who sleeps lets others in, also when the completion queue cannot
+// be armed any more; and does not try that over and over.
 func TestArmFailsBesideLeader(t *testing.T) {
-	s := newScene(t)
-	c, _ := s.conns(false, rdmanetPrivate)
-	requireAsleep(t, c, func() bool { return c.credits.have == int(goodResponse.CreditsGranted) })
-	var before int64
-	within(t, "await", func() {
-		c.mu.Lock()
-		defer c.unlock()
-		before = s.device.Calls(verbstest.Arm) // the leader arms with mu held, too
-		for n := range 3 {
-			s.device.FailNth(n+1, nil, verbstest.Arm)
+	m := newModest(t, 1<<20, 16, false)
+	s := newSceneOn(t, m)
+	c, p := s.conns(false, rdmanetPrivate)
+	e := m.end(c)
+	requireSettled(t, c, e)
+	p.grant(100)
+	read := reading(c, make([]byte, 1))
+	require.True(t, eventually(func() bool { return c.Stats().SendCredits > 100 }))
+	requireSleeper(t, e, func() bool { return running("rdmanet.(*Conn).Read") > 0 })
+	m.setSlow(true)
+	var armed int64
+	fault := s.device.FailNth(1, nil, verbstest.Arm)
+	within(t, "Write", func() {
+		for err := error(nil); err == nil; _, err = c.Write([]byte("message")) {
 		}
-		for range 3 {
-			c.wantsSendCompletion = true
-			c.await(&c.writers)
-		}
+		armed = s.device.Calls(verbstest.Arm)
+		require.Error(t, (<-read).err)
 	})
-	require.Equal(t, before+1, s.device.Calls(verbstest.Arm))
+	require.True(t, fault.Fired())
+	_, err := c.Write([]byte("message"))
+	require.ErrorIs(t, err, verbstest.ErrInjected)
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, verbstest.ErrInjected)
+	require.NotZero(t, c.Stats().QueueStalls, "nobody has waited for the send queue")
+	require.Equal(t, armed, s.device.Calls(verbstest.Arm))
 }
 
 // A send queue that is full wakes nobody over and over: neither the writer that waits for
