@@ -3,12 +3,17 @@ package rdmanet
 import (
 	"bytes"
 	"crypto/rand"
+	"fmt"
 	"io"
-	"sync"
+	"net"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
 // Two programs that are both in Write, with more to send than fits on the way,
@@ -136,6 +141,7 @@ func TestOneSidedReader(t *testing.T) {
 func TestAnswerBeforeReading(t *testing.T) {
 	checkLeaks(t)
 	a, b := pipeOn(t, Config{MaxReceiveSize: 1024, MaxSendSize: 1024, MaxReceiveCredits: 32, TransferSize: -1})
+	initial := b.Stats().ReceiveWindow
 	require.True(t, eventually(func() bool {
 		exchange(t, a, b, 1<<20)
 		return b.Stats().ReceiveWindow == 32
@@ -155,12 +161,9 @@ func TestAnswerBeforeReading(t *testing.T) {
 	require.Error(t, <-wrote)
 	a.SetWriteDeadline(time.Time{})
 	require.NoError(t, a.CloseWrite())
-	require.True(t, eventually(func() bool {
-		b.tick() // what the timer does after five seconds of silence
-		b.mu.Lock()
-		defer b.unlock()
-		return b.eof && b.credits.window == b.set.initial
-	}))
+	// After five seconds of silence b is back at its initial size, and has heard of the end.
+	require.Less(t, initial, 32)
+	require.True(t, eventually(func() bool { return b.Stats().ReceiveWindow == initial }))
 	const size = 1 << 20
 	go b.Write(make([]byte, size))
 	within(t, "read", func() {
@@ -175,8 +178,10 @@ func TestAnswerBeforeReading(t *testing.T) {
 // runs, is sent all the same.
 func TestGrantLeftToWriter(t *testing.T) {
 	for range heavy(20) {
-		s := newScene(t)
+		dev := scripted.New(newProvider(t))
+		s := newSceneOn(t, dev)
 		c, p := s.conns(false, nil)
+		e := dev.Endpoint(c.Info().QPN)
 		read := make(chan struct{}, 1)
 		go func() {
 			for b := make([]byte, 100); ; {
@@ -186,21 +191,14 @@ func TestGrantLeftToWriter(t *testing.T) {
 				read <- struct{}{}
 			}
 		}()
-		locked := func(f func() bool) bool {
-			c.mu.Lock()
-			defer c.unlock()
-			return f()
+		requireSettled(t, c, e)
+		var err error
+		write := start(func() { _, err = c.Write(make([]byte, 1<<20)) })
+		stalls := uint64(0)
+		stalled := func() bool { // again
+			now := c.Stats().CreditStalls
+			return now > stalls && write.waits() && e.Asleep()
 		}
-		leads := func() bool { return locked(func() bool { return c.wait.Sleeping() }) }
-		stalled := func() bool {
-			return locked(func() bool { return c.wait.Sleeping() && c.send.wantsCredit && !c.lane.posting })
-		}
-		require.True(t, eventually(leads))
-		wrote := make(chan error, 1)
-		go func() {
-			_, err := c.Write(make([]byte, 1<<20))
-			wrote <- err
-		}()
 		require.True(t, eventually(stalled))
 		// The peer takes what was sent and uses up all its credits but one.
 		for heard := uint64(0); ; {
@@ -216,16 +214,14 @@ func TestGrantLeftToWriter(t *testing.T) {
 			<-read
 			require.True(t, eventually(stalled))
 		}
-		c.mu.Lock()
-		before := c.stats.received()
+		// The deadline passes when the grant has come and before the writer has heard of it.
+		e.OnPolled(func([]ibv.WC) {
+			e.OnPolled(nil)
+			start(func() { c.SetWriteDeadline(past) }).block(t)
+		})
 		p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 8}))
-		for c.stats.received() == before { // as another goroutine in poll does
-			c.poll()
-		}
-		c.writeDue.set(time.Unix(1, 0))
-		c.wakeAll()
-		c.unlock()
-		require.Error(t, <-wrote)
+		within(t, "Write", func() { <-write.done })
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 		for granted := 0; granted == 0; {
 			h, _, ok := p.segment()
 			require.True(t, ok)
@@ -254,83 +250,95 @@ func TestLastCreditOfABatch(t *testing.T) {
 	}
 }
 
-// A leader that leaves a connection that is being closed is followed by one who
-// waits for completions, whoever else waits: nobody else would come.
+// A connection that is being closed, and whose calls end one after another, is always
+// looked after by one of them: whoever waits for completions and leaves is followed by
+// another. Otherwise nobody would hear of the peer.
 func TestLeadIsPassedOn(t *testing.T) {
-	checkLeaks(t)
-	a, b := pipeOn(t, Config{})
-	sleeping := func(c *Conn, writers int) func() bool {
-		return func() bool {
-			c.mu.Lock()
-			defer c.unlock()
-			return c.wait.Sleeping() && c.writers.Waiting() == writers
+	for _, side := range sides {
+		for _, readerFirst := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/readerFirst=%v", side.name, readerFirst), func(t *testing.T) {
+				setWithdrawWithin(t, time.Hour)
+				dev := scripted.New(newProvider(t))
+				s := newSceneOn(t, dev)
+				s.cfg.LingerTimeout = 2 * patience // passes for a hang
+				c, p := s.transferConns(side.active, true)
+				c.SetDeadline(time.Time{})
+				e := dev.Endpoint(c.Info().QPN)
+				e.Hold(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
+
+				// A Read in the middle of a transfer, and a Write.
+				const n = 1 << 20
+				read := reading(c, make([]byte, n))
+				addr, key := p.open(make([]byte, n))
+				p.begin(true, 1, n, addr, key)
+				require.True(t, eventually(func() bool { return e.Reading() > 0 }))
+				wrote := writing(c, make([]byte, n))
+				h := p.offered(true)
+				closed := make(chan error, 1)
+				go func() { closed <- c.CloseContext(tctx) }()
+				require.Equal(t, h.ID, p.told(transferWithdraw).ID)
+				requireSleeper(t, e, func() bool { return true })
+
+				letGo := func(reader bool) {
+					t.Helper()
+					if reader {
+						e.Hold(nil)
+						s.await(read)
+						return
+					}
+					p.transfer(transferHeader{Kind: transferDone, ID: h.ID})
+					require.ErrorIs(t, s.await(wrote).err, net.ErrClosed)
+				}
+				letGo(readerFirst)
+				requireSleeper(t, e, func() bool { return true })
+				letGo(!readerFirst)
+				p.fin()
+				requireSleeper(t, e, func() bool { return true })
+				p.id.Disconnect()
+				within(t, "Close", func() { <-closed })
+				require.Equal(t, 1, e.MostWaiting(), "two wait for completions at a time")
+			})
 		}
 	}
-	require.True(t, eventually(sleeping(a, 0)), "no keeper")
-	done := false
-	var all sync.WaitGroup
-	for i, wait := range []func(){a.writers.Wait, func() { a.await(&a.writers) }} {
-		all.Go(func() {
-			a.mu.Lock()
-			defer a.unlock()
-			for !done {
-				wait()
-			}
-		})
-		require.True(t, eventually(sleeping(a, i+1)))
-	}
-	a.mu.Lock()
-	a.closed = true // so there are no keepers any more
-	a.lane.cq.Interrupt()
-	a.unlock()
-	require.True(t, eventually(sleeping(a, 1)), "nobody waits for completions")
-	a.mu.Lock()
-	done, a.closed = true, false
-	a.wakeAll()
-	a.unlock()
-	within(t, "the end", all.Wait)
-	require.NoError(t, a.Close())
-	require.NoError(t, b.Close())
 }
 
-// Whoever waits for the end of a post does not look after the connection. A keeper
-// that found only such a one is followed by another.
+// A keeper leaves when others wait. Those may have got what they wait for, and go without
+// having waited for completions: then another keeper comes.
 func TestKeeperComesBack(t *testing.T) {
 	checkLeaks(t)
-	a, b := pipeOn(t, Config{})
-	kept := a.locked(func() bool { return a.wait.Sleeping() })
-	require.True(t, eventually(kept), "no keeper")
-	woken, done := 0, make(chan struct{})
-	go func() {
-		defer close(done)
-		a.mu.Lock()
-		defer a.unlock()
-		for ; woken < 2; woken++ { // by the keeper that leaves, and by the next
-			a.writers.Wait()
-		}
-	}()
-	require.True(t, eventually(a.locked(func() bool { return a.writers.Waiting() == 1 })))
-	a.lane.cq.Interrupt()
-	within(t, "the keepers", func() { <-done })
-	require.True(t, eventually(kept), "nobody looks after the connection")
+	dev := scripted.New(newProvider(t))
+	a, b := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{Provider: dev}})
+	e := dev.Endpoint(a.Info().QPN)
+	for range 20 {
+		requireSleeper(t, e, func() bool { return true })
+		keeper := e.Sleeper()
+		var err error
+		read := start(func() { _, err = a.Read(make([]byte, 1)) })
+		read.park(t)
+		require.False(t, read.over())
+		_, werr := b.Write([]byte{1})
+		require.NoError(t, werr)
+		within(t, "Read", func() { <-read.done })
+		require.NoError(t, err)
+		require.NotEqual(t, keeper, read.goroutine)
+	}
+	requireSleeper(t, e, func() bool { return true })
+	require.Equal(t, 1, e.MostWaiting())
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Close())
 }
 
-// A writer with one credit left, who leads, hears of the grant that a read has for
-// it to send, also while somebody else waits for the end of a post.
+// A writer with one credit left, who waits for completions, hears of the grant that a read
+// has for it to send.
 func TestGrantForLeader(t *testing.T) {
-	s := newScene(t)
+	dev := scripted.New(newProvider(t))
+	s := newSceneOn(t, dev)
 	c, p := s.conns(false, nil)
-	stalled := func(have int) func() bool {
-		return c.locked(func() bool {
-			return c.wait.Sleeping() && c.send.wantsCredit && !c.lane.posting && c.credits.have == have
-		})
-	}
-	require.True(t, eventually(func() bool { return c.Stats().SendCredits == int(goodResponse.CreditsGranted) }))
+	e := dev.Endpoint(c.Info().QPN)
+	requireSettled(t, c, e)
 	c.SetDeadline(time.Time{}) // which would have him look
-	go c.Write(make([]byte, 1<<20))
-	require.True(t, eventually(stalled(0)))
+	write := start(func() { c.Write(make([]byte, 1<<20)) })
+	requireSleeper(t, e, func() bool { return c.Stats().SendCredits == 0 && c.Stats().CreditStalls > 0 && write.waits() })
 	hear := func() (granted int) {
 		h, _, ok := p.segment()
 		require.True(t, ok)
@@ -340,30 +348,13 @@ func TestGrantForLeader(t *testing.T) {
 		hear()
 	}
 	// The peer uses up all that it has, and the last message has a credit for the writer.
-	const n = 600 // too long for spill memory
+	const n = 600 // too long to be copied out of its buffer before it is read
 	for p.credits--; p.credits > 0; p.credits-- {
 		p.say(wireSegment(dataOffset+n, segmentHeader{CreditsRequested: 16, DataOffset: dataOffset, DataLength: n}))
 	}
 	p.say(dataSegment(n, 0))
-	require.True(t, eventually(stalled(1)))
-
-	done := make(chan struct{})
-	over := false
-	go func() {
-		defer close(done)
-		c.mu.Lock()
-		defer c.unlock()
-		for !over {
-			c.writers.Wait()
-		}
-	}()
-	require.True(t, eventually(c.locked(func() bool { return c.writers.Waiting() == 1 })))
+	require.True(t, eventually(func() bool { return e.Sleeper() == write.goroutine && c.Stats().SendCredits == 1 }), "the writer does not wait for completions")
 	_, err := io.ReadFull(c, make([]byte, n))
 	require.NoError(t, err)
 	require.Positive(t, hear())
-	c.mu.Lock()
-	over = true
-	c.writers.WakeAll()
-	c.unlock()
-	<-done
 }
