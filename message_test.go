@@ -19,7 +19,7 @@ func TestMessageBoundaries(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/MaxSendSize=%d", lb.network, size), func(t *testing.T) {
 				checkLeaks(t)
 				client, server := pipe(t, lb.network, lb.address, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: size}})
-				full := client.agreedSegment()
+				full := segmentBytes(client)
 				sizes := []int{1, full - 1, full, full + 1, 3*full - 1, 3 * full, 1, 100 << 10}
 				done := make(chan error, 1)
 				go func() {
@@ -58,8 +58,8 @@ func TestMessageBoundaries(t *testing.T) {
 	}
 }
 
-// agreedSegment is how many bytes of payload a segment has at most.
-func (c *conn) agreedSegment() int { return segmentData(1<<30, int(c.agreed.maxSend)) }
+// segmentBytes is how many bytes of payload a segment of c has at most.
+func segmentBytes(c *Conn) int { return segmentData(1<<30, c.Info().MaxSendSize) }
 
 func TestMessageLimit(t *testing.T) {
 	checkLeaks(t)

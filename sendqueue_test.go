@@ -18,26 +18,18 @@ import (
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 )
 
-// begun is how many of the sends have had their turn.
-func begun(c *Conn, sends []*Send) (n int) {
-	c.mu.Lock()
-	defer c.unlock()
-	for _, s := range sends {
-		if s.entry.list == nil {
-			n++
-		}
-	}
-	return n
-}
+// begun is how many messages of size bytes, which are all that there are, have had
+// something sent.
+func begun(c *Conn, size int) int { return (int(c.Stats().BytesSent) + size - 1) / size }
 
 // stalled waits until a connection has sent all that it may.
-func stalled(t testing.TB, c *Conn) {
+func stalled(t testing.TB, c, peer *Conn) {
 	t.Helper()
 	require.True(t, eventually(func() bool {
-		c.mu.Lock()
-		defer c.unlock()
-		return c.queue.busy && (c.send.wantsCredit || c.tx.live.Len() > 0)
+		s := c.Stats()
+		return s.CreditStalls > 0 || s.TransfersSent > 0
 	}), "nothing waits")
+	requireSilence(t, c, peer)
 }
 
 // numbered is a message of n bytes that begins with a number.
@@ -62,13 +54,13 @@ func TestExpeditedOvertakes(t *testing.T) {
 			for i := range count {
 				queued = append(queued, client.QueueMsg(numbered(i, size), 0))
 			}
-			stalled(t, client)
+			stalled(t, client, server)
 			sent := client.Stats().MessagesSent // as a whole
 			var urgent []*Send
 			for i := range expeditedSends {
 				urgent = append(urgent, client.QueueMsg(numbered(i, 100), Expedited))
 			}
-			first := begun(client, queued) // those are ahead, at most
+			first := begun(client, size) // those are ahead, at most
 			require.Less(t, first, count/2)
 			b := make([]byte, size)
 			normals, expediteds := 0, 0
@@ -107,19 +99,14 @@ func TestExpeditedOvertakesWrite(t *testing.T) {
 		_, err := client.Write(want)
 		wrote <- err
 	}()
-	stalled(t, client)
+	stalled(t, client, server)
 	before := client.Stats().BytesSent
 	require.Less(t, before, uint64(len(want)))
 	called := make(chan error, 1)
-	go func() {
+	parked(t, func() {
 		_, err := client.SendMsg([]byte("urgent"), Expedited)
 		called <- err
-	}()
-	require.True(t, eventually(func() bool {
-		client.mu.Lock()
-		defer client.mu.Unlock()
-		return client.queue.yielded != nil || len(called) > 0 // a credit may have come meanwhile
-	}), "the Write does not step aside")
+	})
 	b := make([]byte, len(want))
 	var got []byte
 	for len(got) < len(want) {
@@ -268,8 +255,8 @@ func TestCancel(t *testing.T) {
 		}
 		queued = append(queued, client.QueueMsg(numbered(i, size), flags))
 	}
-	stalled(t, client)
-	first := begun(client, queued)
+	stalled(t, client, server)
+	first := begun(client, size)
 	require.False(t, queued[0].Cancel())
 	var left []int
 	for i, s := range queued {
@@ -393,15 +380,11 @@ func TestQueueFails(t *testing.T) {
 				queued = append(queued, client.QueueMsg(numbered(i, 100<<10), 0))
 			}
 			called := make(chan error, 1)
-			go func() {
+			parked(t, func() {
 				_, err := client.Write(make([]byte, 100))
 				called <- err
-			}()
-			require.True(t, eventually(func() bool {
-				client.mu.Lock()
-				defer client.mu.Unlock()
-				return client.queue.waiting == 21
-			}), "nothing waits")
+			})
+			require.Empty(t, called, "nothing waits")
 			tt.do(client, server)
 			check := func(err error) {
 				t.Helper()
@@ -471,6 +454,7 @@ func (f *faulty) talkInMessages(c *Conn, out, in []byte) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		var sends []*Send
+		var sizes []int
 		halves := [2][]byte{out[:len(out)/2], out[len(out)/2:]}
 		for n := 500; len(halves[0])+len(halves[1]) > 0; n += 500 {
 			for kind, flags := range []MsgFlags{Partial, Expedited} {
@@ -478,15 +462,15 @@ func (f *faulty) talkInMessages(c *Conn, out, in []byte) {
 				if k == len(halves[kind]) || n%1000 == 0 {
 					flags &^= Partial
 				}
-				sends = append(sends, c.QueueMsg(halves[kind][:k], flags))
+				sends, sizes = append(sends, c.QueueMsg(halves[kind][:k], flags)), append(sizes, k)
 				halves[kind] = halves[kind][k:]
 			}
 		}
-		for _, s := range sends {
+		for i, s := range sends {
 			n, err := s.Result()
 			if err != nil {
 				f.failed(err)
-			} else if n != len(s.p) && s.p != nil {
+			} else if n != sizes[i] {
 				wrong("%d bytes taken without an error", n)
 			}
 		}
