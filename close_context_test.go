@@ -13,7 +13,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 )
+
+// peerGone reports whether a connection knows that its peer has closed, or that it is broken. It
+// sends nothing.
+func peerGone(c *Conn) bool {
+	_, err := c.Write(nil)
+	return err != nil
+}
 
 // CloseContext tells whether the peer got everything.
 func TestCloseContext(t *testing.T) {
@@ -59,8 +69,9 @@ func TestCloseContext(t *testing.T) {
 	})
 	t.Run("broken", func(t *testing.T) {
 		checkLeaks(t)
-		a, b := pipeOn(t, Config{})
-		b.lane.qp.SetError()
+		dev := scripted.New(newProvider(t))
+		a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: dev}}, new(Dialer))
+		require.NoError(t, dev.Endpoint(b.Info().QPN).Break())
 		within(t, "Read", func() { _, err := a.Read(make([]byte, 1)); require.ErrorIs(t, err, syscall.ECONNRESET) })
 		within(t, "CloseContext", func() { require.ErrorIs(t, a.CloseContext(tctx), syscall.ECONNRESET) })
 		require.NoError(t, b.Close())
@@ -79,7 +90,7 @@ func TestCloseContext(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, "answer", string(got))
 				if known {
-					require.True(t, eventually(a.locked(func() bool { return a.dead != nil })))
+					require.True(t, eventually(func() bool { return peerGone(a) }))
 				}
 				within(t, "CloseContext", func() { err = a.CloseContext(tctx) })
 				if errors.Is(err, errUntaken) && onRDMA {
@@ -96,30 +107,34 @@ func TestCloseContext(t *testing.T) {
 		long := Config{TransferSize: -1, MaxSendSize: 128 << 10, MaxReceiveSize: 128 << 10, InitialReceiveCredits: 255, MaxReceiveCredits: 255}
 		gone := long
 		gone.LingerTimeout = -1
+		dev := scripted.New(iwarp.New(iwarp.Config{}))
+		long.Provider = dev
 		a, b, link := frozenPair(t, long, gone)
+		e := dev.Endpoint(a.Info().QPN)
 		link.freeze(toListener)
 		data := make([]byte, 64<<20) // more than the sockets hold
-		var before uint64
-		a.locked(func() bool { before = a.lane.seq; return true })()
+		before := e.Posted()
 		wrote := make(chan error, 1)
 		go func() {
 			_, err := a.Write(data)
 			wrote <- err
 		}()
-		done, since := uint64(0), time.Now()
-		require.True(t, eventually(a.locked(func() bool {
-			if a.lane.done != done || a.lane.seq == before {
-				done, since = a.lane.done, time.Now()
+		completed, since := uint64(0), time.Now()
+		require.True(t, eventually(func() bool {
+			outstanding := uint64(e.Outstanding())
+			posted := e.Posted()
+			if done := posted - outstanding; done != completed || posted == before {
+				completed, since = done, time.Now()
 			}
-			return a.lane.busy() && time.Since(since) > 300*time.Millisecond
-		})), "the sockets are full")
+			return outstanding > 0 && time.Since(since) > 300*time.Millisecond
+		}), "the sockets are full")
 		require.NoError(t, a.SetWriteDeadline(time.Unix(1, 0)))
 		within(t, "Write", func() { require.ErrorIs(t, <-wrote, os.ErrDeadlineExceeded) })
 		require.NoError(t, b.CloseWrite())
 		require.NoError(t, b.Close())
 		_, err := a.Read(make([]byte, 1))
 		require.ErrorIs(t, err, io.EOF)
-		require.True(t, eventually(a.locked(func() bool { return a.dead != nil })))
+		require.True(t, eventually(func() bool { return peerGone(a) }))
 		within(t, "CloseContext", func() { require.ErrorIs(t, a.CloseContext(tctx), syscall.ECONNRESET) })
 	})
 }
@@ -129,9 +144,11 @@ func TestCloseContext(t *testing.T) {
 func TestCloseGivesBackMemoryOnce(t *testing.T) {
 	checkLeaks(t)
 	setWithdrawWithin(t, 100*time.Millisecond)
-	a, b, link := frozenPair(t, Config{TransferSize: 256 << 10, LingerTimeout: endless, InitialReceiveCredits: 63}, Config{TransferSize: 256 << 10})
+	dev := scripted.New(iwarp.New(iwarp.Config{}))
+	a, b, link := frozenPair(t, Config{Provider: dev, TransferSize: 256 << 10, LingerTimeout: endless, InitialReceiveCredits: 63}, Config{TransferSize: 256 << 10})
+	e := dev.Endpoint(a.Info().QPN)
 	require.NoError(t, a.CloseWrite()) // the end of the stream is not behind RDMA Reads
-	require.True(t, eventually(a.locked(func() bool { return a.lane.done == a.lane.seq })))
+	require.True(t, eventually(func() bool { return e.Outstanding() == 0 }))
 	link.freeze(toListener)
 	src, dst := alloc(t, 8<<20), alloc(t, 8<<20)
 	copy(src.Bytes(), bytes.Repeat([]byte{1}, len(src.Bytes())))
@@ -148,7 +165,7 @@ func TestCloseGivesBackMemoryOnce(t *testing.T) {
 		}
 		read <- err
 	}()
-	require.True(t, eventually(a.locked(func() bool { return a.rx.inFlight.Len() > 0 })), "RDMA Reads are under way")
+	require.True(t, eventually(func() bool { return e.Reading() > 0 }), "RDMA Reads are under way")
 	require.NoError(t, a.Close())
 	within(t, "Read", func() { require.ErrorIs(t, <-read, net.ErrClosed) })
 	mine := bytes.Repeat([]byte{2}, len(dst.Bytes()))

@@ -115,7 +115,9 @@ func (l *frozenLink) close() {
 // frozenPair is a connection of the software device over a link that is to be frozen.
 func frozenPair(t *testing.T, cfg, peer Config) (client, server *Conn, link *frozenLink) {
 	t.Helper()
-	cfg.Provider = iwarp.New(iwarp.Config{})
+	if cfg.Provider == nil {
+		cfg.Provider = iwarp.New(iwarp.Config{})
+	}
 	peer.Provider = iwarp.New(iwarp.Config{})
 	ln, err := (&ListenConfig{Config: peer}).Listen(tctx, "rdma4", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
 // What is out of range is refused by Dial and by Listen, by name.
@@ -121,15 +123,13 @@ func TestBusyPollLetsOthersIn(t *testing.T) {
 	checkLeaks(t)
 	const ages = time.Hour
 	t.Run("keeper", func(t *testing.T) {
-		client, server := pipeOn(t, Config{BusyPoll: ages})
+		dev := scripted.New(newProvider(t))
+		client, server := pipeOn(t, Config{Provider: dev, BusyPoll: ages})
+		e := dev.Endpoint(client.Info().QPN)
 		exchange(t, client, server, 100)
 		require.NoError(t, client.SetReadDeadline(past))
 		within(t, "the keeper", func() {
-			require.True(t, eventually(func() bool {
-				client.mu.Lock()
-				defer client.mu.Unlock()
-				return client.wait.Sleeping()
-			}))
+			require.True(t, eventually(e.Asleep))
 			require.NoError(t, client.Close())
 			require.NoError(t, server.Close())
 		})

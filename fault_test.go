@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -256,10 +257,11 @@ func TestUntoldFailure(t *testing.T) {
 			a, b := pipeOn(t, Config{Provider: m, KeepAlive: keepAlive, LingerTimeout: 50 * time.Millisecond})
 			exchange(t, a, b, 100)
 			errs := make(chan error, 2)
-			go func() { errs <- drain(a) }()
-			go func() { errs <- flood(a) }()
-			require.True(t, eventually(a.locked(func() bool { return a.readers.Waiting()+a.writers.Waiting() > 0 && a.wait.Leading() })), "both wait")
-			require.NoError(t, a.lane.qp.SetError())
+			read := start(func() { errs <- drain(a) })
+			write := start(func() { errs <- flood(a) })
+			require.True(t, eventually(func() bool { return a.Stats().CreditStalls > 0 }))
+			require.True(t, eventually(func() bool { return read.waits() && write.waits() && m.end(a).Asleep() }), "both wait")
+			require.NoError(t, m.end(a).Break())
 			within(t, "Read and Write", func() {
 				require.ErrorIs(t, <-errs, syscall.ECONNRESET)
 				require.ErrorIs(t, <-errs, syscall.ECONNRESET)
@@ -286,12 +288,10 @@ func TestSilentFailure(t *testing.T) {
 		_, err := a.Read(make([]byte, 1))
 		read <- err
 	}()
-	require.NoError(t, a.lane.qp.SetError())
-	require.True(t, eventually(func() bool {
-		a.mu.Lock()
-		defer a.unlock()
-		return a.hasFailed()
-	}))
+	var flushed atomic.Bool
+	m.end(a).OnPolled(func(wcs []ibv.WC) { flushed.Store(flushed.Load() || wcs[0].Status == ibv.WCFlushErr) })
+	require.NoError(t, m.end(a).Break())
+	require.True(t, eventually(flushed.Load))
 	posts := sw.Calls(verbstest.PostRecv)
 	within(t, "Read", func() {
 		a.SetReadDeadline(time.Now())

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
 // One direction ends, the other goes on, and then it ends too.
@@ -129,7 +131,6 @@ func TestWriteAfterPeerClosed(t *testing.T) {
 	})
 }
 
-// After Close every method says net.ErrClosed.
 // A peer that has closed does not hear of the end, which is no error.
 func TestCloseWriteAfterPeerClosed(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr transport) {
@@ -138,11 +139,7 @@ func TestCloseWriteAfterPeerClosed(t *testing.T) {
 		_, err := client.Read(make([]byte, 1))
 		require.True(t, err == io.EOF)
 		if c, ok := client.(*Conn); ok {
-			require.True(t, eventually(func() bool {
-				c.mu.Lock()
-				defer c.unlock()
-				return c.dead != nil
-			}))
+			require.True(t, eventually(func() bool { return peerGone(c) }))
 		}
 		require.NoError(t, client.CloseWrite())
 		_, err = client.Write(make([]byte, 1))
@@ -151,6 +148,7 @@ func TestCloseWriteAfterPeerClosed(t *testing.T) {
 	})
 }
 
+// After Close every method says net.ErrClosed.
 func TestUseAfterClose(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr transport) {
 		client, server := tr.pair(t)
@@ -186,8 +184,10 @@ func TestUseAfterClose(t *testing.T) {
 func TestCloseUnblocks(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr transport) {
 		client, _ := tr.pair(t)
-		if c, ok := client.(*Conn); ok {
-			c.set.linger = -1 // nobody reads what was written
+		if tr.rdma {
+			c, peer := pipe(t, tr.network, tr.address, new(ListenConfig), &Dialer{Config: Config{LingerTimeout: -1}}) // nobody reads what was written
+			t.Cleanup(func() { peer.Close() })
+			client = c
 		}
 		errs := make(chan error, 2)
 		go func() {
@@ -283,13 +283,15 @@ func TestCloseAsksPeer(t *testing.T) {
 func TestLingerIsBounded(t *testing.T) {
 	checkLeaks(t)
 	for _, linger := range []time.Duration{-1, time.Millisecond} {
-		client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{LingerTimeout: linger}})
+		dev := scripted.New(newProvider(t))
+		client, server := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: dev}}, &Dialer{Config: Config{LingerTimeout: linger}})
+		e := dev.Endpoint(server.Info().QPN)
 		require.NoError(t, client.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
 		n, err := client.Write(make([]byte, 64<<20))
 		requireTimeout(t, err)
-		server.mu.Lock() // it does nothing any more
+		e.HoldAll(true) // it does nothing any more
 		within(t, "close", func() { err = client.Close() })
-		server.mu.Unlock()
+		e.HoldAll(false)
 		require.NoError(t, err)
 		got, err := io.Copy(io.Discard, server)
 		require.LessOrEqual(t, got, int64(n))
