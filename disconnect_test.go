@@ -30,11 +30,12 @@ func TestNothingAfterDisconnect(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			checkLeaks(t)
 			for i := range heavy(40) {
-				sw := newSwitch(t, nil)
+				dev := scripted.New(newProvider(t))
+				sw := newSwitch(t, dev)
 				cfg := tt.cfg
 				cfg.Provider, cfg.MaxSendSize, cfg.MaxReceiveSize = sw, 4<<10, 4<<10
 				a, b := pipeOn(t, cfg)
-				post, _ := watchDisconnect(a)
+				post := watchDisconnect(dev.Endpoint(a.Info().QPN))
 				go func() {
 					for p := make([]byte, 8<<10); ; {
 						if _, err := b.Write(p); err != nil {
@@ -82,7 +83,7 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 			return func() { s.withoutCredits(func() { s.probes(t) }) }
 		}},
 		{name: "an idle connection uses up its credits", ready: func(t *testing.T, s *heldPair) func() {
-			require.True(t, eventually(s.a.locked(func() bool { return s.a.credits.have > s.a.set.initial })))
+			require.True(t, eventually(func() bool { return s.a.Stats().SendCredits > s.a.Stats().ReceiveWindow }))
 			return func() {
 				s.a.mu.Lock()
 				s.a.trimmable, s.a.moved = true, s.a.stats.moved()
@@ -108,21 +109,19 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 		{name: "RDMA Reads complete", ready: func(t *testing.T, s *heldPair) func() {
 			s.m.script.Hold(func(_ *scripted.Endpoint, wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
 			s.peerWrites(t)
-			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() > 0 })))
+			require.True(t, eventually(func() bool { return s.end.Reading() > 0 }))
 			return func() {
 				s.m.script.Hold(nil)
-				require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() == 0 && !s.a.lane.posting })))
+				require.True(t, eventually(func() bool { return s.end.Reading() == 0 }))
 			}
 		}},
 		{name: "the peer has written", noRead: true, ready: func(t *testing.T, s *heldPair) func() {
-			s.a.locked(func() bool { s.a.rx.notAccepted = true; return true })() // nothing is granted yet
+			peer := s.m.end(s.b)
+			peer.HoldAll(true) // the peer does not answer the grant
 			s.peerWrites(t)
-			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.live.Len() > 0 })))
-			s.b.mu.Lock() // the peer does not answer
-			s.a.markAccepted()
-			require.True(t, eventually(s.a.locked(func() bool { return s.a.rx.inFlight.Len() > 0 && s.a.rx.unsentGrants.Len() == 0 && !s.a.lane.posting })))
+			require.True(t, eventually(func() bool { return s.post.transfers.Load() == 1 }), "no grant")
 			require.NoError(t, s.a.CloseRead()) // b waits to hear that a wants no more of it
-			return func() { s.arrives(t, s.b.unlock) }
+			return func() { s.arrives(t, func() { peer.HoldAll(false) }) }
 		}},
 		{name: "a receive comes back", receive: true, ready: func(t *testing.T, s *heldPair) func() {
 			w := &heldWriter{come: make(chan struct{}), leave: make(chan struct{})}
@@ -163,11 +162,11 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 					s.post.over.Store(true)
 					due()
 					require.True(t, eventually(func() bool { return posts.Load() > 0 }), "nothing comes due")
-					s.id.held.Store(false)
+					s.post.held.Store(false)
 					require.NoError(t, s.a.Close())
 				} else {
 					require.NoError(t, s.a.Close())
-					require.True(t, eventually(s.a.locked(func() bool { return s.a.end.disconnected })))
+					require.True(t, eventually(s.post.over.Load), "no disconnect")
 					due()
 				}
 				within(t, "the peer", func() {
@@ -178,7 +177,7 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 					require.Zero(t, s.post.late(), "posts after the disconnect")
 					// The error is no concern of the test: the connection may be gone since its
 					// peer closed, and checkLeaks waits for its end.
-					s.id.ID.Disconnect()
+					s.end.Disconnect()
 				}
 			})
 		}
@@ -190,8 +189,8 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 type heldPair struct {
 	a, b   *Conn
 	m      *modest
+	end    *scripted.Endpoint // a's
 	post   *postAfter
-	id     *disconnectSeen
 	closed bool // a is closed before something comes due
 	busy   sync.WaitGroup
 }
@@ -205,8 +204,9 @@ func newHeldPair(t *testing.T, noRead bool) *heldPair {
 	s.a, s.b = pipe(t, "rdma4", local4, &ListenConfig{Config: peer}, &Dialer{Config: cfg})
 	pass(t, s.a, s.b) // both have credits
 	pass(t, s.b, s.a)
-	s.post, s.id = watchDisconnect(s.a)
-	s.id.held.Store(true)
+	s.end = s.m.end(s.a)
+	s.post = watchDisconnect(s.end)
+	s.post.held.Store(true)
 	return s
 }
 
@@ -243,11 +243,10 @@ func (s *heldPair) withoutCredits(f func()) {
 // arrives runs f, which makes b send a message, and waits until a has handled the message.
 func (s *heldPair) arrives(t *testing.T, f func()) {
 	t.Helper()
-	oldest := func() *regmem.Buffer { return *s.a.posted.At(0) }
-	var before *regmem.Buffer
-	s.a.locked(func() bool { before = oldest(); return true })()
+	before := s.post.heard.Load()
 	f()
-	require.True(t, eventually(s.a.locked(func() bool { return oldest() != before && !s.a.lane.posting })))
+	require.True(t, eventually(func() bool { return s.post.heard.Load() > before }))
+	s.a.Stats() // the completion is handled
 }
 
 // peerWrites makes b write one large transfer, which is moved in one piece.
@@ -276,53 +275,45 @@ func (w *heldWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// watchDisconnect makes postAfter count what a posts after its disconnect.
-func watchDisconnect(a *Conn) (*postAfter, *disconnectSeen) {
-	a.mu.Lock()
-	defer a.unlock()
-	for a.lane.posting {
-		a.writers.Wait()
+// watchDisconnect counts what an end posts after its disconnect.
+func watchDisconnect(e *scripted.Endpoint) *postAfter {
+	p := &postAfter{}
+	count := func(n *atomic.Int32) {
+		if p.over.Load() {
+			n.Add(1)
+		}
 	}
-	post := &postAfter{QP: a.lane.qp}
-	id := &disconnectSeen{ID: a.lane.id, qp: post}
-	a.lane.qp, a.lane.id = post, id
-	return post, id
+	e.OnPostSend(func(wrs []ibv.SendWR) error {
+		count(&p.sends)
+		for i := range wrs {
+			if wrs[i].Op == ibv.OpSend && wrs[i].SGL[0].Buf[5]&byte(flagTransfer>>8) != 0 {
+				p.transfers.Add(1)
+			}
+		}
+		return nil
+	})
+	e.OnPostRecv(func([]ibv.RecvWR) error { count(&p.recvs); return nil })
+	e.OnPolled(func(wcs []ibv.WC) {
+		for i := range wcs {
+			if !e.IsSend(&wcs[i]) {
+				p.heard.Add(1)
+			}
+		}
+	})
+	e.OnDisconnect(func() bool {
+		p.over.Store(true)
+		return !p.held.Load()
+	})
+	return p
 }
 
 // postAfter counts what is posted after the disconnect.
 type postAfter struct {
-	ibv.QP
 	over         atomic.Bool
-	sends, recvs atomic.Int32
+	held         atomic.Bool  // the device does not learn of the disconnect
+	sends, recvs atomic.Int32 // posts after it
+	heard        atomic.Int32 // messages that were polled, at any time
+	transfers    atomic.Int32 // posts of messages with a transfer header, at any time
 }
 
-func (q *postAfter) late() int32 { return q.sends.Load() + q.recvs.Load() }
-
-func (q *postAfter) PostSend(wrs []ibv.SendWR) (int, error) {
-	if q.over.Load() {
-		q.sends.Add(1)
-	}
-	return q.QP.PostSend(wrs)
-}
-
-func (q *postAfter) PostRecv(wrs []ibv.RecvWR) (int, error) {
-	if q.over.Load() {
-		q.recvs.Add(1)
-	}
-	return q.QP.PostRecv(wrs)
-}
-
-// disconnectSeen makes postAfter count from the disconnect on.
-type disconnectSeen struct {
-	ibv.ID
-	qp   *postAfter
-	held atomic.Bool // the device does not learn of the disconnect
-}
-
-func (i *disconnectSeen) Disconnect() error {
-	i.qp.over.Store(true)
-	if i.held.Load() {
-		return nil
-	}
-	return i.ID.Disconnect()
-}
+func (p *postAfter) late() int32 { return p.sends.Load() + p.recvs.Load() }
