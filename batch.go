@@ -251,8 +251,8 @@ func (c *conn) queueBarrier() bool {
 		return false
 	}
 	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}
-	if c.peerProbe != nil {
-		sge := c.probeMem.readInto(c.peerProbe, &wr)
+	if c.live.target != nil {
+		sge := c.live.memory.readInto(c.live.target, &wr)
 		c.lane.enqueueAlone(wr, sge)
 	} else {
 		c.lane.enqueueAlone(wr)

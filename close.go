@@ -116,7 +116,7 @@ func (c *conn) beginClose() bool {
 	if c.closed {
 		return false
 	}
-	c.closed, c.discarding = true, true
+	c.closed, c.in.discarding = true, true
 	c.wakeAll()
 	return true
 }
@@ -354,7 +354,7 @@ func (c *conn) lost() error {
 		return c.dead
 	case c.tx.live.Len() > 0:
 		return errUntaken
-	case c.fin && !c.eof:
+	case c.fin && !c.in.eof:
 		return errTruncated
 	}
 	return nil // the peer closed first, in an orderly way, and the device knows of nothing that it did not take
@@ -391,21 +391,21 @@ func (c *conn) teardown() error {
 	c.wait.Stop()
 	c.readDue.stop()
 	c.writeDue.stop()
-	if c.timer != nil {
-		c.timer.Stop()
+	if c.live.timer != nil {
+		c.live.timer.Stop()
 	}
 	if c.rx.prefetchTimer != nil {
 		c.rx.prefetchTimer.Stop()
 	}
-	for c.posted.Len() > 0 {
-		c.posted.Pop().Release()
+	for c.in.posted.Len() > 0 {
+		c.in.posted.Pop().Release()
 	}
 	c.dropUnread()
 	c.credits.charge.Lower(0)
 	c.releaseFetches()
 	c.releaseTransfers()
 	c.lane.release(unwritten)
-	return errors.Join(err, c.probeMem.close(), c.lane.cq.Close(), c.lane.id.Close(), c.dom.Release())
+	return errors.Join(err, c.live.memory.close(), c.lane.cq.Close(), c.lane.id.Close(), c.dom.Release())
 }
 
 // CloseRead implements [Conn.CloseRead].
@@ -428,7 +428,7 @@ func (c *conn) beginDiscarding() bool {
 	if c.closed {
 		return false
 	}
-	c.discarding = true
+	c.in.discarding = true
 	c.wakeAll()
 	return true
 }

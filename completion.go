@@ -20,7 +20,7 @@ type completions conn
 func (c *conn) startWaiting(attr *ibv.DeviceAttr) {
 	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: c.lane.cq, Lock: (*locker)(c), Groups: []*cqwait.Group{&c.readers, &c.writers},
 		BusyPoll: c.set.busyPoll, Polls: !attr.Caps.Has(ibv.CapWaitReceives), Background: cqwait.WhenVacant})
-	c.onTimer = c.tick
+	c.live.onTimer = c.tick
 }
 
 func (o *completions) conn() *conn { return (*conn)(o) }
@@ -80,9 +80,9 @@ func (c *conn) poll() int {
 			break
 		}
 	}
-	if c.receivedSince {
-		c.receivedSince, c.lastReceived = false, time.Now()
-		c.confirmReceipt(c.lastReceived)
+	if c.live.received {
+		c.live.received, c.live.lastReceived = false, time.Now()
+		c.confirmReceipt(c.live.lastReceived)
 	}
 	if event != nil && c.dead == nil {
 		c.dead = errPeerClosed
@@ -98,11 +98,11 @@ func (c *conn) poll() int {
 		total++
 	}
 	if c.dead != nil {
-		c.credits.charge.Lower(c.heldBuffers) // its receives come back, and no more will be posted
+		c.credits.charge.Lower(c.in.held) // its receives come back, and no more will be posted
 	}
 	if total > 0 {
 		c.replenish()
-		if c.returnsCredits && c.send.idle || c.grantedLate() {
+		if c.idle.returnsCredits && c.send.idle || c.grantedLate() {
 			c.returnCredits()
 		}
 		if c.queue.wantsWritable {
@@ -143,15 +143,15 @@ func (c *conn) sent(wc *ibv.WC) {
 	case barrierID:
 		op, s.barrier = ibv.WCRead, false
 		if ok {
-			c.probing = false
-			if c.lastReceived.Before(c.probedAt) {
-				c.lastReceived = c.probedAt // nobody has waited for the answer: it may be old
+			c.live.probing = false
+			if c.live.lastReceived.Before(c.live.probedAt) {
+				c.live.lastReceived = c.live.probedAt // nobody has waited for the answer: it may be old
 			}
 		}
 	default:
 		c.lane.completed(wc.ID&^sendID, ok)
 		if s.probeSeq != 0 && c.lane.done >= s.probeSeq {
-			s.probeSeq, c.probing = 0, false
+			s.probeSeq, c.live.probing = 0, false
 		}
 	}
 	for {

@@ -23,8 +23,8 @@ func (c *conn) queueControl(idle bool) bool {
 	if c.send.wantsCredit && !c.send.responseDue && !c.send.probeDue && !transfer && c.credits.spendable() > 0 {
 		return false // the writer that waits takes the grant along; it would need this credit
 	}
-	busy := c.heldBuffers > 0 && !c.discarding && c.copyBreakBytes == 0 // else receives come free without the reader
-	grant := c.credits.grantDue(c.heldBuffers, busy, idle)
+	busy := c.in.held > 0 && !c.in.discarding && c.in.copyBreakBytes == 0 // else receives come free without the reader
+	grant := c.credits.grantDue(c.in.held, busy, idle)
 	due := c.send.responseDue || c.send.probeDue || grant || transfer
 	if !due || c.midMessage() || !c.credits.maySendControl() || !c.hasSlots(1) {
 		return false

@@ -2,56 +2,55 @@ package rdmanet
 
 import "sync"
 
-// A receive buffer has the size of the largest segment, whatever came in it.
-// When the reader lags behind and the payloads are small, keeping each in its
-// buffer would use up the window with few bytes, and two programs that write
-// before they read could block each other where TCP's buffers would carry them.
-// So such payloads are copied together into copyBreakChunk memory and their buffers
-// posted again.
+// copyBreakChunk is ordinary memory that small payloads are copied to.
+//
+// A receive buffer has the size of the longest segment, whatever arrived in it. When the
+// reader lags behind and payloads are small, they would use up the window with few bytes if
+// each kept its buffer. Two programs that write before they read could then block each
+// other, where the buffers of TCP would carry them. So such payloads are copied together,
+// and their buffers posted again.
 type copyBreakChunk struct {
 	b    []byte
-	refs int // segments that lie in it
+	refs int // segments that lie in b
 }
 
 const (
-	copyBreakSize  = 64 << 10
-	copyBreakLimit = 256 << 10 // bytes of one connection, about TCP's default
-	copyBreakCost  = 128       // counted for each payload besides its bytes
+	copyBreakSize  = 64 << 10  // bytes of a chunk
+	copyBreakLimit = 256 << 10 // bytes of one connection, about what TCP's buffers hold
+	copyBreakCost  = 128       // bytes that each payload counts besides its own
 )
 
 var copyBreakChunks = sync.Pool{New: func() any { return &copyBreakChunk{b: make([]byte, 0, copyBreakSize)} }}
 
-// copyBreaks reports whether a payload should move out of its buffer.
-func (c *conn) copyBreaks(payload []byte) bool {
-	return c.heldBuffers >= min(c.credits.window, c.credits.target)/2 &&
-		len(payload) <= min(int(c.agreed.maxReceive)/2, copyBreakSize) &&
-		c.copyBreakBytes+copyBreakCost+len(payload) <= copyBreakLimit
+// copyBreaks reports whether a payload of n bytes is to be copied out of its buffer. window
+// is how many buffers the reader may hold, and size how long each is.
+func (q *recvQueue) copyBreaks(n, window, size int) bool {
+	return q.held >= window/2 && n <= min(size/2, copyBreakSize) && q.copyBreakBytes+copyBreakCost+n <= copyBreakLimit
 }
 
-// copyToChunk copies a payload and returns where it lies now.
-func (c *conn) copyToChunk(payload []byte) ([]byte, *copyBreakChunk) {
-	s := c.copyBreak
-	if s == nil || cap(s.b)-len(s.b) < len(payload) {
-		s = copyBreakChunks.Get().(*copyBreakChunk)
-		c.copyBreak = s
+// copyToChunk copies a payload and returns the copy, and the chunk that it lies in.
+func (q *recvQueue) copyToChunk(payload []byte) ([]byte, *copyBreakChunk) {
+	k := q.copyBreak
+	if k == nil || cap(k.b)-len(k.b) < len(payload) {
+		k = copyBreakChunks.Get().(*copyBreakChunk)
+		q.copyBreak = k
 	}
-	at := len(s.b)
-	s.b = append(s.b, payload...)
-	s.refs++
-	c.copyBreakBytes += copyBreakCost + len(payload)
-	c.stats.BytesCopied += uint64(len(payload))
-	return s.b[at:len(s.b):len(s.b)], s
+	at := len(k.b)
+	k.b = append(k.b, payload...)
+	k.refs++
+	q.copyBreakBytes += copyBreakCost + len(payload)
+	return k.b[at:len(k.b):len(k.b)], k
 }
 
-// releaseFromChunk notes that a segment of n bytes was read or dropped.
-func (c *conn) releaseFromChunk(s *copyBreakChunk, n int) {
-	c.copyBreakBytes -= copyBreakCost + n
-	if s.refs--; s.refs > 0 {
+// releaseFromChunk notes that a payload of n bytes in k was read or dropped.
+func (q *recvQueue) releaseFromChunk(k *copyBreakChunk, n int) {
+	q.copyBreakBytes -= copyBreakCost + n
+	if k.refs--; k.refs > 0 {
 		return
 	}
-	s.b = s.b[:0]
-	if c.copyBreak == s {
-		c.copyBreak = nil
+	k.b = k.b[:0]
+	if q.copyBreak == k {
+		q.copyBreak = nil
 	}
-	copyBreakChunks.Put(s)
+	copyBreakChunks.Put(k)
 }

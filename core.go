@@ -13,7 +13,6 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/regmem"
-	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
 // conn is what a Conn leads to. Everything that outlives a call refers to it, and not to
@@ -54,20 +53,10 @@ type conn struct {
 
 	credits credits
 
-	// Receiving: see recv.go.
-	recvWR         [1]ibv.RecvWR             // memory for a post
-	recvSGE        [1]ibv.SGE                // and for its only element
-	posted         ring.Ring[*regmem.Buffer] // receives in the queue pair, oldest first
-	unread         ring.Ring[segment]        // for the reader
-	heldBuffers    int                       // of the unread segments, how many keep a buffer
-	copyBreak      *copyBreakChunk           // see copybreak.go
-	copyBreakBytes int                       // bytes
-	reasm          reassembler
-	openedSize     int  // length of a message that has begun and has no segment unread yet
-	eof            bool // the peer's FIN has come
-	discarding     bool // CloseRead or Close: drop what arrives
-	readDue        deadline
-	writeDue       deadline
+	in recvQueue // what arrives, until the program has read it
+
+	readDue  deadline
+	writeDue deadline
 
 	// Sending: see sendqueue.go and send.go.
 	queue sendQueue
@@ -77,28 +66,8 @@ type conn struct {
 	tx transferSender
 	rx transferReceiver
 
-	// Keep-alive: see keepalive.go.
-	onTimer        func()
-	timer          *time.Timer
-	receivedSince  bool // something has arrived, which poll notes the time of
-	lastReceived   time.Time
-	timerAt        time.Time // when the timer is to look next, if it is set
-	probing        bool      // the peer, or its device, must answer,
-	probedAt       time.Time // which it was asked to do then
-	oneWay         oneWay    // what has come since this side last sent something
-	trimmable      bool      // there is something to give back when idle
-	trimmed        bool      // it was, and nothing has come since that calls for it again
-	pagesTouched   bool      // its buffers may have more than their first page in memory
-	trimPending    bool      // tidy has to come once more
-	idleCheckedAt  time.Time // when it was last looked how much has moved,
-	moved          uint64    // how much that was,
-	movedAt        time.Time // and when it was more than before
-	returnsCredits bool      // returnCredits goes on when sends complete
-	compactions    int       // answers that may still be asked for to bring receives together
-
-	answersReads bool         // the peer's device can be asked by an RDMA Read: see probe.go
-	peerProbe    *probeTarget // namely of, nil for one of no bytes
-	probeMem     probeMemory
+	live liveness  // signs of life of the peer, and the timer
+	idle idleState // what an idle connection gives back
 }
 
 // newConn returns a Conn that uses no more than slots of the send queue, which may be longer.
@@ -216,11 +185,11 @@ func (c *conn) readErr() error {
 		return net.ErrClosed
 	case c.readDue.expired:
 		return os.ErrDeadlineExceeded
-	case c.discarding, c.eof && c.unread.Len() == 0:
+	case c.in.discarding, c.in.eof && c.in.unread.Len() == 0:
 		return io.EOF
-	case c.unread.Len() > 0:
+	case c.in.unread.Len() > 0:
 		return nil
-	case c.dead == errPeerClosed && (c.fin || c.reasm.remaining > 0 || c.reasm.rest > 0):
+	case c.dead == errPeerClosed && (c.fin || c.in.reasm.remaining > 0 || c.in.reasm.rest > 0):
 		return errTruncated // rdmanet peers say FIN before they go
 	case c.dead == errPeerClosed:
 		return io.EOF
@@ -280,7 +249,7 @@ func (c *conn) answerDue() bool {
 }
 
 // answered reports whether there is something to read, or never will be.
-func (c *conn) answered() bool { return c.unread.Len() > 0 || c.eof }
+func (c *conn) answered() bool { return c.in.unread.Len() > 0 || c.in.eof }
 
 // moving reports whether RDMA Reads or Writes of transfers are under way.
 func (c *conn) moving() bool {
@@ -293,7 +262,7 @@ func (c *conn) hasFailed() bool { return !c.flushed.IsZero() }
 
 // stopsReading reports whether a Read that waits has a reason not to.
 func (c *conn) stopsReading() bool {
-	return c.closed || c.discarding || c.readDue.expired || c.dead != nil
+	return c.closed || c.in.discarding || c.readDue.expired || c.dead != nil
 }
 
 // stopReadErr is readErr where there is something in the queue that cannot be had.
@@ -301,7 +270,7 @@ func (c *conn) stopReadErr() error {
 	switch {
 	case c.closed, c.readDue.expired:
 		return c.readErr()
-	case c.discarding:
+	case c.in.discarding:
 		return io.EOF
 	case c.dead == errPeerClosed:
 		return errTruncated

@@ -21,7 +21,7 @@ type delivery struct {
 
 // received handles the completion of a receive.
 func (c *conn) received(wc *ibv.WC) {
-	m := delivery{buf: c.posted.Pop()}
+	m := delivery{buf: c.in.posted.Pop()}
 	if c.dead != nil && wc.Status == ibv.WCSuccess {
 		c.drop(m.buf) // it may lie behind a message that could not be taken
 		return
@@ -50,8 +50,8 @@ func (c *conn) received(wc *ibv.WC) {
 	if wc.Flags&ibv.WCWithInv != 0 {
 		c.stats.KeysInvalidated++
 	}
-	c.receivedSince, c.probing = true, false
-	c.pagesTouched = c.pagesTouched || wc.ByteLen > regmem.PageSize
+	c.live.received, c.live.probing = true, false
+	c.idle.pagesTouched = c.idle.pagesTouched || wc.ByteLen > regmem.PageSize
 	c.scheduleTrim()
 	if m.h.Flags&flagResponseRequested != 0 {
 		c.send.responseDue = true
@@ -76,8 +76,8 @@ func (c *conn) received(wc *ibv.WC) {
 			return
 		}
 	}
-	if c.reasm.ended && !c.eof {
-		c.eof = true
+	if c.in.reasm.ended && !c.in.eof {
+		c.in.eof = true
 		c.readers.WakeAll()
 	} else if len(m.payload) > 0 || m.opens || m.empty {
 		c.sentAtReceive = c.stats.MessagesSent
@@ -106,16 +106,16 @@ func (c *conn) parse(m *delivery, n int) (err error) {
 func (c *conn) reassemble(m *delivery) (last bool, err error) {
 	var first bool
 	if m.opens {
-		first, last, err = c.reasm.acceptTransfer(&m.h, &m.t)
+		first, last, err = c.in.reasm.acceptTransfer(&m.h, &m.t)
 	} else {
-		first, last, err = c.reasm.accept(&m.h)
+		first, last, err = c.in.reasm.accept(&m.h)
 	}
 	if first {
 		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining)
 		if m.opens { // else its other fields mean nothing
 			sum += uint64(m.t.Length) + m.t.Rest // cannot wrap
 		}
-		c.openedSize = int(min(sum, math.MaxInt))
+		c.in.opening = int(min(sum, math.MaxInt))
 	}
 	return last, err
 }
@@ -124,23 +124,24 @@ func (c *conn) reassemble(m *delivery) (last bool, err error) {
 func (c *conn) store(m *delivery, last bool) {
 	last = last && (!m.opens || m.t.Length == 0) // with the payload
 	c.stats.countReceived(len(m.payload), last)
-	if len(m.payload) == 0 && !m.empty || c.discarding {
+	if len(m.payload) == 0 && !m.empty || c.in.discarding {
 		c.reuse(m.buf)
 	} else {
-		s := segment{data: m.payload, buf: m.buf, size: c.openedSize, last: last, flags: m.flags}
-		c.openedSize = 0
-		if c.copyBreaks(m.payload) {
+		s := segment{data: m.payload, buf: m.buf, size: c.in.opening, last: last, flags: m.flags}
+		c.in.opening = 0
+		if c.in.copyBreaks(len(m.payload), min(c.credits.window, c.credits.target), int(c.agreed.maxReceive)) {
 			s.n = len(m.payload)
-			s.data, s.copyBreak = c.copyToChunk(m.payload)
+			s.data, s.copyBreak = c.in.copyToChunk(m.payload)
+			c.stats.BytesCopied += uint64(len(m.payload))
 			s.buf = nil
 			c.reuse(m.buf)
 			c.credits.oweGrant(m.flags&NoResponse != 0)
 		} else {
-			c.heldBuffers++
+			c.in.held++
 		}
-		c.unread.Push(s)
+		c.in.unread.Push(s)
 	}
-	if m.opens || c.discarding && len(m.payload) > 0 {
+	if m.opens || c.in.discarding && len(m.payload) > 0 {
 		c.credits.oweGrant(m.flags&NoResponse != 0)
 	}
 }
@@ -155,8 +156,8 @@ func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 		if last {
 			c.stats.MessagesReceived++
 		}
-		size := c.openedSize
-		c.openedSize = 0
+		size := c.in.opening
+		c.in.opening = 0
 		c.offered(t, segment{size: size, last: last, flags: flags})
 		return nil
 	case transferGrant:

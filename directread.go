@@ -18,8 +18,8 @@ const directReadMin = 512 << 10
 // queue, up to the end of a message if message is set.
 func (c *conn) offeredBytes(n int, message bool) int {
 	room := n
-	for i := 0; i < c.unread.Len() && room > 0; i++ {
-		s := c.unread.At(i)
+	for i := 0; i < c.in.unread.Len() && room > 0; i++ {
+		s := c.in.unread.At(i)
 		if s.transfer == nil || s.transfer.pieces.Len() > 0 {
 			break
 		}
@@ -69,7 +69,7 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 		}
 	})
 	for n < into.got {
-		x := c.unread.At(0).transfer
+		x := c.in.unread.At(0).transfer
 		k := min(into.got-n, x.landed-x.taken)
 		x.taken += k
 		n += k
@@ -78,7 +78,7 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 	// A transfer that was withdrawn as a whole holds nothing back: what comes behind it, such
 	// as the end of the stream, tells how to go on.
 	if n == 0 && c.stopsReading() {
-		if x := c.unread.At(0).transfer; x.taken < x.length {
+		if x := c.in.unread.At(0).transfer; x.taken < x.length {
 			err = c.stopReadErr()
 		}
 	}
@@ -133,8 +133,8 @@ func (into *directRead) registered() *registeredRange {
 // there is none: what comes behind a message is the next call's, also if the message
 // was withdrawn.
 func (c *conn) wanted(into *directRead) *recvTransfer {
-	for i := 0; i < c.unread.Len(); i++ {
-		s := c.unread.At(i)
+	for i := 0; i < c.in.unread.Len(); i++ {
+		s := c.in.unread.At(i)
 		switch {
 		case s.transfer == nil || s.transfer.pieces.Len() > 0:
 			return nil

@@ -79,15 +79,15 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 			return func() { s.withoutCredits(func() { s.probes(t) }) }
 		}},
 		{name: "a keep-alive probe by RDMA Write", ready: func(t *testing.T, s *heldPair) func() {
-			s.a.locked(func() bool { s.a.answersReads = false; return true })()
+			s.a.locked(func() bool { s.a.live.answersReads = false; return true })()
 			return func() { s.withoutCredits(func() { s.probes(t) }) }
 		}},
 		{name: "an idle connection uses up its credits", ready: func(t *testing.T, s *heldPair) func() {
 			require.True(t, eventually(func() bool { return s.a.Stats().SendCredits > s.a.Stats().ReceiveWindow }))
 			return func() {
 				s.a.mu.Lock()
-				s.a.trimmable, s.a.moved = true, s.a.stats.moved()
-				s.a.idleCheckedAt, s.a.movedAt = time.Time{}, time.Time{}
+				s.a.idle.trimmable, s.a.idle.moved = true, s.a.stats.moved()
+				s.a.idle.checkedAt, s.a.idle.movedAt = time.Time{}, time.Time{}
 				s.a.unlock()
 				s.a.tick()
 			}

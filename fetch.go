@@ -32,12 +32,12 @@ func (c *conn) offered(t *transferHeader, s segment) {
 	x := &recvTransfer{id: t.ID, addr: t.Addr, key: t.Key, length: int(t.Length), first: s.size > 0}
 	in.live.Push(x)
 	c.stats.TransfersReceived++
-	if c.discarding {
+	if c.in.discarding {
 		c.discard(x)
 		return
 	}
 	s.transfer = x
-	c.unread.Push(s)
+	c.in.unread.Push(s)
 	switch {
 	case in.readsAhead:
 		c.readAhead()
@@ -69,7 +69,7 @@ func (c *conn) markAccepted() *conn {
 func (c *conn) prefetch() {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.rx.reading == 0 && !c.rx.notAccepted && !c.discarding && c.dead == nil {
+	if c.rx.reading == 0 && !c.rx.notAccepted && !c.in.discarding && c.dead == nil {
 		c.readAhead()
 	}
 }
@@ -113,7 +113,7 @@ func (c *conn) fetch(f *fetch, lkey uint32) {
 func (c *conn) fetched(wc *ibv.WC) {
 	f := c.rx.inFlight.Pop()
 	if wc.Status == ibv.WCSuccess {
-		c.receivedSince, c.probing = true, false
+		c.live.received, c.live.probing = true, false
 		c.arrived(f, len(f.b))
 		if f.x.recalled && f.x.landed < f.x.length {
 			c.send.responseDue = true // for the peer's remainingPatience
@@ -251,7 +251,7 @@ func (c *conn) truncate(x *recvTransfer, t *transferHeader) {
 	x.length = x.asked
 	x.cut = t.Flags&transferCut != 0 && (x.length > 0 || !x.first)
 	if x.length == 0 && x.first {
-		c.reasm.undo()
+		c.in.reasm.undo()
 	}
 	c.dropWithdrawn(x)
 	c.retire()
@@ -263,14 +263,14 @@ func (c *conn) truncate(x *recvTransfer, t *transferHeader) {
 // its message, if there is something behind it, or for a call that reads, which may
 // be at it and must not take the next one for it.
 func (c *conn) dropWithdrawn(x *recvTransfer) {
-	if x.length > 0 || c.rx.reading > 0 || c.unread.Len() == 0 {
+	if x.length > 0 || c.rx.reading > 0 || c.in.unread.Len() == 0 {
 		return
 	}
-	s := c.unread.At(c.unread.Len() - 1)
+	s := c.in.unread.At(c.in.unread.Len() - 1)
 	if s.transfer == x && (x.first || x.cut || !s.last) {
 		c.dropPieces(x)
 		*s = segment{}
-		c.unread.Undo()
+		c.in.unread.Undo()
 	}
 }
 

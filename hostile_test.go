@@ -465,7 +465,7 @@ func (b *breach) inflict(s *scene, c *Conn, p *badPeer) {
 	} else {
 		require.Equal(t, b.payload, len(got))
 	}
-	if !c.eof { // else the stream had come to its end before
+	if !c.in.eof { // else the stream had come to its end before
 		requireCause(t, err, b.want)
 		require.ErrorIs(t, err, syscall.ECONNRESET)
 		var op *net.OpError

@@ -24,7 +24,7 @@ func (c *conn) idleFor(d time.Duration) {
 	c.mu.Lock()
 	defer c.unlock()
 	now := time.Now()
-	c.moved, c.movedAt, c.idleCheckedAt = c.stats.moved(), now.Add(-d), now.Add(-d)
+	c.idle.moved, c.idle.movedAt, c.idle.checkedAt = c.stats.moved(), now.Add(-d), now.Add(-d)
 	c.runTimer(now)
 }
 
@@ -91,7 +91,7 @@ func TestIdleMemory(t *testing.T) {
 				t.Errorf("10 ends take %d bytes, 2 fresh ones %d", poolMemory(t, all...), fresh)
 				for _, c := range all {
 					c.mu.Lock()
-					t.Log(c.posted.Len(), c.credits, c.trimPending, c.compactions)
+					t.Log(c.in.posted.Len(), c.credits, c.idle.pending, c.idle.compactions)
 					c.unlock()
 				}
 			}
@@ -117,7 +117,7 @@ func TestIdleMemoryOfUnwilling(t *testing.T) {
 	require.Greater(t, poolMemory(t, b), 1<<20)
 	b.idleFor(idleAfter) // and a, which is asked for nothing, keeps its credits
 	require.True(t, eventually(func() bool { return poolMemory(t, b) <= 16*regmem.PageSize }), "%d bytes stay resident", poolMemory(t, b))
-	require.True(t, b.locked(func() bool { return b.posted.Len() > 2*b.set.initial })())
+	require.True(t, b.locked(func() bool { return b.in.posted.Len() > 2*b.set.initial })())
 	exchange(t, a, b, 4<<20)
 	closeBoth(t, a, b)
 }

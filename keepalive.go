@@ -38,7 +38,7 @@ const (
 )
 
 func (c *conn) startTimer() {
-	c.lastReceived = time.Now()
+	c.live.lastReceived = time.Now()
 	if c.set.keepAlive > 0 && !c.hasFailed() { // else reasonWithin runs already
 		c.setTimer(c.set.keepAlive)
 	}
@@ -47,20 +47,20 @@ func (c *conn) startTimer() {
 // scheduleTrim has the timer look soon when the connection has taken more memory than one
 // that is idle needs.
 func (c *conn) scheduleTrim() {
-	if c.trimmable || !c.hasIdleMemory() {
+	if c.idle.trimmable || !c.hasIdleMemory() {
 		return
 	}
-	c.trimmable, c.trimmed = true, false
-	c.idleCheckedAt = time.Now()
-	c.moved, c.movedAt = c.stats.moved(), c.idleCheckedAt
-	if c.set.keepAlive <= 0 || c.timerAt.Sub(c.idleCheckedAt) > lookEvery { // else keep-alive looks sooner
+	c.idle.trimmable, c.idle.trimmed = true, false
+	c.idle.checkedAt = time.Now()
+	c.idle.moved, c.idle.movedAt = c.stats.moved(), c.idle.checkedAt
+	if c.set.keepAlive <= 0 || c.live.timerAt.Sub(c.idle.checkedAt) > lookEvery { // else keep-alive looks sooner
 		c.setTimer(lookEvery)
 	}
 }
 
 // hasIdleMemory reports whether there is something to give back when idle.
 func (c *conn) hasIdleMemory() bool {
-	return c.pagesTouched || c.credits.window > c.set.initial || c.credits.have > c.credits.idleReceives()
+	return c.idle.pagesTouched || c.credits.window > c.set.initial || c.credits.have > c.credits.idleReceives()
 }
 
 func (c *conn) tick() {
@@ -91,35 +91,35 @@ func (c *conn) runTimer(now time.Time) time.Duration {
 		}
 		return wait
 	}
-	if c.trimmable && now.Sub(c.idleCheckedAt) >= lookEvery {
-		c.idleCheckedAt = now
-		if moved := c.stats.moved(); moved != c.moved {
-			c.moved, c.movedAt = moved, now
+	if c.idle.trimmable && now.Sub(c.idle.checkedAt) >= lookEvery {
+		c.idle.checkedAt = now
+		if moved := c.stats.moved(); moved != c.idle.moved {
+			c.idle.moved, c.idle.movedAt = moved, now
 		}
-		if now.Sub(c.movedAt) >= idleAfter {
+		if now.Sub(c.idle.movedAt) >= idleAfter {
 			c.shrinkIdle()
 		}
 	}
 	if c.set.keepAlive <= 0 {
-		if c.trimmable {
+		if c.idle.trimmable {
 			return lookEvery
 		}
 		return 0
 	}
-	wait := c.set.keepAlive - now.Sub(c.lastReceived)
+	wait := c.set.keepAlive - now.Sub(c.live.lastReceived)
 	switch {
-	case wait <= 0 && c.probing:
-		if wait = c.set.probe - now.Sub(c.probedAt); wait <= 0 {
+	case wait <= 0 && c.live.probing:
+		if wait = c.set.probe - now.Sub(c.live.probedAt); wait <= 0 {
 			c.fail(errSilent)
 		}
 	case wait <= 0:
-		c.probedAt = now
+		c.live.probedAt = now
 		c.sendProbe()
 		wait = c.set.probe
-	case c.probing || c.send.probeDue:
+	case c.live.probing || c.send.probeDue:
 		wait = min(wait, c.set.probe)
 	}
-	if c.trimmable {
+	if c.idle.trimmable {
 		wait = min(wait, lookEvery)
 	}
 	return wait
@@ -128,7 +128,7 @@ func (c *conn) runTimer(now time.Time) time.Duration {
 // confirmReceipt has a message sent to a peer whose data has been coming for a while in which
 // nothing was sent.
 func (c *conn) confirmReceipt(now time.Time) {
-	o := &c.oneWay
+	o := &c.live.oneWay
 	switch {
 	case !c.peer.rdmanet:
 	case c.stats.Posts != o.posts:
@@ -143,51 +143,51 @@ func (c *conn) confirmReceipt(now time.Time) {
 func (c *conn) sendProbe() {
 	c.send.probeSeq = 0
 	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
-	if !able && c.answersReads && c.queueBarrier() {
-		c.probing = true
+	if !able && c.live.answersReads && c.queueBarrier() {
+		c.live.probing = true
 		return
 	}
-	c.probing, c.send.probeDue = able, true
+	c.live.probing, c.send.probeDue = able, true
 	if c.queueControl(true) && !c.send.probeDue {
 		return
 	}
-	if c.probing = c.answersReads && c.queueBarrier(); c.probing {
+	if c.live.probing = c.live.answersReads && c.queueBarrier(); c.live.probing {
 		return
 	}
 	c.queueEmptyWrite()
 	if n := c.lane.signaled.Len(); n > 0 { // with a full queue it is another's
-		c.probing, c.send.probeSeq = true, c.lane.signaled.At(n-1).seq
+		c.live.probing, c.send.probeSeq = true, c.lane.signaled.At(n-1).seq
 	}
 }
 
 // shrinkIdle brings an idle connection back to its initial size.
 func (c *conn) shrinkIdle() {
 	c.credits.window = c.set.initial
-	again := !c.trimmed // once more: the peer's last messages come after this, and bring pages back
-	c.trimmable, c.trimmed, c.trimPending = false, true, true
-	c.compactions = 2 * (c.set.initial + c.credits.transferReserve)
+	again := !c.idle.trimmed // once more: the peer's last messages come after this, and bring pages back
+	c.idle.trimmable, c.idle.trimmed, c.idle.pending = false, true, true
+	c.idle.compactions = 2 * (c.set.initial + c.credits.transferReserve)
 	if c.peer.rdmanet {
 		c.send.idle = true
 		c.returnCredits()
-		c.trimmable = c.credits.have > c.credits.idleReceives()
+		c.idle.trimmable = c.credits.have > c.credits.idleReceives()
 	}
 	c.trimMemory()
-	c.trimmable = c.trimmable || again || c.credits.charge.Charged() > 0 || c.lane.signaled.Len() > 0 // buffers of sends that nobody polls for
+	c.idle.trimmable = c.idle.trimmable || again || c.credits.charge.Charged() > 0 || c.lane.signaled.Len() > 0 // buffers of sends that nobody polls for
 }
 
 // returnCredits sends empty messages for the credits beyond the initial ones, so that the
 // peer does not post those receives again. It goes on when sends complete if the queue
 // pair has no room for all of them.
 func (c *conn) returnCredits() {
-	c.returnsCredits = false
+	c.idle.returnsCredits = false
 	for !c.closed && c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.midMessage {
 		n := min(c.credits.have-c.set.initial, c.freeSlots(), c.credits.spendable(), batchSegments)
 		if !c.queueEmpty(n) {
-			c.returnsCredits = true
+			c.idle.returnsCredits = true
 			return
 		}
 	}
-	c.returnsCredits = c.credits.have > c.set.initial && !c.hasFailed() && !c.hasSlots(1)
+	c.idle.returnsCredits = c.credits.have > c.set.initial && !c.hasFailed() && !c.hasSlots(1)
 }
 
 // grantedLate reports whether an idle connection has been granted receives since it used
@@ -195,13 +195,13 @@ func (c *conn) returnCredits() {
 // is what the peer's reserve makes. Only where receives keep slabs pinned is that worth
 // messages, which bring pages of receives back elsewhere.
 func (c *conn) grantedLate() bool {
-	return c.trimmed && c.dom != nil && c.dom.Private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
+	return c.idle.trimmed && c.dom != nil && c.dom.Private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
 }
 
 // trimAfter looks, when a message with so many bytes of payload has come, whether an idle connection has got back what its peer
 // held, and can give up more.
 func (c *conn) trimAfter(payload int) {
-	if c.trimmed && payload == 0 && (c.trimPending || c.compactions > 0) {
+	if c.idle.trimmed && payload == 0 && (c.idle.pending || c.idle.compactions > 0) {
 		c.trimMemory()
 	}
 }
@@ -210,29 +210,29 @@ func (c *conn) trimAfter(payload int) {
 // queues, and pages of receives that are posted. It comes once more when the peer has
 // used up the credits that it does not need.
 func (c *conn) trimMemory() {
-	c.credits.lowerCharge(c.heldBuffers)
-	if c.trimPending {
-		c.trimPending = c.posted.Len() > c.set.initial+c.credits.transferReserve
-		c.posted.Trim()
-		c.unread.Trim()
+	c.credits.lowerCharge(c.in.held)
+	if c.idle.pending {
+		c.idle.pending = c.in.posted.Len() > c.set.initial+c.credits.transferReserve
+		c.in.posted.Trim()
+		c.in.unread.Trim()
 		c.lane.trim()
 		c.rx.trim()
 		c.tx.trim()
-		if q, ok := c.lane.qp.(ibv.IdleQP); ok && (c.pagesTouched || !c.trimPending) {
+		if q, ok := c.lane.qp.(ibv.IdleQP); ok && (c.idle.pagesTouched || !c.idle.pending) {
 			q.Idle(func(buf []byte) { dropPosted(buf) })
 			if own := c.lane.reservedFree; own != nil && c.lane.buffers.Drops() {
 				dropPosted(own.B)
 			}
 		}
-		c.pagesTouched = false
+		c.idle.pagesTouched = false
 	}
 	// A receive that lies apart keeps a slab pinned. The next message uses the oldest one
 	// up, and the one that is posted in its place lies with the others.
-	if c.dom != nil && c.dom.Private && c.compactions > 0 && !c.trimPending && c.peer.rdmanet {
-		if c.compactions--; c.pool.Scattered(&c.posted) {
+	if c.dom != nil && c.dom.Private && c.idle.compactions > 0 && !c.idle.pending && c.peer.rdmanet {
+		if c.idle.compactions--; c.pool.Scattered(&c.in.posted) {
 			c.send.probeDue = true
 		} else {
-			c.compactions = 0
+			c.idle.compactions = 0
 		}
 	}
 }

@@ -22,8 +22,8 @@ import (
 // waited for as long if it has asked, and lets its timer look.
 func (c *conn) quietFor(d time.Duration) {
 	c.mu.Lock()
-	c.lastReceived = time.Now().Add(-d)
-	c.probedAt = c.probedAt.Add(-d)
+	c.live.lastReceived = time.Now().Add(-d)
+	c.live.probedAt = c.live.probedAt.Add(-d)
 	c.unlock()
 	c.tick()
 }
@@ -32,7 +32,7 @@ func (c *conn) isProbing() bool {
 	c.mu.Lock()
 	defer c.unlock()
 	c.poll() // the device's answer wakes nobody
-	return c.probing
+	return c.live.probing
 }
 
 // A peer that is there answers, although its program does nothing.
@@ -216,7 +216,7 @@ func TestKeepAliveDuringPost(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		a.mu.Lock()
 		defer a.unlock()
-		a.lane.posting = a.probedAt.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
+		a.lane.posting = a.live.probedAt.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
 		a.writers.WakeAll()
 		return !a.lane.posting
 	}))
@@ -238,7 +238,7 @@ func TestKeepAliveTouch(t *testing.T) {
 			pass(t, a, b)
 			wrote := outOfCredits(t, a, b)
 			a.mu.Lock()
-			a.answersReads = false
+			a.live.answersReads = false
 			a.unlock()
 			m.setSlow(slow)
 			if slow {
@@ -343,7 +343,7 @@ func TestKeepAliveCut(t *testing.T) {
 			a, err := ln.Accept()
 			require.NoError(t, err)
 			ends := []*Conn{c.(*Conn), a.(*Conn)}
-			require.True(t, ends[0].answersReads && ends[1].answersReads)
+			require.True(t, ends[0].live.answersReads && ends[1].live.answersReads)
 			pass(t, c, a)
 			pass(t, a, c)
 			wrote := []chan error{make(chan error, 1), make(chan error, 1)}
@@ -405,20 +405,20 @@ func TestKeepAliveBound(t *testing.T) {
 				pass(t, server, client)
 				server.mu.Lock() // whoever would answer waits
 				client.mu.Lock()
-				client.timer.Stop()
-				client.trimmable = warm
+				client.live.timer.Stop()
+				client.idle.trimmable = warm
 				client.stats.BytesSent++
-				client.runTimer(client.lastReceived)
-				start := client.lastReceived.Add(s.keepAlive / 3) // a word between two looks
-				client.lastReceived = start
+				client.runTimer(client.live.lastReceived)
+				start := client.live.lastReceived.Add(s.keepAlive / 3) // a word between two looks
+				client.live.lastReceived = start
 				now := start
 				asked := time.Duration(-1)
 				for wait := 2 * s.keepAlive / 3; client.dead == nil; wait = client.runTimer(now) {
 					require.Positive(t, wait)
 					now = now.Add(wait)
 					client.stats.BytesSent++ // so warm it stays
-					if asked < 0 && client.probing {
-						asked = client.probedAt.Sub(start)
+					if asked < 0 && client.live.probing {
+						asked = client.live.probedAt.Sub(start)
 					}
 				}
 				gone := now.Sub(start)
@@ -467,18 +467,18 @@ func TestKeepAliveLateAnswer(t *testing.T) {
 	undisturbed("counts from when it was asked", func() bool {
 		answered()
 		a.mu.Lock()
-		a.probedAt = a.probedAt.Add(-late)
+		a.live.probedAt = a.live.probedAt.Add(-late)
 		a.unlock()
 		m.setSlow(false)
 		a.mu.Lock()
 		defer a.unlock()
 		a.runTimer(time.Now())
-		return !a.probing && a.probedAt.Equal(a.lastReceived)
+		return !a.live.probing && a.live.probedAt.Equal(a.live.lastReceived)
 	})
 	undisturbed("is no answer to another question", func() bool {
 		answered()
 		a.mu.Lock()
-		a.probing = false // as if the peer had said something before
+		a.live.probing = false // as if the peer had said something before
 		a.unlock()
 		m.setSlow(false)
 		reads := m.reads.Load()
@@ -527,15 +527,15 @@ func TestKeepAliveWarmUp(t *testing.T) {
 					time.Sleep(keepAlive - time.Millisecond)
 					c.mu.Lock()
 					if word {
-						c.lastReceived = time.Now()
+						c.live.lastReceived = time.Now()
 					}
-					due := c.lastReceived.Add(keepAlive)
+					due := c.live.lastReceived.Add(keepAlive)
 					c.scheduleTrim()
 					c.unlock()
 					time.Sleep(time.Until(due))
 					synctest.Wait()
-					require.Equal(t, due, c.probedAt)
-					c.timer.Stop()
+					require.Equal(t, due, c.live.probedAt)
+					c.live.timer.Stop()
 				})
 			})
 		}
@@ -554,7 +554,7 @@ func TestKeepAliveCoolDown(t *testing.T) {
 				words := func(d time.Duration) {
 					for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 						c.mu.Lock()
-						c.lastReceived = time.Now()
+						c.live.lastReceived = time.Now()
 						c.unlock()
 					}
 					synctest.Wait()
@@ -571,7 +571,7 @@ func TestKeepAliveCoolDown(t *testing.T) {
 				}
 				words(2 * idleAfter)
 				require.Equal(t, c.set.initial, c.credits.window)
-				c.timer.Stop()
+				c.live.timer.Stop()
 			})
 		})
 	}
@@ -600,8 +600,8 @@ func TestKeepAliveDuringClose(t *testing.T) {
 	q := &gatedQP{QP: a.lane.qp, come: make(chan struct{}), leave: make(chan struct{})}
 	a.mu.Lock()
 	a.lane.qp, a.send.probeDue = q, true // there is something to send
-	a.moved, a.trimmable = a.stats.moved(), true
-	a.idleCheckedAt, a.movedAt = time.Time{}, time.Time{}
+	a.idle.moved, a.idle.trimmable = a.stats.moved(), true
+	a.idle.checkedAt, a.idle.movedAt = time.Time{}, time.Time{}
 	a.mu.Unlock() // without what unlock posts
 	ticked := make(chan struct{})
 	go func() {
@@ -614,7 +614,7 @@ func TestKeepAliveDuringClose(t *testing.T) {
 	<-ticked
 	require.NoError(t, b.Close())
 	require.True(t, eventually(func() bool { return Lingering().Now == 0 }))
-	require.False(t, a.timer.Stop(), "the timer is set")
+	require.False(t, a.live.timer.Stop(), "the timer is set")
 }
 
 // A negative KeepAlive never asks.

@@ -101,7 +101,7 @@ func TestPollsForNoPieces(t *testing.T) {
 	c, p := s.transferConns(true, false)
 	pollFor(t, time.Hour)
 	p.start(false, 1<<20)
-	require.True(t, eventually(c.locked(func() bool { return c.unread.Len() > 0 })))
+	require.True(t, eventually(c.locked(func() bool { return c.in.unread.Len() > 0 })))
 	_, err := c.Write([]byte{1})
 	require.NoError(t, err)
 	reading(c, make([]byte, 1<<20))
@@ -115,7 +115,7 @@ func TestPollsForNoPieces(t *testing.T) {
 func TestDeadIsNotServed(t *testing.T) {
 	_, c, p := pollScene(t)
 	p.data(10)
-	require.True(t, eventually(c.locked(func() bool { return c.unread.Len() > 0 })))
+	require.True(t, eventually(c.locked(func() bool { return c.in.unread.Len() > 0 })))
 	p.close()
 	require.True(t, eventually(func() bool {
 		return served() == 0 && c.locked(func() bool { return c.dead != nil && !c.wait.Leading() })()

@@ -90,7 +90,7 @@ func TestPulseAtTheWire(t *testing.T) {
 					c = s.owned(conn)
 				}
 				c.mu.Lock()
-				require.True(t, c.answersReads && c.peerProbe != nil)
+				require.True(t, c.live.answersReads && c.live.target != nil)
 				begun := c.queueBarrier()
 				c.unlock()
 				require.True(t, begun)

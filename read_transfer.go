@@ -5,7 +5,7 @@ package rdmanet
 // to one message, and last says that this has ended. A return of 0 and no error
 // means to look again, or without wait that nothing is there.
 func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err error) {
-	x := c.unread.At(0).transfer
+	x := c.in.unread.At(0).transfer
 	switch {
 	case x.taken == x.length:
 		return 0, c.popFinished(), nil
@@ -39,7 +39,7 @@ func (c *conn) awaitRead() error {
 // takeFetch takes the next piece, in scratch, of the transfer at the head of the
 // unread queue. nil and no error means to look again.
 func (c *conn) takeFetch() (*fetch, error) {
-	x := c.unread.At(0).transfer
+	x := c.in.unread.At(0).transfer
 	c.rx.readsAhead = true
 	c.readAhead()
 	switch {
@@ -82,7 +82,7 @@ func (c *conn) noPiece(x *recvTransfer) error {
 
 // takePiece copies from the oldest piece of the transfer at the head.
 func (c *conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
-	x := c.unread.At(0).transfer
+	x := c.in.unread.At(0).transfer
 	f := *x.pieces.At(0)
 	if !f.over {
 		if wait {

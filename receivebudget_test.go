@@ -32,7 +32,7 @@ func TestReceiveMemory(t *testing.T) {
 	}), "it never has all of it")
 	for _, x := range []*Conn{a, b} {
 		x.mu.Lock()
-		x.timer.Stop() // it does not idle before it is told to
+		x.live.timer.Stop() // it does not idle before it is told to
 		x.unlock()
 	}
 

@@ -14,7 +14,7 @@ func (c *conn) drop(buf *regmem.Buffer) {
 
 // reuse posts a buffer again, or gives it back when the window is full.
 func (c *conn) reuse(buf *regmem.Buffer) {
-	if c.dead != nil || c.hasFailed() || c.credits.room(c.heldBuffers, c.send.wantsCredit) == 0 {
+	if c.dead != nil || c.hasFailed() || c.credits.room(c.in.held, c.send.wantsCredit) == 0 {
 		buf.Release()
 		return
 	}
@@ -23,10 +23,10 @@ func (c *conn) reuse(buf *regmem.Buffer) {
 			buf.Release()
 			buf = fit
 		}
-	} else if c.trimmed && c.dom.Private {
+	} else if c.idle.trimmed && c.dom.Private {
 		buf = c.pool.Older(buf)
 	}
-	if c.trimmed && c.stats.moved() == c.moved && c.pool.Drops() {
+	if c.idle.trimmed && c.stats.moved() == c.idle.moved && c.pool.Drops() {
 		dropPosted(buf.B) // a message without payload leaves nothing to read
 	}
 	c.postRecv(buf)
@@ -34,15 +34,15 @@ func (c *conn) reuse(buf *regmem.Buffer) {
 
 // postRecv posts one receive.
 func (c *conn) postRecv(buf *regmem.Buffer) {
-	c.recvSGE[0] = buf.SGE(int(c.agreed.maxReceive))
-	c.recvWR[0].SGL = c.recvSGE[:]
-	_, err := c.lane.qp.PostRecv(c.recvWR[:])
+	c.in.sge[0] = buf.SGE(int(c.agreed.maxReceive))
+	c.in.wr[0].SGL = c.in.sge[:]
+	_, err := c.lane.qp.PostRecv(c.in.wr[:])
 	if err != nil {
 		buf.Release()
 		c.fail(err)
 		return
 	}
-	c.posted.Push(buf)
+	c.in.posted.Push(buf)
 	c.credits.post(1)
 	if c.queue.wantsWritable {
 		c.signalWritable()
@@ -58,18 +58,18 @@ func (c *conn) postRecv(buf *regmem.Buffer) {
 // replenish posts receives up to the window. On a queue pair that has failed they
 // would come back at once, again and again until the event tells why.
 func (c *conn) replenish() {
-	for c.dead == nil && !c.hasFailed() && c.credits.room(c.heldBuffers, c.send.wantsCredit) > 0 {
+	for c.dead == nil && !c.hasFailed() && c.credits.room(c.in.held, c.send.wantsCredit) > 0 {
 		buf, err := c.pool.Get()
 		if err != nil && c.credits.reserveShort() > 0 {
 			buf = c.evict()
 		}
 		if buf == nil {
-			if c.posted.Len()+c.heldBuffers == 0 {
+			if c.in.posted.Len()+c.in.held == 0 {
 				c.fail(err)
 			}
 			return // fewer will do
 		}
-		c.pagesTouched = c.pagesTouched || buf.Stale
+		c.idle.pagesTouched = c.idle.pagesTouched || buf.Stale
 		c.postRecv(buf)
 	}
 }
@@ -78,8 +78,8 @@ func (c *conn) replenish() {
 // returns the buffer that it came in: nil if there is none to be had. The first one
 // stays, which the reader may be at.
 func (c *conn) evict() *regmem.Buffer {
-	for i := c.unread.Len() - 1; i > 0; i-- {
-		if s := c.unread.At(i); s.buf != nil {
+	for i := c.in.unread.Len() - 1; i > 0; i-- {
+		if s := c.in.unread.At(i); s.buf != nil {
 			buf := s.buf
 			s.data, s.buf = bytes.Clone(s.data), nil
 			c.stats.BytesCopied += uint64(len(s.data))

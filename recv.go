@@ -26,7 +26,7 @@ func (c *conn) waitReadable() error {
 		if c.readDue.expired && !c.closed {
 			return os.ErrDeadlineExceeded
 		}
-		if err := c.readErr(); err != nil || c.unread.Len() > 0 {
+		if err := c.readErr(); err != nil || c.in.unread.Len() > 0 {
 			return err
 		}
 		c.credits.readerWaited = true
@@ -39,12 +39,12 @@ const copyUnlocked = 4 << 10
 
 // take copies from the head of the unread queue into p.
 func (c *conn) take(p []byte) (n int, last bool) {
-	s := c.unread.At(0)
+	s := c.in.unread.At(0)
 	data := s.data
 	if n = min(len(p), len(data)); n >= copyUnlocked {
 		// Only the reader, who holds readMu, takes from the queue.
 		c.unlocked(func() { copy(p, data[:n]) })
-		s = c.unread.At(0)
+		s = c.in.unread.At(0)
 	} else {
 		copy(p, data[:n])
 	}
@@ -81,7 +81,7 @@ func (c *conn) read(p []byte) (n int, err error) {
 		if err := c.waitReadable(); err != nil {
 			return 0, err
 		}
-		for n < len(p) && c.unread.Len() > 0 && !c.closed {
+		for n < len(p) && c.in.unread.Len() > 0 && !c.closed {
 			k, _, err := c.next(p[n:], n == 0, false)
 			n += k
 			if k == 0 {
@@ -98,7 +98,7 @@ func (c *conn) read(p []byte) (n int, err error) {
 
 // next takes bytes from the head of the unread queue; see takeTransfer.
 func (c *conn) next(p []byte, wait, message bool) (n int, last bool, err error) {
-	if c.unread.At(0).transfer != nil {
+	if c.in.unread.At(0).transfer != nil {
 		return c.takeTransfer(p, wait, message)
 	}
 	n, last = c.take(p)
@@ -128,7 +128,7 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 			}
 			return n, flags, err
 		}
-		s := c.unread.At(0)
+		s := c.in.unread.At(0)
 		flags = s.flags & (Expedited | Partial)
 		empty := s.transfer == nil && len(s.data) == 0
 		switch {
@@ -187,12 +187,12 @@ func (c *conn) detach() (data []byte, done func(), err error) {
 		if err := c.waitReadable(); err != nil {
 			return nil, nil, err
 		}
-		if s := c.unread.At(0); s.transfer == nil && len(s.data) == 0 {
+		if s := c.in.unread.At(0); s.transfer == nil && len(s.data) == 0 {
 			c.consumed() // an empty message
 			continue
 		}
-		if c.unread.At(0).transfer == nil {
-			s := c.unread.Pop()
+		if c.in.unread.At(0).transfer == nil {
+			s := c.in.unread.Pop()
 			return s.data, func() { c.done(s) }, nil
 		}
 		f, err := c.takeFetch()

@@ -401,16 +401,16 @@ func (s *setup) findProbe(c *conn) error {
 	case s.id.Param().InitiatorDepth == 0:
 		return nil
 	case !c.peer.rdmanet:
-		c.answersReads = s.id.Device().Attr().Transport != ibv.TransportIWARP
+		c.live.answersReads = s.id.Device().Attr().Transport != ibv.TransportIWARP
 		return nil
 	}
 	early := earlyResponseLen
 	if s.passive {
 		early = earlyRequestLen
 	}
-	c.peerProbe = parseProbeTarget(s.id.PrivateData(), early)
-	c.answersReads = c.peerProbe != nil || c.peer.features&featureNoEmptyRead == 0
-	if c.peerProbe != nil {
+	c.live.target = parseProbeTarget(s.id.PrivateData(), early)
+	c.live.answersReads = c.live.target != nil || c.peer.features&featureNoEmptyRead == 0
+	if c.live.target != nil {
 		return s.probeMem.hold(s.dom)
 	}
 	return nil
@@ -427,7 +427,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	c.messages = c.fin && peer.features&featureMessages != 0
 	c.tx.mode, c.rx.mode = transferModes(s.private(), peer)
 	c.rx.notAccepted = s.passive
-	c.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
+	c.in.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
 	c.pool, c.lane.buffers = s.dom.Pool(int(a.maxReceive)), s.dom.Pool(int(a.maxSend))
 	c.credits = credits{
 		have:         int(a.sendCredits),
@@ -445,7 +445,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 		c.credits.reserveOut, c.credits.reserveIn = 1, 1
 	}
 	for _, buf := range s.posted {
-		c.posted.Push(buf)
+		c.in.posted.Push(buf)
 	}
 	c.credits.post(len(s.posted))
 	if granted {
@@ -461,7 +461,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 		c.recall()
 		return nil, err
 	}
-	c.probeMem, s.probeMem = s.probeMem, probeMemory{}
+	c.live.memory, s.probeMem = s.probeMem, probeMemory{}
 	return c, nil
 }
 
@@ -498,7 +498,7 @@ func (c *conn) provision() (err error) {
 		return err
 	}
 	least := make([]*regmem.Buffer, 0, minCredits)
-	for c.posted.Len()+len(least) < min(minCredits, c.set.initial) {
+	for c.in.posted.Len()+len(least) < min(minCredits, c.set.initial) {
 		buf, err := c.pool.Get()
 		if err != nil {
 			for _, buf := range least {
@@ -515,9 +515,9 @@ func (c *conn) provision() (err error) {
 	if c.dead != nil {
 		return fmt.Errorf("post receives: %w", c.dead)
 	}
-	c.pagesTouched = c.lane.reserved != nil && c.lane.reserved.Stale
-	for i := range c.posted.Len() {
-		c.pagesTouched = c.pagesTouched || (*c.posted.At(i)).Stale
+	c.idle.pagesTouched = c.lane.reserved != nil && c.lane.reserved.Stale
+	for i := range c.in.posted.Len() {
+		c.idle.pagesTouched = c.idle.pagesTouched || (*c.in.posted.At(i)).Stale
 	}
 	return nil
 }
@@ -525,15 +525,15 @@ func (c *conn) provision() (err error) {
 // recall gives back what a failed set-up holds.
 func (c *conn) recall() {
 	c.credits.charge.Lower(0)
-	if c.posted.Len() > 0 {
+	if c.in.posted.Len() > 0 {
 		c.lane.qp.Close()
 	}
-	for c.posted.Len() > 0 {
-		c.posted.Pop().Release()
+	for c.in.posted.Len() > 0 {
+		c.in.posted.Pop().Release()
 	}
 	c.lane.release(unwritten)
 	c.releaseReserved()
-	c.probeMem.close()
+	c.live.memory.close()
 }
 
 // sendMessage sends a negotiation message. It costs no credit.

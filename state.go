@@ -125,11 +125,11 @@ func (c *conn) hasSlots(n int) bool {
 
 // setTimer sets the timer.
 func (c *conn) setTimer(d time.Duration) {
-	c.timerAt = time.Now().Add(d)
-	if c.timer == nil {
-		c.timer = time.AfterFunc(d, c.onTimer)
+	c.live.timerAt = time.Now().Add(d)
+	if c.live.timer == nil {
+		c.live.timer = time.AfterFunc(d, c.live.onTimer)
 	} else {
-		c.timer.Reset(d)
+		c.live.timer.Reset(d)
 	}
 }
 

@@ -520,7 +520,7 @@ func TestTransferPanics(t *testing.T) {
 		require.NoError(t, <-sent)
 		b.mu.Lock()
 		defer b.unlock()
-		require.Zero(t, b.heldBuffers)
+		require.Zero(t, b.in.held)
 		require.Zero(t, b.rx.bounceBuffers)
 	})
 }

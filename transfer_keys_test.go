@@ -126,7 +126,7 @@ func TestTransferKeys(t *testing.T) {
 								require.True(t, eventually(func() bool {
 									c.mu.Lock()
 									defer c.unlock()
-									return c.stats.BytesReceived == 10 && c.unread.Len() == 0
+									return c.stats.BytesReceived == 10 && c.in.unread.Len() == 0
 								}))
 								c.SetReadDeadline(time.Unix(1, 0))
 								require.Equal(t, 10, s.await(call).n)

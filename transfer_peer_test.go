@@ -993,7 +993,7 @@ func TestTransferDroppedUnderway(t *testing.T) {
 		c.mu.Lock()
 		c.readAhead()
 		require.NotZero(t, c.rx.inFlight.Len())
-		c.discarding = true
+		c.in.discarding = true
 		c.dropUnread()
 		c.unlock()
 		if !reads {
@@ -1054,7 +1054,7 @@ func TestTransferWithdrawnLeavesNothing(t *testing.T) {
 	unread := func(c *Conn) int {
 		c.mu.Lock()
 		defer c.unlock()
-		return c.unread.Len()
+		return c.in.unread.Len()
 	}
 	for _, inside := range []bool{false, true} { // a message of several transfers
 		t.Run(map[bool]string{false: "messages", true: "parts of one"}[inside], func(t *testing.T) {
@@ -1109,7 +1109,7 @@ func TestTransferWithdrawnNeglected(t *testing.T) {
 	c.mu.Lock()
 	defer c.unlock()
 	require.Zero(t, c.rx.bounceBuffers)
-	require.Zero(t, c.unread.Len())
+	require.Zero(t, c.in.unread.Len())
 }
 
 // A ReadMsg that waits for a message that is withdrawn does not take the next one for
@@ -1377,7 +1377,7 @@ func TestTransferNeglected(t *testing.T) {
 func TestTransferLengthsAddUp(t *testing.T) {
 	c := &conn{}
 	for range 4 {
-		c.unread.Push(segment{transfer: &recvTransfer{length: transferCeiling}})
+		c.in.unread.Push(segment{transfer: &recvTransfer{length: transferCeiling}})
 	}
 	require.Equal(t, math.MaxInt32, c.offeredBytes(math.MaxInt32, false))
 	require.Equal(t, 1, c.offeredBytes(1, false))
@@ -1667,7 +1667,7 @@ func TestTransferGrantedInPieces(t *testing.T) {
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
 		defer c.unlock()
-		return c.unread.Len() > 0 && c.wait.Sleeping() // so nobody else sends what is due
+		return c.in.unread.Len() > 0 && c.wait.Sleeping() // so nobody else sends what is due
 	}))
 	b := make([]byte, len(want))
 	read := reading(c, b)

@@ -32,7 +32,7 @@ func TestBearsWith(t *testing.T) {
 		{700, 0, 0, 20},
 		{720, 0, 0, 0},
 	} {
-		c := &conn{lastReceived: ago(test.heard)}
+		c := &conn{live: liveness{lastReceived: ago(test.heard)}}
 		c.tx.wrote = ago(test.wrote)
 		require.InDelta(t, float64(test.more), c.remainingPatience(ago(test.since)).Minutes(), 0.1, "%+v", test)
 	}

@@ -1,7 +1,7 @@
 package rdmanet
 
 // consumed takes the head of the unread queue off after its last byte was read.
-func (c *conn) consumed() { c.done(c.unread.Pop()) }
+func (c *conn) consumed() { c.done(c.in.unread.Pop()) }
 
 // done gives back what a segment held.
 func (c *conn) done(s segment) {
@@ -13,10 +13,10 @@ func (c *conn) done(s segment) {
 		return
 	}
 	if s.copyBreak != nil {
-		c.releaseFromChunk(s.copyBreak, s.n)
+		c.in.releaseFromChunk(s.copyBreak, s.n)
 		return
 	}
-	c.heldBuffers--
+	c.in.held--
 	c.credits.oweGrant(s.flags&NoResponse != 0)
 	if s.buf == nil { // evicted
 		c.replenish()
@@ -27,7 +27,7 @@ func (c *conn) done(s segment) {
 
 // dropUnread throws away what nobody will read.
 func (c *conn) dropUnread() {
-	for c.unread.Len() > 0 {
+	for c.in.unread.Len() > 0 {
 		c.consumed()
 	}
 }
@@ -49,8 +49,8 @@ func (c *conn) doneReading() {
 // popFinished takes transfers that have been read off the queue and reports whether
 // a message has ended.
 func (c *conn) popFinished() (last bool) {
-	for c.unread.Len() > 0 {
-		s := c.unread.At(0)
+	for c.in.unread.Len() > 0 {
+		s := c.in.unread.At(0)
 		if s.transfer == nil || s.transfer.taken < s.transfer.length {
 			if s.transfer != nil && s.transfer.taken > 0 {
 				s.size = 0

@@ -33,7 +33,7 @@ var errTransferHeld = &resetError{syscall.ETIMEDOUT, errors.New("the peer does n
 // no longer.
 func (c *conn) remainingPatience(since time.Time) time.Duration {
 	whole := withdrawTimes*withdrawWithin - time.Since(since)
-	for _, t := range []time.Time{c.lastReceived, c.tx.wrote} {
+	for _, t := range []time.Time{c.live.lastReceived, c.tx.wrote} {
 		if t.After(since) {
 			since = t
 		}

@@ -1,19 +1,5 @@
 package rdmanet
 
-import "github.com/rdmanet/rdmanet/internal/regmem"
-
-// segment is received payload that waits for the reader.
-type segment struct {
-	transfer  *recvTransfer // a transfer in place of data
-	data      []byte
-	buf       *regmem.Buffer  // where it lies: in the buffer that it came in,
-	copyBreak *copyBreakChunk // or in spill memory,
-	n         int             // n bytes of it
-	size      int             // of the whole message when the segment begins one, else 0
-	last      bool            // ends its message
-	flags     MsgFlags
-}
-
 // sending is the state of the outgoing stream. Conn.mu guards it.
 type sending struct {
 	wantsCredit bool // a writer waits for credits
@@ -25,7 +11,7 @@ type sending struct {
 	finSent     bool
 	midMessage  bool   // a message has begun and not ended
 	truncated   bool   // it never will: a deadline has passed
-	barrier     bool   // the request of postBarrier is under way
+	barrier     bool   // the request of queueBarrier is under way
 	probeSeq    uint64 // number of the send whose completion answers a keep-alive probe, or 0
 	idle        bool   // nothing was sent for a while
 }

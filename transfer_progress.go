@@ -103,8 +103,8 @@ func (c *conn) nextSenderControl() (t transferHeader, _ *grant) {
 // wrote handles the completion of an RDMA Write of n bytes.
 func (c *conn) wrote(o *sendTransfer, n int) {
 	c.tx.wrote = time.Now()
-	c.receivedSince, c.probing = true, false // also where TCP has taken it: TCP has room for it because the peer takes data
-	o.moved += min(n, len(o.p)-o.moved)      // what the peer said may have been heard first
+	c.live.received, c.live.probing = true, false // also where TCP has taken it: TCP has room for it because the peer takes data
+	o.moved += min(n, len(o.p)-o.moved)           // what the peer said may have been heard first
 	c.writeEnded(o)
 }
 
