@@ -57,7 +57,7 @@ func (c *conn) releaseQueue() {
 	if c.queue.wantsWritable {
 		c.signalWritable()
 	}
-	if c.closed {
+	if c.life.closed {
 		c.writers.WakeAll() // Close waits for the queue
 	}
 }

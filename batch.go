@@ -23,9 +23,9 @@ type sendBatch struct {
 // queueBatch queues a batch for the device, as the segments of one message.
 func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
 	l := &c.lane
-	if c.dead != nil {
+	if c.life.over() {
 		l.putBuffers(o.bufs)
-		return nil, c.dead
+		return nil, c.life.cause
 	}
 	b := l.newBatch(o.segs)
 	if o.grant != nil {
@@ -229,7 +229,7 @@ func (c *conn) queueFIN() bool {
 // queueEmptyWrite has the device find out whether the peer's is there: an RDMA Write of no
 // bytes needs neither a credit nor a key.
 func (c *conn) queueEmptyWrite() {
-	if c.freeSlots() == 0 || c.dead != nil {
+	if c.freeSlots() == 0 || c.life.over() {
 		return
 	}
 	l := &c.lane
@@ -247,7 +247,7 @@ func (c *conn) queueBarrier() bool {
 	if c.send.barrier {
 		return true
 	}
-	if c.lane.id.Param().InitiatorDepth == 0 || c.dead != nil || c.hasFailed() {
+	if c.lane.id.Param().InitiatorDepth == 0 || !c.life.posts() {
 		return false
 	}
 	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}

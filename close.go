@@ -20,8 +20,8 @@ import (
 //     then on is dropped.
 //  2. endStream hands the end of the stream (FIN) to the device, waits until the device has
 //     everything that was written, and disconnects.
-//  3. The disconnect sets dead, which everything that posts looks at: neither a send nor
-//     a receive is posted afterwards. The peer's device reads what is on its way, with
+//  3. The disconnect ends the phase in which work requests are posted (life.go): neither a
+//     send nor a receive is posted afterwards. The peer's device reads what is on its way, with
 //     the receives that it has posted for it, and ends its direction in turn.
 //  4. awaitPeer waits for that end, and meanwhile receives and drops what the peer still
 //     sends: a socket that is closed with bytes unread resets the connection, and the
@@ -113,10 +113,10 @@ func (c *conn) CloseContext(ctx context.Context) error {
 func (c *conn) beginClose() bool {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.closed {
+	if c.life.closed {
 		return false
 	}
-	c.closed, c.in.discarding = true, true
+	c.life.closed, c.in.discarding = true, true
 	c.wakeAll()
 	return true
 }
@@ -265,13 +265,13 @@ func (c *conn) unsent() int {
 // lingers says so. It reports whether all are. The caller holds mu.
 func (c *conn) endStream() bool {
 	e, s := &c.end, &c.send
-	going := func() bool { return c.dead == nil && c.lingers() }
+	going := func() bool { return !c.life.over() && c.lingers() }
 	for !e.turn {
 		if !c.queue.busy {
 			c.queue.acquire(normal)
 			e.turn = true
 		} else if c.writers.Wait(); !going() {
-			return e.disconnected
+			return c.life.draining()
 		}
 	}
 	if c.rx.reading == 0 { // else doneReading does it
@@ -305,15 +305,14 @@ func (c *conn) endStream() bool {
 		c.lane.awaitQuiet()
 	}
 	if going() && e.marked && c.lane.id.Disconnect() == nil {
-		e.disconnected = true
-		c.dead = net.ErrClosed
+		c.life.drain()
 	}
-	return e.disconnected
+	return c.life.draining()
 }
 
 // ending reports whether this side has disconnected and the peer has not ended yet: the
 // link lives, and the peer's device may be at work on memory that it was granted.
-func (c *conn) ending() bool { return c.end.disconnected && c.event.Load() == nil }
+func (c *conn) ending() bool { return c.life.draining() && c.event.Load() == nil }
 
 // awaitSends waits for completions of sends while wanted says so.
 func (c *conn) awaitSends(wanted func() bool) {
@@ -342,16 +341,16 @@ func (c *conn) lost() error {
 		c.poll() // of sends that failed
 	}
 	switch {
-	case c.end.disconnected && event != nil && event.Err != nil && !errors.Is(event.Err, io.ErrUnexpectedEOF):
+	case c.life.draining() && event != nil && event.Err != nil && !errors.Is(event.Err, io.ErrUnexpectedEOF):
 		return broken(event.Err)
 	case c.sendsLost() && !c.lane.id.Device().Attr().Quirks.SendsBuffered: // with that quirk, sends that have arrived may fail too
 		return errUntaken
-	case c.end.disconnected && event != nil:
+	case c.life.draining() && event != nil:
 		return nil // also where the peer's device has met our end in the middle of what it sent
-	case c.end.disconnected, c.dead == nil:
+	case c.life.draining(), !c.life.over():
 		return errLingered
-	case c.dead != errPeerClosed:
-		return c.dead
+	case !c.life.peerClosed():
+		return c.life.cause
 	case c.tx.live.Len() > 0:
 		return errUntaken
 	case c.fin && !c.in.eof:
@@ -363,9 +362,7 @@ func (c *conn) lost() error {
 // teardown releases what the connection holds, in the order that verbs want.
 func (c *conn) teardown() error {
 	c.mu.Lock()
-	if c.dead == nil {
-		c.dead = net.ErrClosed
-	}
+	c.life.giveUp()
 	if c.event.Load() == nil {
 		c.lane.qp.SetError() // calls that wait for the device get its answer
 	}
@@ -425,7 +422,7 @@ func (c *conn) CloseRead() error {
 func (c *conn) beginDiscarding() bool {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.closed {
+	if c.life.closed {
 		return false
 	}
 	c.in.discarding = true

@@ -1,8 +1,6 @@
 package rdmanet
 
 import (
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -27,7 +25,7 @@ func (o *completions) conn() *conn { return (*conn)(o) }
 
 func (o *completions) Poll() int     { return o.conn().poll() }
 func (o *completions) Arrived() bool { return o.conn().answered() }
-func (o *completions) Over() bool    { return o.closed || o.dead != nil }
+func (o *completions) Over() bool    { return o.life.closed || o.life.over() }
 
 func (o *completions) Failed(err error) { o.conn().fail(err) }
 
@@ -35,13 +33,13 @@ func (o *completions) Stopped(answer bool) bool {
 	if answer {
 		return o.conn().stopsReading()
 	}
-	return o.dead != nil || o.closed || o.readDue.expired || o.writeDue.expired
+	return o.life.over() || o.life.closed || o.readDue.expired || o.writeDue.expired
 }
 
 // Silent reports false on a broken connection while memory is to be had back from the
 // device, and after a disconnect until the peer's end has come.
 func (o *completions) Silent() bool {
-	return o.dead != nil && !o.conn().moving() && !o.end.disconnected
+	return o.life.over() && !o.conn().moving() && !o.life.draining()
 }
 
 // Solicited reports whether a leader may sleep for receives only. A peer that is rdmanet
@@ -54,7 +52,7 @@ func (o *completions) Solicited() bool {
 
 // Background reports true on a broken connection too, while the device may still use memory.
 func (o *completions) Background() bool {
-	return !o.closed && (o.dead == nil || o.conn().moving() && !o.wait.HasFailed())
+	return !o.life.closed && (!o.life.over() || o.conn().moving() && !o.wait.HasFailed())
 }
 
 // poll handles the completions that are there and returns how many, one more when it
@@ -84,20 +82,11 @@ func (c *conn) poll() int {
 		c.live.received, c.live.lastReceived = false, time.Now()
 		c.confirmReceipt(c.live.lastReceived)
 	}
-	if event != nil && c.dead == nil {
-		c.dead = errPeerClosed
-		if event.Kind != ibv.EventDisconnected || event.Err != nil {
-			err := errors.New(event.Kind.String())
-			if event.Err != nil {
-				err = fmt.Errorf("%s: %w", event.Kind, event.Err)
-			}
-			c.dead = broken(err)
-			c.logBroken(err)
-		}
-		c.wakeAll()
+	if event != nil && !c.life.over() {
+		c.peerEnded(event)
 		total++
 	}
-	if c.dead != nil {
+	if c.life.over() {
 		c.credits.charge.Lower(c.in.held) // its receives come back, and no more will be posted
 	}
 	if total > 0 {

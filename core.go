@@ -34,14 +34,12 @@ type conn struct {
 	event atomic.Pointer[ibv.Event] // the end of the connection, from the device
 
 	// mu guards what follows. It is never held while waiting.
-	mu     sync.Mutex
-	lane   lane
-	closed bool
-	dead   error // why the connection is over; errPeerClosed for an orderly end
-	stats  Stats
+	mu    sync.Mutex
+	lane  lane
+	life  life
+	stats Stats
 
-	flushed time.Time // when the queue pair was seen to have failed, not why
-	end     closing
+	end closing
 
 	// Completions: see completion.go.
 	wait                cqwait.Waiter
@@ -151,7 +149,7 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 func (c *conn) setDeadlines(t time.Time, ds ...*deadline) error {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.closed {
+	if c.life.closed {
 		return opError("set", nil, c.local, net.ErrClosed)
 	}
 	for _, d := range ds {
@@ -181,7 +179,7 @@ func (c *conn) opError(op string, err error) error {
 // readErr is why Read cannot go on when nothing is unread.
 func (c *conn) readErr() error {
 	switch {
-	case c.closed:
+	case c.life.closed:
 		return net.ErrClosed
 	case c.readDue.expired:
 		return os.ErrDeadlineExceeded
@@ -189,23 +187,23 @@ func (c *conn) readErr() error {
 		return io.EOF
 	case c.in.unread.Len() > 0:
 		return nil
-	case c.dead == errPeerClosed && (c.fin || c.in.reasm.remaining > 0 || c.in.reasm.rest > 0):
+	case c.life.peerClosed() && (c.fin || c.in.reasm.remaining > 0 || c.in.reasm.rest > 0):
 		return errTruncated // rdmanet peers say FIN before they go
-	case c.dead == errPeerClosed:
+	case c.life.peerClosed():
 		return io.EOF
 	}
-	return c.dead
+	return c.life.cause
 }
 
 // writeErr is why Write cannot go on.
 func (c *conn) writeErr() error {
 	switch {
-	case c.closed:
+	case c.life.closed:
 		return net.ErrClosed
 	case c.writeDue.expired:
 		return os.ErrDeadlineExceeded
-	case c.dead != nil:
-		return c.dead
+	case c.life.over():
+		return c.life.cause
 	case c.send.finSent:
 		return errWriteClosed
 	case c.send.truncated:
@@ -256,27 +254,23 @@ func (c *conn) moving() bool {
 	return c.tx.writing > 0 || c.rx.mode == transferRead && c.rx.inFlight.Len() > 0
 }
 
-// hasFailed reports whether the queue pair was seen to have failed. Nothing is posted to it
-// any more, whether or not the reason is known.
-func (c *conn) hasFailed() bool { return !c.flushed.IsZero() }
-
 // stopsReading reports whether a Read that waits has a reason not to.
 func (c *conn) stopsReading() bool {
-	return c.closed || c.in.discarding || c.readDue.expired || c.dead != nil
+	return c.life.closed || c.in.discarding || c.readDue.expired || c.life.over()
 }
 
 // stopReadErr is readErr where there is something in the queue that cannot be had.
 func (c *conn) stopReadErr() error {
 	switch {
-	case c.closed, c.readDue.expired:
+	case c.life.closed, c.readDue.expired:
 		return c.readErr()
 	case c.in.discarding:
 		return io.EOF
-	case c.dead == errPeerClosed:
+	case c.life.peerClosed():
 		return errTruncated
 	}
-	return c.dead
+	return c.life.cause
 }
 
 // over reports whether nothing is posted any more.
-func (c *conn) over() bool { return c.dead != nil }
+func (c *conn) over() bool { return c.life.over() }

@@ -22,7 +22,7 @@ type delivery struct {
 // received handles the completion of a receive.
 func (c *conn) received(wc *ibv.WC) {
 	m := delivery{buf: c.in.posted.Pop()}
-	if c.dead != nil && wc.Status == ibv.WCSuccess {
+	if c.life.over() && wc.Status == ibv.WCSuccess {
 		c.drop(m.buf) // it may lie behind a message that could not be taken
 		return
 	}

@@ -43,14 +43,14 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 			c.fillDirect(into)
 			stop = c.stopsReading()
 		}
-		if into.pending == 0 || into.lost || c.dead != nil && c.rx.mode == transferWrite && !c.ending() {
+		if into.pending == 0 || into.lost || c.life.over() && c.rx.mode == transferWrite && !c.ending() {
 			break
 		}
 		switch {
 		case stop && into.late == nil:
 			into.ends = time.Now()
 			into.late = time.AfterFunc(c.withdrawPatience(), func() { c.abandonDirect(into) })
-		case stop && c.closed && !into.hurried:
+		case stop && c.life.closed && !into.hurried:
 			into.hurried = true
 			into.late.Reset(max(c.remainingPatience(into.ends), 0))
 		case !stop && into.late != nil: // the deadline was moved

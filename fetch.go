@@ -60,7 +60,7 @@ func (c *conn) markAccepted() *conn {
 	c.mu.Lock()
 	defer c.unlock()
 	c.rx.notAccepted = false
-	if c.rx.live.Len() > 0 && c.rx.reading == 0 && !c.closed {
+	if c.rx.live.Len() > 0 && c.rx.reading == 0 && !c.life.closed {
 		c.startPrefetchTimer()
 	}
 	return c
@@ -69,14 +69,14 @@ func (c *conn) markAccepted() *conn {
 func (c *conn) prefetch() {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.rx.reading == 0 && !c.rx.notAccepted && !c.in.discarding && c.dead == nil {
+	if c.rx.reading == 0 && !c.rx.notAccepted && !c.in.discarding && !c.life.over() {
 		c.readAhead()
 	}
 }
 
 // canAsk reports whether one more fetch may be under way.
 func (c *conn) canAsk() bool {
-	if c.dead != nil || c.hasFailed() || c.rx.pace.next() == 0 {
+	if !c.life.posts() || c.rx.pace.next() == 0 {
 		return false
 	}
 	if c.rx.mode == transferRead {
@@ -100,7 +100,7 @@ func (c *conn) fetch(f *fetch, lkey uint32) {
 	}
 	wr := ibv.SendWR{ID: fetchID, Op: ibv.OpRead, Flags: ibv.SendSignaled, RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
 	x.asked += len(f.b)
-	if c.dead != nil {
+	if c.life.over() {
 		c.landed(f)
 		return
 	}
@@ -410,7 +410,7 @@ func (c *conn) takeReserved() *bounceBuffer {
 
 // putBounceBuffer takes back what landing has returned.
 func (c *conn) putBounceBuffer(l *bounceBuffer) {
-	over := c.closed || c.dead != nil
+	over := c.life.closed || c.life.over()
 	switch {
 	case l.stuck, l.chunk != nil && over && !l.chunk.Unregister():
 		// The device may still use it.

@@ -39,7 +39,7 @@ const (
 
 func (c *conn) startTimer() {
 	c.live.lastReceived = time.Now()
-	if c.set.keepAlive > 0 && !c.hasFailed() { // else reasonWithin runs already
+	if c.set.keepAlive > 0 && !c.life.failing() { // else reasonWithin runs already
 		c.setTimer(c.set.keepAlive)
 	}
 }
@@ -67,10 +67,10 @@ func (c *conn) tick() {
 	c.mu.Lock()
 	defer c.unlock()
 	wait := c.runTimer(time.Now())
-	if wait <= 0 || c.closed || c.dead != nil { // by now: to send something it lets go of mu
+	if wait <= 0 || c.life.closed || c.life.over() { // by now: to send something it lets go of mu
 		return
 	}
-	if c.hasFailed() {
+	if c.life.failing() {
 		wait = min(wait, reasonWithin)
 	}
 	c.setTimer(wait)
@@ -78,14 +78,14 @@ func (c *conn) tick() {
 
 // runTimer does what is due, and returns when to runTimer again, 0 for never.
 func (c *conn) runTimer(now time.Time) time.Duration {
-	if !c.closed && c.dead == nil {
+	if !c.life.closed && !c.life.over() {
 		c.wait.Poll() // the device's answer wakes nobody, and is none to what is asked from here on
 	}
-	if c.closed || c.dead != nil {
+	if c.life.closed || c.life.over() {
 		return 0
 	}
-	if c.hasFailed() {
-		wait := reasonWithin - now.Sub(c.flushed)
+	if c.life.failing() {
+		wait := reasonWithin - now.Sub(c.life.failedAt)
 		if wait <= 0 {
 			c.fail(errUntold)
 		}
@@ -180,14 +180,14 @@ func (c *conn) shrinkIdle() {
 // pair has no room for all of them.
 func (c *conn) returnCredits() {
 	c.idle.returnsCredits = false
-	for !c.closed && c.dead == nil && c.credits.have > c.set.initial && c.canSend() && !c.send.midMessage {
+	for !c.life.closed && !c.life.over() && c.credits.have > c.set.initial && c.canSend() && !c.send.midMessage {
 		n := min(c.credits.have-c.set.initial, c.freeSlots(), c.credits.spendable(), batchSegments)
 		if !c.queueEmpty(n) {
 			c.idle.returnsCredits = true
 			return
 		}
 	}
-	c.idle.returnsCredits = c.credits.have > c.set.initial && !c.hasFailed() && !c.hasSlots(1)
+	c.idle.returnsCredits = c.credits.have > c.set.initial && !c.life.failing() && !c.hasSlots(1)
 }
 
 // grantedLate reports whether an idle connection has been granted receives since it used

@@ -364,7 +364,7 @@ func TestKeepAliveCut(t *testing.T) {
 					c.quietFor(time.Hour)
 					c.mu.Lock()
 					defer c.unlock()
-					return c.dead != nil
+					return c.life.over()
 				}), "end %d goes on", i)
 				for op, f := range map[string]func() error{
 					"read": func() error { return drain(c) },
@@ -413,7 +413,7 @@ func TestKeepAliveBound(t *testing.T) {
 				client.live.lastReceived = start
 				now := start
 				asked := time.Duration(-1)
-				for wait := 2 * s.keepAlive / 3; client.dead == nil; wait = client.runTimer(now) {
+				for wait := 2 * s.keepAlive / 3; !client.life.over(); wait = client.runTimer(now) {
 					require.Positive(t, wait)
 					now = now.Add(wait)
 					client.stats.BytesSent++ // so warm it stays

@@ -4,11 +4,10 @@ import "time"
 
 // closing is what a connection knows of its end. It is guarded by Conn.mu.
 type closing struct {
-	turn         bool   // the send queue is Close's for good
-	marked       bool   // the completion of last stands for all that was written
-	last         uint64 // the number of that send
-	disconnected bool   // the disconnect is under way: dead is set because of it
-	evicted      bool   // the process has too many connections that linger
+	turn    bool   // the send queue is Close's for good
+	marked  bool   // the completion of last stands for all that was written
+	last    uint64 // the number of that send
+	evicted bool   // the process has too many connections that linger
 
 	bound  bound
 	result error         // why the peer may not have everything

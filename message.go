@@ -161,17 +161,17 @@ func (c *conn) sendLarge(s *Send) bool {
 		}
 	})
 	c.releaseQueue()
-	for sent && !o.over && c.dead == nil {
+	for sent && !o.over && !c.life.over() {
 		c.await(&c.writers)
 	}
 	o.closeMemory()
 	switch {
 	case o.over:
 		err = nil
-	case sent && c.closed:
+	case sent && c.life.closed:
 		err = net.ErrClosed
 	case sent:
-		err = c.dead
+		err = c.life.cause
 	}
 	s.finish(o.moved, err)
 	return true

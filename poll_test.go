@@ -118,7 +118,7 @@ func TestDeadIsNotServed(t *testing.T) {
 	require.True(t, eventually(c.locked(func() bool { return c.in.unread.Len() > 0 })))
 	p.close()
 	require.True(t, eventually(func() bool {
-		return served() == 0 && c.locked(func() bool { return c.dead != nil && !c.wait.Leading() })()
+		return served() == 0 && c.locked(func() bool { return c.life.over() && !c.wait.Leading() })()
 	}))
 }
 

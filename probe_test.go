@@ -99,7 +99,7 @@ func TestPulseAtTheWire(t *testing.T) {
 						c.mu.Lock()
 						defer c.unlock()
 						c.poll()
-						return !c.send.barrier && c.dead == nil
+						return !c.send.barrier && !c.life.over()
 					}), "no answer")
 					return
 				}

@@ -73,7 +73,7 @@ func (c *conn) awaitPiece(x *recvTransfer) error {
 
 // noPiece handles a piece at the head that did not come.
 func (c *conn) noPiece(x *recvTransfer) error {
-	if c.dead != nil {
+	if c.life.over() {
 		return c.stopReadErr()
 	}
 	c.donePiece(x.pieces.Pop()) // it was withdrawn

@@ -14,7 +14,7 @@ func (c *conn) drop(buf *regmem.Buffer) {
 
 // reuse posts a buffer again, or gives it back when the window is full.
 func (c *conn) reuse(buf *regmem.Buffer) {
-	if c.dead != nil || c.hasFailed() || c.credits.room(c.in.held, c.send.wantsCredit) == 0 {
+	if !c.life.posts() || c.credits.room(c.in.held, c.send.wantsCredit) == 0 {
 		buf.Release()
 		return
 	}
@@ -58,7 +58,7 @@ func (c *conn) postRecv(buf *regmem.Buffer) {
 // replenish posts receives up to the window. On a queue pair that has failed they
 // would come back at once, again and again until the event tells why.
 func (c *conn) replenish() {
-	for c.dead == nil && !c.hasFailed() && c.credits.room(c.in.held, c.send.wantsCredit) > 0 {
+	for c.life.posts() && c.credits.room(c.in.held, c.send.wantsCredit) > 0 {
 		buf, err := c.pool.Get()
 		if err != nil && c.credits.reserveShort() > 0 {
 			buf = c.evict()

@@ -23,7 +23,7 @@ import (
 // deadline in the past wins over data.
 func (c *conn) waitReadable() error {
 	for {
-		if c.readDue.expired && !c.closed {
+		if c.readDue.expired && !c.life.closed {
 			return os.ErrDeadlineExceeded
 		}
 		if err := c.readErr(); err != nil || c.in.unread.Len() > 0 {
@@ -70,7 +70,7 @@ func (c *conn) read(p []byte) (n int, err error) {
 	c.mu.Lock()
 	defer c.unlock()
 	if len(p) == 0 {
-		if c.closed {
+		if c.life.closed {
 			return 0, c.readErr()
 		}
 		return 0, nil
@@ -81,7 +81,7 @@ func (c *conn) read(p []byte) (n int, err error) {
 		if err := c.waitReadable(); err != nil {
 			return 0, err
 		}
-		for n < len(p) && c.in.unread.Len() > 0 && !c.closed {
+		for n < len(p) && c.in.unread.Len() > 0 && !c.life.closed {
 			k, _, err := c.next(p[n:], n == 0, false)
 			n += k
 			if k == 0 {
@@ -229,7 +229,7 @@ func (c *conn) WriteTo(w io.Writer) (int64, error) {
 func (c *conn) retain() error {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.closed {
+	if c.life.closed {
 		return net.ErrClosed
 	}
 	c.dom.Retain()

@@ -176,7 +176,7 @@ func (c *conn) post(o sendBatch) error {
 	}
 	b.awaited = true
 	if !c.lane.await(b) {
-		return c.dead
+		return c.life.cause
 	}
 	return nil
 }

@@ -512,8 +512,8 @@ func (c *conn) provision() (err error) {
 		c.postRecv(buf)
 	}
 	c.replenish()
-	if c.dead != nil {
-		return fmt.Errorf("post receives: %w", c.dead)
+	if c.life.over() {
+		return fmt.Errorf("post receives: %w", c.life.cause)
 	}
 	c.idle.pagesTouched = c.lane.reserved != nil && c.lane.reserved.Stale
 	for i := range c.in.posted.Len() {

@@ -1,6 +1,8 @@
 package rdmanet
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -8,13 +10,28 @@ import (
 
 // fail ends the connection because of err, the first one only.
 func (c *conn) fail(err error) {
-	if c.dead != nil {
+	if !c.life.fail(broken(err)) {
 		return
 	}
-	c.dead = broken(err)
 	c.logBroken(err)
 	c.lane.qp.SetError()
 	c.lane.id.Disconnect() // InfiniBand's connection manager does not watch the queue pair
+	c.wakeAll()
+}
+
+// peerEnded notes what the device has told of the end of the connection. Calls see it when
+// everything that arrived before has been handled.
+func (c *conn) peerEnded(event *ibv.Event) {
+	if event.Kind == ibv.EventDisconnected && event.Err == nil {
+		c.life.peerEnded()
+	} else {
+		err := errors.New(event.Kind.String())
+		if event.Err != nil {
+			err = fmt.Errorf("%s: %w", event.Kind, event.Err)
+		}
+		c.life.fail(broken(err))
+		c.logBroken(err)
+	}
 	c.wakeAll()
 }
 
@@ -107,7 +124,7 @@ func (c *conn) wantSendCompletion() {
 // freeSlots is the room in the queue pair's send queue. One that was flushed has none: the
 // end of the connection is on its way.
 func (c *conn) freeSlots() int {
-	if c.hasFailed() {
+	if c.life.failing() {
 		return 0
 	}
 	return c.lane.freeSlots()
@@ -142,8 +159,8 @@ var reasonWithin = 5 * time.Second
 // that does not, as Soft-RoCE does not where its link is down, is given reasonWithin.
 func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 	if wc.Status == ibv.WCFlushErr {
-		if !c.hasFailed() && c.dead == nil && c.event.Load() == nil {
-			c.flushed = time.Now()
+		if c.life.posts() && c.event.Load() == nil {
+			c.life.queuePairFailed(time.Now())
 			c.lane.id.Disconnect()
 			c.setTimer(reasonWithin)
 		}

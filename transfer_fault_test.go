@@ -297,7 +297,7 @@ func TestTransferSilentFailure(t *testing.T) {
 			a.mu.Lock()
 			defer a.unlock()
 			a.poll()
-			return a.hasFailed()
+			return !a.life.posts()
 		}))
 		read := make(chan error, 1)
 		go func() { read <- drainBy(a, size) }()

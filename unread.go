@@ -36,10 +36,10 @@ func (c *conn) dropUnread() {
 // if no other comes.
 func (c *conn) doneReading() {
 	c.rx.reading--
-	if c.closed {
+	if c.life.closed {
 		c.dropUnread() // Close leaves it to the call that reads
 	}
-	if n := c.rx.live.Len(); c.rx.reading == 0 && n > 0 && !c.closed {
+	if n := c.rx.live.Len(); c.rx.reading == 0 && n > 0 && !c.life.closed {
 		if x := *c.rx.live.At(n - 1); x.asked < x.length {
 			c.startPrefetchTimer()
 		}

@@ -20,7 +20,7 @@ const closedShare = 5
 
 // withdrawPatience is how long a call that has a reason to end waits for a silent peer.
 func (c *conn) withdrawPatience() time.Duration {
-	if c.closed {
+	if c.life.closed {
 		return withdrawWithin / closedShare
 	}
 	return withdrawWithin

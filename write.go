@@ -43,7 +43,7 @@ func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
 // writingOver reports whether CloseWrite has nothing to do: the end was sent, or the
 // peer has closed and nobody is left to hear of it, which TCP does not tell either.
 func (c *conn) writingOver() bool {
-	return !c.closed && (c.send.finSent || c.dead == errPeerClosed)
+	return !c.life.closed && (c.send.finSent || c.life.peerClosed())
 }
 
 func (c *conn) closeWrite() error {

@@ -243,7 +243,7 @@ func (c *conn) awaitTransfer(o *sendTransfer) (moved int, _ error) {
 // giveUp ends o early: when it returns the peer has let go of the memory, or
 // the connection is dead.
 func (c *conn) giveUp(o *sendTransfer) {
-	if c.dead != nil {
+	if c.life.over() {
 		return
 	}
 	o.ended = true
@@ -253,7 +253,7 @@ func (c *conn) giveUp(o *sendTransfer) {
 	late = time.AfterFunc(c.withdrawPatience(), func() {
 		c.mu.Lock()
 		defer c.unlock()
-		if o.over || c.dead != nil {
+		if o.over || c.life.over() {
 			return
 		}
 		if more := c.remainingPatience(since); more > 0 {
@@ -263,12 +263,12 @@ func (c *conn) giveUp(o *sendTransfer) {
 		}
 	})
 	defer late.Stop()
-	for hurried := c.closed; !o.over && c.dead == nil; {
-		if c.closed && c.set.linger < 0 {
+	for hurried := c.life.closed; !o.over && !c.life.over(); {
+		if c.life.closed && c.set.linger < 0 {
 			c.fail(errPeerClosed) // this connection does not linger
 			break
 		}
-		if c.closed && !hurried {
+		if c.life.closed && !hurried {
 			hurried = true
 			late.Reset(max(c.remainingPatience(since), 0))
 		}
