@@ -12,7 +12,7 @@ import (
 )
 
 // JoinMulticast joins a group, of either family. Members receive their own, too.
-func (i *id) JoinMulticast(ctx context.Context, group netip.Addr, how ibv.JoinFlags) (ibv.UDParam, error) {
+func (i *udID) JoinMulticast(ctx context.Context, group netip.Addr, how ibv.JoinFlags) (ibv.UDParam, error) {
 	group = group.WithZone("")
 	err := ctx.Err()
 	i.f.mu.Lock()
@@ -24,7 +24,7 @@ func (i *id) JoinMulticast(ctx context.Context, group netip.Addr, how ibv.JoinFl
 		err = net.ErrClosed
 	case !i.bound:
 		err = ibv.ErrState
-	case !i.f.active:
+	case i.f.removed:
 		err = errno.ENODEV
 	case !group.IsMulticast() || how > ibv.JoinSendOnly:
 		err = syscall.EINVAL
@@ -34,29 +34,29 @@ func (i *id) JoinMulticast(ctx context.Context, group netip.Addr, how ibv.JoinFl
 		err = ibv.ErrLimit
 	}
 	if err != nil {
-		return ibv.UDParam{}, fmt.Errorf("fabric0: join %v: %w", group, err)
+		return ibv.UDParam{}, fmt.Errorf("%s: join %v: %w", deviceName, group, err)
 	}
 	if i.groups == nil {
 		i.groups = make(map[netip.Addr]ibv.JoinFlags)
 	}
 	i.groups[group] = how
 	return ibv.UDParam{QPN: ibv.MulticastQPN, QKey: ibv.QKeyUDP,
-		AH: ibv.AHAttr{Port: 1, Global: true, GID: ibv.GIDFromAddr(group)}}, nil
+		AH: ibv.AHAttr{Port: i.Port(), Global: true, GID: ibv.GIDFromAddr(group)}}, nil
 }
 
-func (i *id) LeaveMulticast(group netip.Addr) error {
+func (i *udID) LeaveMulticast(group netip.Addr) error {
 	group = group.WithZone("")
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
 	if _, joined := i.groups[group]; !joined {
-		return fmt.Errorf("fabric0: leave %v: %w", group, errno.EADDRNOTAVAIL)
+		return fmt.Errorf("%s: leave %v: %w", deviceName, group, errno.EADDRNOTAVAIL)
 	}
 	delete(i.groups, group)
 	return nil
 }
 
 // member reports whether the ID is a full member of any group. Called with f.mu held.
-func (i *id) member() bool {
+func (i *udID) member() bool {
 	for _, how := range i.groups {
 		if how == ibv.JoinFullMember {
 			return true
@@ -66,12 +66,12 @@ func (i *id) member() bool {
 }
 
 // hears reports whether the queue pair is attached to a group. Called with f.mu held.
-func (q *qp) hears(group netip.Addr) bool {
+func (q *udQP) hears(group netip.Addr) bool {
 	how, joined := q.id.groups[group]
 	return joined && how == ibv.JoinFullMember || q.attached[ibv.GIDFromAddr(group)]
 }
 
-func (q *qp) AttachMcast(gid ibv.GID, _ uint16) error {
+func (q *udQP) AttachMcast(gid ibv.GID, _ uint16) error {
 	q.f.mu.Lock()
 	defer q.f.mu.Unlock()
 	if q.closed {
@@ -84,7 +84,7 @@ func (q *qp) AttachMcast(gid ibv.GID, _ uint16) error {
 	return nil
 }
 
-func (q *qp) DetachMcast(gid ibv.GID, _ uint16) error {
+func (q *udQP) DetachMcast(gid ibv.GID, _ uint16) error {
 	q.f.mu.Lock()
 	defer q.f.mu.Unlock()
 	if !q.attached[gid] {
