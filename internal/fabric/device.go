@@ -20,6 +20,9 @@ const (
 	maxCQE        = 1 << 16
 	maxMR         = 1 << 20
 	maxMessage    = 1<<31 - 1
+	maxRdAtom     = 16
+	maxInline     = 256
+	maxPrivate    = 56
 	maxInlineUD   = 64
 	maxPrivateUD  = 136
 	maxGroups     = 1 << 10
@@ -33,7 +36,7 @@ type device struct{ f *Fabric }
 func (d *device) Name() string { return deviceName }
 
 func (d *device) Attr() ibv.DeviceAttr {
-	caps := ibv.CapSendImm | ibv.CapSolicited | ibv.CapUD | ibv.CapMulticast
+	caps := ibv.CapSendInvalidate | ibv.CapSendImm | ibv.CapSolicited | ibv.CapQPRegion | ibv.CapUD | ibv.CapMulticast
 	if !d.f.pins {
 		caps |= ibv.CapOnDemandPaging | ibv.CapWaitReceives
 	}
@@ -44,12 +47,17 @@ func (d *device) Attr() ibv.DeviceAttr {
 		MaxQP:            maxOthers,
 		MaxQPWR:          maxQPWR,
 		MaxSGE:           maxSGE,
+		MaxSGERead:       maxSGE,
+		MaxInline:        maxInline,
 		MaxCQ:            maxOthers,
 		MaxCQE:           maxCQE,
 		MaxMR:            maxMR,
 		MaxPD:            maxOthers,
 		MaxMRSize:        maxRegionSize,
-		MaxMessageSize:   4096,
+		MaxMessageSize:   maxMessage,
+		MaxQPRdAtom:      maxRdAtom,
+		MaxQPInitRdAtom:  maxRdAtom,
+		MaxPrivateData:   maxPrivate,
 		MaxAH:            maxOthers,
 		MaxInlineUD:      maxInlineUD,
 		MaxPrivateDataUD: maxPrivateUD,

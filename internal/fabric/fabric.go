@@ -21,12 +21,13 @@ type Fabric struct {
 	gate    sync.RWMutex
 	regions regions // below gate
 
-	mu      sync.Mutex
-	mtu     int
-	lastQPN uint32
-	udQPs   map[uint32]*udQP // by number
-	udp     portSpace
-	removed bool
+	mu       sync.Mutex
+	mtu      int
+	lastQPN  uint32
+	rcQPs    map[*rcQP]struct{}
+	udQPs    map[uint32]*udQP // by number
+	tcp, udp portSpace
+	removed  bool
 
 	// For datagrams.
 	asked   int
@@ -38,8 +39,8 @@ type Fabric struct {
 
 // New returns a fabric whose device has the addresses.
 func New(mtu int, addrs ...netip.Addr) *Fabric {
-	f := &Fabric{mtu: mtu, addrs: addrs, lastQPN: 16, udQPs: make(map[uint32]*udQP),
-		udp: newPortSpace()}
+	f := &Fabric{mtu: mtu, addrs: addrs, lastQPN: 16, rcQPs: make(map[*rcQP]struct{}), udQPs: make(map[uint32]*udQP),
+		tcp: newPortSpace(firstPort), udp: newPortSpace(firstPortUD)}
 	f.dev.f = f
 	return f
 }
@@ -123,12 +124,17 @@ func (f *Fabric) Remove() {
 	f.mu.Lock()
 	f.removed = true
 	var ids []*id
+	for q := range f.rcQPs {
+		ids = append(ids, &q.id.id)
+	}
 	for _, q := range f.udQPs {
 		ids = append(ids, &q.id.id)
 	}
-	for _, l := range f.udp.bound {
-		if l != nil {
-			l.remove()
+	for _, space := range []*portSpace{&f.tcp, &f.udp} {
+		for _, l := range space.bound {
+			if l != nil {
+				l.remove()
+			}
 		}
 	}
 	f.mu.Unlock()

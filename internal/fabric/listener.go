@@ -13,7 +13,7 @@ import (
 
 const defaultBacklog = 1024
 
-// listener implements ibv.Listener.
+// listener implements ibv.Listener, for connections and for datagrams.
 type listener struct {
 	f         *Fabric
 	space     *portSpace
@@ -25,16 +25,9 @@ type listener struct {
 	closed    bool // below Fabric.mu
 }
 
-var errNoConnections = ibv.Unsupported(deviceName, "connections")
-
-// Resolve returns an error that matches errors.ErrUnsupported.
-func (f *Fabric) Resolve(context.Context, netip.AddrPort, netip.AddrPort) (ibv.ID, error) {
-	return nil, errNoConnections
-}
-
-// Listen returns an error that matches errors.ErrUnsupported.
-func (f *Fabric) Listen(context.Context, netip.AddrPort, int) (ibv.Listener, error) {
-	return nil, errNoConnections
+// Listen takes a port for connection requests.
+func (f *Fabric) Listen(_ context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
+	return f.listen(&f.tcp, local, backlog)
 }
 
 // ListenUD takes a port for questions which queue pair serves an address.

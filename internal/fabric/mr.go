@@ -14,11 +14,14 @@ import (
 // the same.
 type mr struct {
 	pd     *pd
+	owner  *rcQP // its peer alone may name the remote key; nil allows all of the domain
 	buf    []byte
 	key    uint32
 	access ibv.Access
 
-	closed bool // below Fabric.gate
+	// Below Fabric.gate.
+	invalidated bool // the keys open nothing any more
+	closed      bool
 }
 
 // regions is the table of a device's regions. The upper 24 bits of a key are a place in
@@ -73,14 +76,14 @@ func (r *regions) remove(m *mr) {
 }
 
 func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
-	m, err := p.register(buf, access)
+	m, err := p.register(nil, buf, access)
 	if err != nil {
 		return nil, fmt.Errorf("%s: register memory: %w", deviceName, err)
 	}
 	return m, nil
 }
 
-func (p *pd) register(buf []byte, access ibv.Access) (*mr, error) {
+func (p *pd) register(owner *rcQP, buf []byte, access ibv.Access) (*mr, error) {
 	switch {
 	case len(buf) == 0:
 		return nil, fmt.Errorf("no bytes: %w", syscall.EINVAL)
@@ -94,7 +97,7 @@ func (p *pd) register(buf []byte, access ibv.Access) (*mr, error) {
 	if p.closed {
 		return nil, fmt.Errorf("protection domain: %w", net.ErrClosed)
 	}
-	m := &mr{pd: p, buf: buf, access: access}
+	m := &mr{pd: p, owner: owner, buf: buf, access: access}
 	if !p.f.regions.add(m) {
 		return nil, fmt.Errorf("more than %d regions: %w", maxMR, errno.ENOMEM)
 	}
@@ -141,12 +144,44 @@ func (p *pd) mayUse(sgl []ibv.SGE, write bool) bool {
 			continue
 		}
 		m := p.f.regions.find(e.LKey)
-		if m == nil || m.pd != p || write && m.access&ibv.AccessLocalWrite == 0 {
+		if m == nil || m.pd != p || m.invalidated || write && m.access&ibv.AccessLocalWrite == 0 {
 			return false
 		}
 		if _, inside := m.window(address(e.Buf), len(e.Buf)); !inside {
 			return false
 		}
 	}
+	return true
+}
+
+// remote returns the region that the peer of a queue pair may name with the key, or nil.
+// The caller holds Fabric.gate.
+func (q *rcQP) remote(key uint32) *mr {
+	m := q.f.regions.find(key)
+	if m == nil || m.pd != q.pd || m.invalidated || m.owner != nil && m.owner != q {
+		return nil
+	}
+	return m
+}
+
+// window returns the memory that the peer of a queue pair names, or false if the peer has
+// not the right to it. The caller holds Fabric.gate.
+func (q *rcQP) window(key uint32, addr uint64, n int, right ibv.Access) ([]byte, bool) {
+	m := q.remote(key)
+	if m == nil || m.access&right == 0 {
+		return nil, false
+	}
+	return m.window(addr, n)
+}
+
+// invalidate takes a key back on behalf of the peer of a queue pair. It reports whether the
+// peer may do so, which it may not for a region without a remote right. The caller holds
+// Fabric.gate for writing.
+func (q *rcQP) invalidate(key uint32) bool {
+	m := q.remote(key)
+	if m == nil || m.access&(ibv.AccessRemoteRead|ibv.AccessRemoteWrite) == 0 {
+		return false
+	}
+	m.invalidated = true
 	return true
 }

@@ -9,17 +9,22 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// portSpace is the port space of UDP, after enum rdma_port_space. Fabric.mu guards it.
+// portSpace is the port space of TCP or of UDP, after enum rdma_port_space. Fabric.mu
+// guards it.
 type portSpace struct {
 	bound map[netip.AddrPort]*listener // nil for an ID's address
 	last  uint16                       // the latest port that was chosen
 }
 
-// firstPort is the first of the ports that are chosen.
-const firstPort = 40000
+// Ports are chosen from firstPort on, in the space of UDP from firstPortUD on. So a port that
+// was chosen in one space is free in the other for a while.
+const (
+	firstPort   = 40000
+	firstPortUD = 50000
+)
 
-func newPortSpace() portSpace {
-	return portSpace{bound: make(map[netip.AddrPort]*listener), last: firstPort}
+func newPortSpace(first uint16) portSpace {
+	return portSpace{bound: make(map[netip.AddrPort]*listener), last: first}
 }
 
 // bind takes a port of an address, a free one for port 0. l is nil for an ID. The caller

@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/ring"
@@ -34,4 +35,30 @@ func pushRecv(reqs *ring.Ring[recvReq], wr *ibv.RecvWR, c *ibv.QPCap) error {
 func (r *recvReq) drop(reqs *ring.Ring[recvReq]) {
 	clear(r.sgl)
 	reqs.Drop()
+}
+
+// recvQueue is the receive queue of a connection.
+type recvQueue struct {
+	mu     sync.Mutex
+	reqs   ring.Ring[recvReq]
+	wanted bool      // the peer's oldest request waits for a receive
+	spare  []ibv.SGE // the list of the receive that was taken last
+}
+
+// take removes the oldest receive for a message of the peer. The caller may use its list
+// until the next take, while PostRecv appends receives. If there is no receive, take notes
+// that one is wanted.
+func (s *recvQueue) take() (r recvReq, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reqs.Len() == 0 {
+		s.wanted = true
+		return r, false
+	}
+	head := s.reqs.At(0)
+	r = *head
+	clear(s.spare)
+	head.sgl, s.spare = s.spare, r.sgl
+	s.reqs.Drop()
+	return r, true
 }
