@@ -49,11 +49,13 @@ func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
 			h.Flags |= o.flags | c.answerFlags()
 		}
 		header := b.hdrs[i][:h.putWith(o.head, b.hdrs[i][:])]
-		wr := b.add(ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSolicited | ibv.SendInline}, ibv.SGE{Buf: header}, ibv.SGE{Buf: p[:n]})
-		if n == 0 {
-			wr.SGL = wr.SGL[:1]
+		wr := b.next()
+		wr.Op, wr.Flags = ibv.OpSend, ibv.SendSolicited|ibv.SendInline
+		b.element(wr, header, 0)
+		if n > 0 {
+			b.element(wr, p[:n], 0)
+			p = p[n:]
 		}
-		p = p[n:]
 		if o.token != 0 && i == 0 && l.invalidates {
 			wr.Op, wr.InvKey = ibv.OpSendInv, o.token
 		}
@@ -83,7 +85,9 @@ func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
 // answerGrant adds the RDMA Write that goes in front of a message.
 func (c *conn) answerGrant(b *postBatch, g *grant) {
 	l := &c.lane
-	wr := b.add(ibv.SendWR{Op: ibv.OpWrite, RemoteAddr: g.addr, RKey: g.key}, ibv.SGE{Buf: g.o.p[g.at : g.at+g.n], LKey: g.o.source.LKey})
+	wr := b.next()
+	wr.Op, wr.RemoteAddr, wr.RKey = ibv.OpWrite, g.addr, g.key
+	b.element(wr, g.o.p[g.at:g.at+g.n], g.o.source.LKey)
 	l.number(wr, 0, true)
 	l.signal(wr, signaledSend{transfer: g.o, written: g.n})
 	g.o.writing++
@@ -233,11 +237,11 @@ func (c *conn) queueEmptyWrite() {
 		return
 	}
 	l := &c.lane
-	wr := ibv.SendWR{Op: ibv.OpWrite}
-	l.number(&wr, 0, true)
-	l.signal(&wr, signaledSend{})
+	wr := l.looseBatch().next()
+	wr.Op = ibv.OpWrite
+	l.number(wr, 0, true)
+	l.signal(wr, signaledSend{})
 	c.stats.Signaled++
-	l.enqueueAlone(wr)
 }
 
 // queueBarrier has the peer's device say that it has got everything: an RDMA Read of no
@@ -250,12 +254,12 @@ func (c *conn) queueBarrier() bool {
 	if c.lane.id.Param().InitiatorDepth == 0 || !c.life.posts() {
 		return false
 	}
-	wr := ibv.SendWR{ID: barrierID, Op: ibv.OpRead, Flags: ibv.SendSignaled}
-	if c.live.target != nil {
-		sge := c.live.memory.readInto(c.live.target, &wr)
-		c.lane.enqueueAlone(wr, sge)
-	} else {
-		c.lane.enqueueAlone(wr)
+	b := c.lane.looseBatch()
+	wr := b.next()
+	wr.ID, wr.Op, wr.Flags = barrierID, ibv.OpRead, ibv.SendSignaled
+	if t := c.live.target; t != nil {
+		wr.RemoteAddr, wr.RKey = t.addr, t.key
+		b.element(wr, c.live.memory.answer(), c.live.memory.buf.LKey)
 	}
 	c.send.barrier = true
 	return true

@@ -16,7 +16,10 @@ func (c *conn) queueDue() bool { return c.queueControl(c.wait.Sleeping()) }
 // probe, and what the peer is to be told of transfers. idle says that nothing else is about
 // to be sent, as far as one can tell.
 func (c *conn) queueControl(idle bool) bool {
-	if !idle && c.lane.seq == 0 {
+	switch {
+	case c.credits.toGrant() == 0 && !c.send.responseDue && !c.send.probeDue && !c.rx.hasControl() && !c.tx.hasControl():
+		return false // as mostly
+	case !idle && c.lane.seq == 0:
 		return false // the first message of the program takes the first grant along
 	}
 	transfer := c.rx.hasControl() || c.tx.hasControl() && c.hasSlots(2) // one may be for a Write

@@ -98,14 +98,17 @@ func (c *conn) fetch(f *fetch, lkey uint32) {
 		x.asked += len(f.b)
 		return
 	}
-	wr := ibv.SendWR{ID: fetchID, Op: ibv.OpRead, Flags: ibv.SendSignaled, RemoteAddr: x.addr + uint64(x.asked), RKey: x.key}
+	from := x.addr + uint64(x.asked)
 	x.asked += len(f.b)
 	if c.life.over() {
 		c.landed(f)
 		return
 	}
 	c.rx.inFlight.Push(f)
-	c.lane.enqueueAlone(wr, ibv.SGE{Buf: f.b, LKey: lkey})
+	b := c.lane.looseBatch()
+	wr := b.next()
+	wr.ID, wr.Op, wr.Flags, wr.RemoteAddr, wr.RKey = fetchID, ibv.OpRead, ibv.SendSignaled, from, x.key
+	b.element(wr, f.b, lkey)
 	c.wait.Interrupt() // it may sleep for receives only
 }
 

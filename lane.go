@@ -59,7 +59,7 @@ type laneOwner interface {
 	over() bool
 
 	// queueDue queues a message without payload that has become due, and reports whether
-	// there was one. It is called when nothing else is queued.
+	// there was one. It is called when nothing else is queued, also when over.
 	queueDue() bool
 
 	// postFailed ends the connection because the device has refused a work request.
@@ -85,7 +85,7 @@ type postBatch struct {
 	sges    []ibv.SGE
 	hdrs    [][transferOffset]byte
 	big     bool
-	alone   bool // work requests that are no messages may join it
+	loose   bool // it has work requests that are no messages, and more may join them
 	awaited bool // a goroutine waits for it, and frees it
 	posted  bool // it was posted, or never will be
 	failed  bool // the device has not taken all of it
@@ -126,10 +126,9 @@ func (l *lane) newBatch(segs int) *postBatch {
 
 // free gives a batch back, and keeps nothing alive that it named.
 func (l *lane) free(b *postBatch) {
-	clear(b.wrs)
-	clear(b.sges)
+	clear(b.sges) // the work requests name nothing else
 	b.wrs, b.sges = b.wrs[:0], b.sges[:0]
-	b.alone, b.awaited, b.posted, b.failed = false, false, false, false
+	b.loose, b.awaited, b.posted, b.failed = false, false, false, false
 	switch {
 	case b.big:
 		bigBatches.Put(b)
@@ -140,30 +139,39 @@ func (l *lane) free(b *postBatch) {
 	}
 }
 
-// add appends a work request with up to two elements.
-func (b *postBatch) add(wr ibv.SendWR, sgl ...ibv.SGE) *ibv.SendWR {
-	at := len(b.sges)
-	b.sges = append(b.sges, sgl...)
-	wr.SGL = b.sges[at:len(b.sges):len(b.sges)]
-	b.wrs = append(b.wrs, wr)
-	return &b.wrs[len(b.wrs)-1]
+// next appends an empty work request.
+func (b *postBatch) next() *ibv.SendWR {
+	n := len(b.wrs)
+	b.wrs = b.wrs[:n+1]
+	wr := &b.wrs[n]
+	*wr = ibv.SendWR{}
+	return wr
+}
+
+// element appends an element to the list of wr, the latest work request.
+func (b *postBatch) element(wr *ibv.SendWR, buf []byte, lkey uint32) {
+	n := len(b.sges)
+	b.sges = b.sges[:n+1]
+	b.sges[n] = ibv.SGE{Buf: buf, LKey: lkey}
+	from := n - len(wr.SGL)
+	wr.SGL = b.sges[from : n+1 : n+1]
 }
 
 // enqueue appends a batch to those that are to be posted.
 func (l *lane) enqueue(b *postBatch) { l.queue.Push(b) }
 
-// enqueueAlone queues a work request that is no message, with one element or none.
-func (l *lane) enqueueAlone(wr ibv.SendWR, sgl ...ibv.SGE) {
+// looseBatch returns a batch to which a work request that is no message may be appended. The
+// batch is queued.
+func (l *lane) looseBatch() *postBatch {
 	if n := l.queue.Len(); n > 0 {
-		if b := *l.queue.At(n - 1); b.alone && len(b.wrs) < cap(b.wrs) {
-			b.add(wr, sgl...)
-			return
+		if b := *l.queue.At(n - 1); b.loose && len(b.wrs) < cap(b.wrs) {
+			return b
 		}
 	}
 	b := l.newBatch(1)
-	b.alone = true
-	b.add(wr, sgl...)
+	b.loose = true
 	l.enqueue(b)
+	return b
 }
 
 // number makes wr the next send, with n bytes of payload. It is signaled if signal says so,
@@ -282,11 +290,11 @@ func (l *lane) trim() {
 // goroutine that finds another one posting leaves everything to that one.
 func (l *lane) flush() {
 	for !l.posting && l.open {
-		if l.owner.over() {
-			l.cancelQueued()
+		if l.queue.Len() == 0 && !l.owner.queueDue() {
 			return
 		}
-		if l.queue.Len() == 0 && !l.owner.queueDue() {
+		if l.owner.over() {
+			l.cancelQueued()
 			return
 		}
 		b := l.queue.Pop()

@@ -80,11 +80,8 @@ func (b *probeMemory) open(d *regmem.Domain, qp ibv.QP) (*probeTarget, error) {
 	return &probeTarget{mr.Addr(), mr.RKey()}, nil
 }
 
-// readInto has wr read the peer's probe target into the memory that it returns.
-func (b *probeMemory) readInto(p *probeTarget, wr *ibv.SendWR) ibv.SGE {
-	wr.RemoteAddr, wr.RKey = p.addr, p.key
-	return ibv.SGE{Buf: b.buf.B[probeBytes:probeMemoryBytes], LKey: b.buf.LKey}
-}
+// answer is where the bytes of a peer's probe target go.
+func (b *probeMemory) answer() []byte { return b.buf.B[probeBytes:probeMemoryBytes] }
 
 // close gives the memory back. The queue pair is closed.
 func (b *probeMemory) close() (err error) {

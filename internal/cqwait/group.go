@@ -25,7 +25,11 @@ func (g *Group) Wait() {
 }
 
 // Wake wakes one goroutine.
-func (g *Group) Wake() { g.cond.Signal() }
+func (g *Group) Wake() {
+	if g.n > 0 {
+		g.cond.Signal()
+	}
+}
 
 // WakeAll wakes every goroutine.
 func (g *Group) WakeAll() {

@@ -214,8 +214,9 @@ func (w *Waiter) lead(answer bool) {
 	if !w.polls(answer) {
 		w.sleep()
 	}
-	over := w.owner.Over()
-	w.poller.end(w.owner.Arrived(), over)
+	if w.poller.able() {
+		w.poller.end(w.owner.Arrived(), w.owner.Over())
+	}
 	w.leading = false
 	if w.stopped {
 		w.left.Broadcast()
@@ -234,11 +235,10 @@ func (w *Waiter) handOver() {
 // goroutine that waits although it has a reason to stop waits for the device or the peer
 // to let go of memory. That may take long, and polling would keep others from the lock.
 func (w *Waiter) polls(answer bool) (done bool) {
-	d := w.poller.begin(answer)
-	switch {
-	case w.busy > 0:
+	if w.busy > 0 {
 		return !w.inBack && !w.owner.Stopped(false) && w.spin(w.busy, false)
-	case d > 0:
+	}
+	if d := w.poller.begin(answer); d > 0 {
 		done = w.spin(d, true)
 		w.poller.polled(w.owner.Arrived(), w.owner.Stopped(true))
 	}
