@@ -38,7 +38,7 @@ define newline
 endef
 
 .PHONY: all test test-all unit word32 ccall vm suites suites-quick race twins soak bench fuzz lint format vet \
-	staticcheck workflows structure layers vuln tidy-check cross
+	staticcheck workflows structure layers chart chart-check vuln tidy-check cross
 
 all: lint cross test
 
@@ -131,7 +131,7 @@ fuzz:
 		cd "$(CURDIR)"; \
 	done
 
-lint: format vet staticcheck workflows layers tidy-check
+lint: format vet staticcheck workflows layers chart-check tidy-check
 
 format:
 	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt these:"; echo "$$files"; exit 1; fi
@@ -152,6 +152,14 @@ structure:
 
 layers:
 	$(GO) run ./internal/structure -max $(UPWARD) >/dev/null
+
+# The chart of docs/performance.md, drawn from the tables there.
+chart:
+	$(GO) run ./internal/chart
+
+# The chart must be that of the tables.
+chart-check:
+	$(GO) run ./internal/chart -check
 
 # Needs the vulnerability database of the network, so it is not part of lint.
 vuln:
