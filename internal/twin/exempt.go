@@ -33,7 +33,7 @@ var exemptions = []exemption{
 	{"tcp", mayFail, tcpUnread, "Close with bytes unread"},
 	{"tcp", mayLose, tcpDeaf, "Read after CloseRead"},
 	{"tcp", mayFail, tcpDeaf, "Read after CloseRead"},
-	{"tcp", mayEnd, tcpTold, "Read after a reset that another call has told"},
+	{"tcp", mayEnd, tcpTold, "Read after a reset that another call has reported"},
 	{"tcp", mayStall, func(f *facts, _ *Call) bool { return f.anyCloseRead() }, "Read after CloseRead"},
 	{"tcp", mayFail, func(f *facts, c *Call) bool { return c.Class == NotConn }, "CloseWrite and CloseRead when the connection is over"},
 	{"rdma", mayLose, lingered, "after Close, a peer that takes nothing"},
