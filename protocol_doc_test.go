@@ -79,7 +79,7 @@ func TestProtocolDocVectors(t *testing.T) {
 		"private-rdmanet": privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN, maxReceive: 8192}.append(nil),
 		"private-early-request": append(append(privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN | featureEarly, maxReceive: 8192}.append(nil),
 			request...), wireGrant(4)...),
-		"private-pulse": probeTarget{addr: 0x7fc13c5e1000, key: 0x2ba401}.append(privateData{ird: 16, ord: 8, rdmanet: true,
+		"private-probe-target": probeTarget{addr: 0x7fc13c5e1000, key: 0x2ba401}.append(privateData{ird: 16, ord: 8, rdmanet: true,
 			features: featureFIN | featureNoEmptyRead | featurePulse, maxReceive: 8192}.append(nil)),
 		"private-plain":      privateData{ird: 32, ord: 1}.append(nil),
 		"negotiate-request":  request,
@@ -126,8 +126,8 @@ func TestProtocolDocVectorsDecode(t *testing.T) {
 	if p := parsePrivate(v["private-rdmanet"]); !p.rdmanet || p.features&featureFIN == 0 || p.maxReceive != 8192 {
 		t.Errorf("private-rdmanet: %+v", p)
 	}
-	if p := parseProbeTarget(v["private-pulse"], earlyRequestLen); p == nil || *p != (probeTarget{addr: 0x7fc13c5e1000, key: 0x2ba401}) {
-		t.Errorf("private-pulse: %+v", p)
+	if p := parseProbeTarget(v["private-probe-target"], earlyRequestLen); p == nil || *p != (probeTarget{addr: 0x7fc13c5e1000, key: 0x2ba401}) {
+		t.Errorf("private-probe-target: %+v", p)
 	}
 	if p := parsePrivate(v["private-plain"]); p != (privateData{ird: 32, ord: 1}) {
 		t.Errorf("private-plain: %+v", p)
