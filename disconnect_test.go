@@ -107,7 +107,8 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 		{name: "the peer offers a transfer", ready: offersTransfer},
 		{name: "the peer requests a transfer", noRead: true, ready: offersTransfer},
 		{name: "RDMA Reads complete", ready: func(t *testing.T, s *heldPair) func() {
-			s.m.script.Hold(func(_ *scripted.Endpoint, wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
+			// By the ID, as Close may wait for an RDMA Read of its own, which is not held.
+			s.m.script.Hold(func(_ *scripted.Endpoint, wc *ibv.WC) bool { return wc.ID == fetchID })
 			s.peerWrites(t)
 			require.True(t, eventually(func() bool { return s.end.Reading() > 0 }))
 			return func() {
