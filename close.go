@@ -150,7 +150,7 @@ func (c *conn) closeWithin(p bound) {
 		return
 	}
 	c.allow(p)
-	defer c.writeDue.stop()
+	defer c.writeDue.Stop()
 	done := c.endStream()
 	for pause := 20 * time.Microsecond; done && c.unsent() > 0; pause = min(2*pause, time.Millisecond) {
 		if !c.lingers() {
@@ -159,7 +159,7 @@ func (c *conn) closeWithin(p bound) {
 		}
 		c.unlocked(func() { time.Sleep(pause) })
 	}
-	if !done && c.writeDue.expired {
+	if !done && c.writeDue.Expired() {
 		lingering.mu.Lock()
 		lingering.stalled = time.Now()
 		lingering.mu.Unlock()
@@ -176,7 +176,7 @@ func (c *conn) lingerOn(place *list.Element) {
 		}
 	}
 	c.end.result = c.lost()
-	expired := c.end.result == errLingered && c.writeDue.expired && !c.end.evicted && c.set.linger >= 0
+	expired := c.end.result == errLingered && c.writeDue.Expired() && !c.end.evicted && c.set.linger >= 0
 	c.unlock()
 	if err := c.teardown(); err != nil {
 		c.set.log.Debug("rdmanet: release of a connection", "local", c.local, "remote", c.remote, "err", err)
@@ -226,7 +226,7 @@ func leaveLingering(place *list.Element, expired bool) {
 func (c *conn) allow(p bound) {
 	p.seen = c.progress()
 	c.end.bound = p
-	c.writeDue.set(time.Now().Add(p.stall))
+	c.writeDue.Set(time.Now().Add(p.stall))
 }
 
 // lingers reports whether the wait may go on: something has moved in the last
@@ -236,7 +236,7 @@ func (c *conn) lingers() bool {
 	switch {
 	case c.end.evicted, p.over:
 		return false
-	case !c.writeDue.expired:
+	case !c.writeDue.Expired():
 		return true
 	}
 	seen, now := c.progress(), time.Now()
@@ -244,7 +244,7 @@ func (c *conn) lingers() bool {
 		return false
 	}
 	p.seen = seen
-	c.writeDue.set(now.Add(min(p.stall, p.ends.Sub(now))))
+	c.writeDue.Set(now.Add(min(p.stall, p.ends.Sub(now))))
 	return true
 }
 
@@ -386,8 +386,8 @@ func (c *conn) teardown() error {
 	c.mu.Lock()
 	defer c.unlock()
 	c.wait.Stop()
-	c.readDue.stop()
-	c.writeDue.stop()
+	c.readDue.Stop()
+	c.writeDue.Stop()
 	if c.live.timer != nil {
 		c.live.timer.Stop()
 	}

@@ -33,7 +33,7 @@ func (o *completions) Stopped(answer bool) bool {
 	if answer {
 		return o.conn().stopsReading()
 	}
-	return o.life.over() || o.life.closed || o.readDue.expired || o.writeDue.expired
+	return o.life.over() || o.life.closed || o.readDue.Expired() || o.writeDue.Expired()
 }
 
 // Silent reports false on a broken connection while memory is to be had back from the

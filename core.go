@@ -12,6 +12,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/deadline"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -53,8 +54,8 @@ type conn struct {
 
 	in recvQueue // what arrives, until the program has read it
 
-	readDue  deadline
-	writeDue deadline
+	readDue  deadline.Deadline
+	writeDue deadline.Deadline
 
 	// Sending: see sendqueue.go and send.go.
 	queue sendQueue
@@ -80,7 +81,8 @@ func newConn(set settings, dom *regmem.Domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, 
 	c.readers.Init(lock, true)
 	c.writers.Init(lock, false) // some of them do not lead
 	c.lane.posters.Init(lock, false)
-	c.readDue.fire, c.writeDue.fire = c.readExpired, c.writeExpired
+	c.readDue.Init(c.readExpired)
+	c.writeDue.Init(c.writeExpired)
 	return c
 }
 
@@ -146,15 +148,15 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 	return c.setDeadlines(t, &c.writeDue)
 }
 
-func (c *conn) setDeadlines(t time.Time, ds ...*deadline) error {
+func (c *conn) setDeadlines(t time.Time, ds ...*deadline.Deadline) error {
 	c.mu.Lock()
 	defer c.unlock()
 	if c.life.closed {
 		return opError("set", nil, c.local, net.ErrClosed)
 	}
 	for _, d := range ds {
-		d.set(t)
-		if d.expired {
+		d.Set(t)
+		if d.Expired() {
 			c.wakeAll()
 		}
 	}
@@ -164,10 +166,10 @@ func (c *conn) setDeadlines(t time.Time, ds ...*deadline) error {
 func (c *conn) readExpired()  { c.expired(&c.readDue) }
 func (c *conn) writeExpired() { c.expired(&c.writeDue) }
 
-func (c *conn) expired(d *deadline) {
+func (c *conn) expired(d *deadline.Deadline) {
 	c.mu.Lock()
 	defer c.unlock()
-	if d.check() {
+	if d.Check() {
 		c.wakeAll()
 	}
 }
@@ -181,7 +183,7 @@ func (c *conn) readErr() error {
 	switch {
 	case c.life.closed:
 		return net.ErrClosed
-	case c.readDue.expired:
+	case c.readDue.Expired():
 		return os.ErrDeadlineExceeded
 	case c.in.discarding, c.in.eof && c.in.unread.Len() == 0:
 		return io.EOF
@@ -200,7 +202,7 @@ func (c *conn) writeErr() error {
 	switch {
 	case c.life.closed:
 		return net.ErrClosed
-	case c.writeDue.expired:
+	case c.writeDue.Expired():
 		return os.ErrDeadlineExceeded
 	case c.life.over():
 		return c.life.cause
@@ -256,13 +258,13 @@ func (c *conn) moving() bool {
 
 // stopsReading reports whether a Read that waits has a reason not to.
 func (c *conn) stopsReading() bool {
-	return c.life.closed || c.in.discarding || c.readDue.expired || c.life.over()
+	return c.life.closed || c.in.discarding || c.readDue.Expired() || c.life.over()
 }
 
 // stopReadErr is readErr where there is something in the queue that cannot be had.
 func (c *conn) stopReadErr() error {
 	switch {
-	case c.life.closed, c.readDue.expired:
+	case c.life.closed, c.readDue.Expired():
 		return c.readErr()
 	case c.in.discarding:
 		return io.EOF

@@ -1,15 +1,14 @@
 package rdmanet
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net"
-	"os"
 	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/neterr"
 )
 
 // netName is what net.OpError and net.Addr give as the network of errors.
@@ -33,42 +32,8 @@ func join(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// dialError is the inner error of a failed Dial or Listen: a context's end is
-// told in net's words, and what the system or the device calls a timeout is one.
-func dialError(err error) error {
-	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return timeoutError{err}
-	case errors.Is(err, context.Canceled):
-		return canceledError{err}
-	case errors.Is(err, syscall.ETIMEDOUT):
-		return silenceError{err}
-	}
-	return err
-}
-
-// timeoutError is a timeout as net reports it: Timeout is true, and it matches
-// context.DeadlineExceeded and os.ErrDeadlineExceeded.
-type timeoutError struct{ err error }
-
-func (e timeoutError) Error() string        { return "i/o timeout: " + e.err.Error() }
-func (e timeoutError) Timeout() bool        { return true }
-func (e timeoutError) Temporary() bool      { return true }
-func (e timeoutError) Unwrap() error        { return e.err }
-func (e timeoutError) Is(target error) bool { return target == os.ErrDeadlineExceeded }
-
-// silenceError is a timeout that no deadline has set.
-type silenceError struct{ err error }
-
-func (e silenceError) Error() string   { return e.err.Error() }
-func (e silenceError) Timeout() bool   { return true }
-func (e silenceError) Temporary() bool { return true }
-func (e silenceError) Unwrap() error   { return e.err }
-
-type canceledError struct{ err error }
-
-func (e canceledError) Error() string { return "operation was canceled: " + e.err.Error() }
-func (e canceledError) Unwrap() error { return e.err }
+// dialError is the inner error of a failed Dial or Listen; see [neterr.Setup].
+func dialError(err error) error { return neterr.Setup(err) }
 
 // resetError says that the connection broke; it matches ECONNRESET, or
 // ETIMEDOUT where the peer has gone silent, and what led to it.

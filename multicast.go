@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/neterr"
 )
 
 // ListenMulticast opens a connection that hears an IP multicast group at the port of
@@ -341,7 +342,7 @@ func isNetBroadcast(a netip.Addr) bool {
 func sourceFor(group netip.Addr) (netip.Addr, error) {
 	c, err := net.DialUDP("udp", nil, udpAddr(netip.AddrPortFrom(group, 9))) // nothing is sent
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("which interface leads to %v (SetMulticastInterface says): %w", group, inner(err))
+		return netip.Addr{}, fmt.Errorf("which interface leads to %v (SetMulticastInterface says): %w", group, neterr.Inner(err))
 	}
 	defer c.Close()
 	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil

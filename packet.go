@@ -16,7 +16,9 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/deadline"
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/neterr"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -72,13 +74,13 @@ type packetConn struct {
 	rmu     sync.Mutex
 	readers cqwait.Group
 	in      inbox
-	readDue deadline
+	readDue deadline.Deadline
 	news    error // for the next Read, once
 	lost    error // nothing will come any more
 
 	wmu      sync.Mutex
 	writers  cqwait.Group
-	writeDue deadline
+	writeDue deadline.Deadline
 }
 
 // Sizes of a PacketConn.
@@ -98,20 +100,20 @@ func newPacketConn(cfg *Config) *packetConn {
 	p.in.limit = readBuffer
 	p.readers.Init(&p.rmu, true)
 	p.writers.Init(&p.wmu, false)
-	p.readDue.fire = func() {
+	p.readDue.Init(func() {
 		p.rmu.Lock()
 		defer p.rmu.Unlock()
-		if p.readDue.check() {
+		if p.readDue.Check() {
 			p.wakeReaders()
 		}
-	}
-	p.writeDue.fire = func() {
+	})
+	p.writeDue.Init(func() {
 		p.wmu.Lock()
 		defer p.wmu.Unlock()
-		if p.writeDue.check() {
+		if p.writeDue.Check() {
 			p.wakeWriters()
 		}
-	}
+	})
 	return p
 }
 
@@ -217,7 +219,7 @@ func (p *packetConn) SetReadDeadline(t time.Time) error {
 	if p.closed.Load() {
 		return p.opError("set", net.ErrClosed)
 	}
-	p.readDue.set(t)
+	p.readDue.Set(t)
 	p.wakeReaders()
 	return nil
 }
@@ -229,11 +231,11 @@ func (p *packetConn) SetWriteDeadline(t time.Time) error {
 	if p.closed.Load() {
 		return p.opError("set", net.ErrClosed)
 	}
-	p.writeDue.set(t)
+	p.writeDue.Set(t)
 	p.wakeWriters()
 	if p.soft != nil {
 		if err := p.soft.conn.SetWriteDeadline(t); err != nil {
-			return p.opError("set", inner(err))
+			return p.opError("set", neterr.Inner(err))
 		}
 	}
 	return nil
@@ -252,7 +254,7 @@ func (p *packetConn) SetReadBuffer(bytes int) error {
 	p.in.limit = bytes
 	if p.soft != nil {
 		if err := p.soft.conn.SetReadBuffer(bytes); err != nil {
-			return p.opError("set", inner(err))
+			return p.opError("set", neterr.Inner(err))
 		}
 	}
 	return nil
@@ -265,7 +267,7 @@ func (p *packetConn) SetWriteBuffer(bytes int) error {
 	}
 	if p.soft != nil {
 		if err := p.soft.conn.SetWriteBuffer(bytes); err != nil {
-			return p.opError("set", inner(err))
+			return p.opError("set", neterr.Inner(err))
 		}
 	}
 	return nil
@@ -291,8 +293,8 @@ func (p *packetConn) shut() bool {
 	if p.closed.Swap(true) {
 		return false
 	}
-	p.readDue.stop()
-	p.writeDue.stop()
+	p.readDue.Stop()
+	p.writeDue.Stop()
 	p.wakeReaders()
 	p.wakeWriters()
 	p.cancel()
@@ -302,7 +304,7 @@ func (p *packetConn) shut() bool {
 // release gives back what shut has stopped the use of.
 func (p *packetConn) release() (err error) {
 	if p.soft != nil {
-		err = inner(p.soft.conn.Close())
+		err = neterr.Inner(p.soft.conn.Close())
 	}
 	if p.ud != nil && p.ud.listener != nil {
 		err = errors.Join(err, p.ud.listener.Close())
@@ -346,7 +348,7 @@ func (p *packetConn) awaitDatagram() error {
 		switch {
 		case p.closed.Load():
 			return net.ErrClosed
-		case p.readDue.expired:
+		case p.readDue.Expired():
 			return os.ErrDeadlineExceeded
 		case p.in.len() > 0:
 			return nil
@@ -409,7 +411,7 @@ func (p *packetConn) rouse() {
 
 // quiet reports whether a reader has nothing to return with. The caller holds rmu.
 func (p *packetConn) quiet() bool {
-	return !p.closed.Load() && !p.readDue.expired && p.in.len() == 0 && p.news == nil && p.lost == nil
+	return !p.closed.Load() && !p.readDue.Expired() && p.in.len() == 0 && p.news == nil && p.lost == nil
 }
 
 // wakeReaders makes all who wait for datagrams look again. The caller holds rmu.

@@ -23,7 +23,7 @@ import (
 // deadline in the past wins over data.
 func (c *conn) waitReadable() error {
 	for {
-		if c.readDue.expired && !c.life.closed {
+		if c.readDue.Expired() && !c.life.closed {
 			return os.ErrDeadlineExceeded
 		}
 		if err := c.readErr(); err != nil || c.in.unread.Len() > 0 {

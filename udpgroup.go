@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/neterr"
 )
 
 // Multicast groups over the software device: those of UDP.
@@ -35,11 +36,11 @@ func (l *udpLink) setLoopback(on bool) error {
 func (l *udpLink) option(f func(fd int) error) error {
 	c, err := l.conn.SyscallConn()
 	if err != nil {
-		return inner(err)
+		return neterr.Inner(err)
 	}
 	e := c.Control(func(fd uintptr) { err = f(int(fd)) })
 	if e != nil {
-		return inner(e)
+		return neterr.Inner(e)
 	}
 	return err
 }

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/neterr"
 )
 
 // Datagrams over the software device: each is one of UDP, with nothing added, so
@@ -51,7 +51,7 @@ func (p *packetConn) openUDP(ctx context.Context, local, remote netip.AddrPort) 
 		}
 		c, err := d.DialContext(ctx, "udp", remote.String())
 		if err != nil {
-			return inner(err)
+			return neterr.Inner(err)
 		}
 		l.conn = c.(*net.UDPConn)
 		peer := l.conn.RemoteAddr().(*net.UDPAddr).AddrPort() // as datagrams will be from it
@@ -70,7 +70,7 @@ func (p *packetConn) openUDP(ctx context.Context, local, remote netip.AddrPort) 
 		}
 		c, err := lc.ListenPacket(ctx, network, net.JoinHostPort(host, strconv.Itoa(int(local.Port()))))
 		if err != nil {
-			return inner(err)
+			return neterr.Inner(err)
 		}
 		l.conn = c.(*net.UDPConn)
 	}
@@ -134,7 +134,7 @@ func (l *udpLink) send(b []byte, to netip.AddrPort) (err error) {
 	} else {
 		_, err = l.conn.WriteToUDPAddrPort(b, to)
 	}
-	return inner(err)
+	return neterr.Inner(err)
 }
 
 // receive takes what comes, for as long as the socket is open. The socket is emptied
@@ -147,7 +147,7 @@ func (l *udpLink) receive() {
 			if l.p.closed.Load() || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			l.p.tell(inner(err))
+			l.p.tell(neterr.Inner(err))
 			select {
 			case <-time.After(time.Millisecond): // for one that does not go away
 			case <-l.p.ctx.Done():
@@ -167,18 +167,4 @@ func (p *packetConn) received(from netip.AddrPort, payload []byte) {
 	defer p.rmu.Unlock()
 	p.deliver(from, payload)
 	p.rouse()
-}
-
-// inner is what package net has wrapped for its users.
-func inner(err error) error {
-	if op, ok := err.(*net.OpError); ok {
-		err = op.Err
-	}
-	if sys, ok := err.(*os.SyscallError); ok {
-		return sys.Err
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return os.ErrDeadlineExceeded
-	}
-	return err
 }

@@ -333,7 +333,7 @@ func (u *udSide) judge(d *Datagram) (pe *udPeer, v verdict, err error) {
 		return nil, 0, err
 	case u.p.closed.Load():
 		return nil, 0, net.ErrClosed
-	case u.p.writeDue.expired:
+	case u.p.writeDue.Expired():
 		return nil, 0, os.ErrDeadlineExceeded
 	case u.p.byUDP(to):
 		return nil, toUDP, nil
