@@ -85,6 +85,19 @@ func (f *Fabric) Stall(on bool) {
 	}
 }
 
+// Break moves a queue pair for datagrams to the error state, as a device does that has failed
+// to carry out a request.
+func (f *Fabric) Break(qpn uint32) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q := f.udQPs[qpn]
+	if q == nil {
+		return ibv.ErrState
+	}
+	q.fail()
+	return nil
+}
+
 func (f *Fabric) set(what *bool, on bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
