@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -164,6 +165,13 @@ func (c *Config) check() error {
 	inRange("TransferMemory", c.TransferMemory, regmem.ChunkSize, sizeCeiling)
 	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
 	return errors.Join(errs...)
+}
+
+// log tells the logger, if there is one, of an error.
+func (c *Config) log(msg string, addr net.Addr, err error) {
+	if c.Logger != nil {
+		c.Logger.Debug("rdmanet: "+msg, "remote", addr, "err", err)
+	}
 }
 
 // settings is a Config with the defaults for one device filled in.

@@ -100,7 +100,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, n
 		if err != nil {
 			return nil, nil, err
 		}
-		return d.dialEach(ctx, n, address, d.tryPacket)
+		return d.dialEach(ctx, n, address, tryPacket(&d.Config))
 	}
 	n, err := parseNetwork(network)
 	if err != nil {
@@ -320,10 +320,4 @@ func (d *Dialer) resolver() *net.Resolver {
 		return d.Resolver
 	}
 	return net.DefaultResolver
-}
-
-func (c *Config) log(msg string, addr net.Addr, err error) {
-	if c.Logger != nil {
-		c.Logger.Debug("rdmanet: "+msg, "remote", addr, "err", err)
-	}
 }

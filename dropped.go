@@ -2,7 +2,6 @@ package rdmanet
 
 import (
 	"log/slog"
-	"net"
 	"runtime"
 )
 
@@ -43,21 +42,6 @@ func (l *listener) dropped() {
 		warnDropped(l.cfg.Logger, "listener", "local", l.addr)
 		l.Close()
 	}()
-}
-
-func newPacketHandle(p *packetConn) *PacketConn {
-	h := &PacketConn{p}
-	runtime.AddCleanup(h, (*packetConn).dropped, p)
-	return h
-}
-
-func (p *packetConn) dropped() {
-	if !p.closed.Load() {
-		go func() {
-			warnDropped(p.cfg.Logger, "packet connection", "local", net.Addr(p.laddr))
-			p.Close()
-		}()
-	}
 }
 
 // warnDropped logs that the program has dropped something without Close. A nil log means

@@ -54,12 +54,12 @@ func (p *PacketConn) String() string {
 	switch {
 	case p == nil:
 		return "<nil>"
-	case p.packetConn == nil:
+	case p.conn == nil:
 		return "rdmanet: no packet connection"
-	case p.raddr == nil:
-		return fmt.Sprintf("rdmanet: datagrams at %v", p.laddr)
+	case !p.conn.Connected():
+		return fmt.Sprintf("rdmanet: datagrams at %v", p.LocalAddr())
 	}
-	return fmt.Sprintf("rdmanet: datagrams from %v to %v", p.laddr, p.raddr)
+	return fmt.Sprintf("rdmanet: datagrams from %v to %v", p.LocalAddr(), p.RemoteAddr())
 }
 
 // Format prints String's text for every verb.

@@ -38,15 +38,13 @@ func TestPrinted(t *testing.T) {
 	sender, err := d.Dial("udp", packets.LocalAddr().String())
 	require.NoError(t, err)
 	defer func() { _ = sender.Close() }()
-	inboxFull := func() bool {
+	require.NoError(t, packets.(*PacketConn).SetReadBuffer(20<<10))
+	unread := func() bool {
 		_, err := sender.Write(payload[:1000])
 		require.NoError(t, err)
-		p := packets.(*PacketConn)
-		p.rmu.Lock()
-		defer p.rmu.Unlock()
-		return p.in.len() > 10
+		return packets.(*PacketConn).Stats().Overruns > 0
 	}
-	require.True(t, eventually(inboxFull))
+	require.True(t, eventually(unread))
 
 	b, err := Alloc(len(payload))
 	require.NoError(t, err)

@@ -62,5 +62,8 @@ func (b *Buffer) Free() { b.mem.Free() }
 // everything back as soon as its last connection and listener have been released, which
 // goes on behind Close (Lingering counts those).
 func acquireDomain(dev ibv.Device, lasting bool) (*regmem.Domain, error) {
-	return regmem.Acquire(dev, lasting, regmem.Advice{Buffers: "Config.MaxReceiveCredits", Transfers: "Config.TransferMemory"})
+	return regmem.Acquire(dev, lasting, memoryAdvice)
 }
+
+// memoryAdvice names the settings to lower where no more memory can be registered.
+var memoryAdvice = regmem.Advice{Buffers: "Config.MaxReceiveCredits", Transfers: "Config.TransferMemory"}

@@ -2,24 +2,17 @@ package rdmanet
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"net/netip"
-	"os"
-	"strconv"
-	"sync"
-	"sync/atomic"
+	"runtime"
 	"syscall"
 	"time"
+	"unsafe"
 
-	"github.com/rdmanet/rdmanet/internal/cqwait"
-	"github.com/rdmanet/rdmanet/internal/deadline"
+	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
-	"github.com/rdmanet/rdmanet/internal/neterr"
-	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/udconn"
 )
 
 // ListenPacket opens a connection for datagrams at the local address. network is
@@ -36,494 +29,292 @@ func ListenPacket(network, address string) (net.PacketConn, error) {
 // ListenPacket opens a connection for datagrams; see the function ListenPacket.
 // ctx concerns opening only. Backlog does not apply.
 func (lc *ListenConfig) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
-	p, addr, err := lc.listenPacket(ctx, network, address)
+	c, addr, err := lc.listenPacket(ctx, network, address)
 	if err != nil {
 		return nil, opError("listen", nil, addr, dialError(err))
 	}
-	return newPacketHandle(p), nil
+	return newPacketConn(&lc.Config, c), nil
 }
 
-// packetConn is what a PacketConn leads to, as conn is of a Conn.
-type packetConn struct {
-	cfg           Config
-	lasting       bool           // see acquireDomain
-	local, remote netip.AddrPort // remote is that of a connected one
-	laddr, raddr  *net.UDPAddr
-	bound         netip.Addr // that was asked for, invalid where both families are served
-	limit         int        // bytes of a datagram
-	log           *slog.Logger
-	start         time.Time // for now
-
-	soft *udpLink // the software device, if it serves
-	ud   *udSide  // RDMA devices, if any does
-
-	ctx    context.Context // until Close
-	cancel context.CancelFunc
-	closed atomic.Bool // set with both locks held
-	wg     sync.WaitGroup
-
-	stats packetStats
-
-	// Multicast groups. deaf is set when what was sent here is not wanted back.
-	joining sync.Mutex // one change at a time; goes before all other locks
-	group   netip.Addr // of ListenMulticast
-	members map[membership]*member
-	out     *net.Interface // that leads to groups
-	deaf    atomic.Bool
-
-	rmu     sync.Mutex
-	readers cqwait.Group
-	in      inbox
-	readDue deadline.Deadline
-	news    error // for the next Read, once
-	lost    error // nothing will come any more
-
-	wmu      sync.Mutex
-	writers  cqwait.Group
-	writeDue deadline.Deadline
+// ListenMulticast opens a connection that hears an IP multicast group at the port of
+// gaddr, as net.ListenMulticastUDP does. network is as in ListenPacket; ifi says by which
+// interface, nil leaves it to the system's routes, which is not recommended.
+//
+// It listens on every address, and several may listen on the same port so. What is
+// sent to that port of one address, an answer for instance, reaches one of them: over
+// UDP the one that was opened last, over RDMA devices the first. It sends to groups by
+// ifi, and does not hear what it sends itself, until SetMulticastLoopback says so. More
+// groups are for [PacketConn.JoinGroup].
+func ListenMulticast(network string, ifi *net.Interface, gaddr *net.UDPAddr) (*PacketConn, error) {
+	return new(ListenConfig).ListenMulticast(context.Background(), network, ifi, gaddr)
 }
 
-// Sizes of a PacketConn.
-const (
-	// readBuffer is what may wait for the reader, in bytes, until SetReadBuffer
-	// says otherwise: about what Linux gives a socket.
-	readBuffer    = 256 << 10
-	maxReadBuffer = 1 << 30
-)
-
-func newPacketConn(cfg *Config) *packetConn {
-	p := &packetConn{cfg: *cfg, lasting: cfg.Provider == nil, log: cfg.Logger, start: time.Now()}
-	if p.log == nil {
-		p.log = discardLogger
+// ListenMulticast opens a connection that hears a group; see the function
+// ListenMulticast. ctx concerns opening only. Backlog does not apply.
+func (lc *ListenConfig) ListenMulticast(ctx context.Context, network string, ifi *net.Interface, gaddr *net.UDPAddr) (*PacketConn, error) {
+	c, err := lc.listenMulticast(ctx, network, ifi, gaddr)
+	if err != nil {
+		var addr net.Addr
+		if gaddr != nil {
+			addr = gaddr
+		}
+		return nil, opError("listen", nil, addr, dialError(err))
 	}
-	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.in.limit = readBuffer
-	p.readers.Init(&p.rmu, true)
-	p.writers.Init(&p.wmu, false)
-	p.readDue.Init(func() {
-		p.rmu.Lock()
-		defer p.rmu.Unlock()
-		if p.readDue.Check() {
-			p.wakeReaders()
-		}
-	})
-	p.writeDue.Init(func() {
-		p.wmu.Lock()
-		defer p.wmu.Unlock()
-		if p.writeDue.Check() {
-			p.wakeWriters()
-		}
-	})
-	return p
+	return newPacketConn(&lc.Config, c), nil
 }
 
-// at sets the local address, known once something is bound.
-func (p *packetConn) at(local netip.AddrPort) {
-	p.local, p.laddr = local, udpAddr(local)
+// PacketConn sends and receives datagrams. It implements net.PacketConn, and
+// net.Conn where it came from Dial, which has connected it to one peer. All methods
+// may be called by several goroutines at once.
+//
+// Over an RDMA device each datagram is one Send of a UD queue pair; rdma_cm's port
+// space of UDP tells which queue pair serves an address. Over the software device it
+// is one UDP datagram, so that the peer may be any program that speaks UDP. One that
+// was opened with neither Config.Device nor Config.RequireRDMA has both, on the same
+// port: it receives by either, and sends to each peer by the RDMA device if the peer
+// answers there, else by the software device.
+//
+// Datagrams may be lost, doubled and late, but those to one peer leave in the order
+// in which they were written. They are never fragmented: what is longer than
+// [PacketConn.MaxDatagramSize] matches syscall.EMSGSIZE. Empty ones are legal. One
+// that finds the reader's buffer full is dropped and counted.
+//
+// IP multicast groups are heard by [ListenMulticast] and [PacketConn.JoinGroup], and written
+// to as any address is. A connection that has both devices hears them by either, and writes
+// to them by UDP, which every member hears that has it; those with an RDMA device alone
+// form a group of their own. Broadcast is for the software device; an RDMA device alone refuses it
+// with an error that matches errors.ErrUnsupported.
+//
+// A buffer that is passed to a method is the package's only until the call returns.
+//
+// Before the first datagram to an address goes out by an RDMA device the address must be
+// resolved. That happens beside everything else: a few datagrams wait for it
+// meanwhile, and the call that wrote them returns at once. If nobody serves the
+// address the next write to it fails, with ECONNREFUSED or a timeout. What was
+// resolved is looked up again when the peer is silent for a while, so that a peer
+// that was started anew is found.
+//
+// A PacketConn that the program drops without Close is closed when the garbage collector
+// finds it. Config.Logger receives a warning, or slog.Default() if that is nil.
+type PacketConn struct {
+	conn *udconn.Conn
 }
 
-// now is the time since the connection was opened, which is cheap to keep.
-func (p *packetConn) now() time.Duration { return time.Since(p.start) }
-
-// ReadFrom implements [PacketConn.ReadFrom].
-func (p *packetConn) ReadFrom(b []byte) (n int, addr net.Addr, err error) {
-	n, from, err := p.read(b)
+// ReadFrom waits for a datagram and copies it into b; what does not fit is lost, as
+// with UDP. addr is a *net.UDPAddr. Errors: os.ErrDeadlineExceeded, net.ErrClosed.
+func (p *PacketConn) ReadFrom(b []byte) (n int, addr net.Addr, err error) {
+	n, from, err := p.conn.Read(b)
+	runtime.KeepAlive(p)
 	if err != nil {
 		return 0, nil, p.opError("read", err)
 	}
 	return n, udpAddr(from), nil
 }
 
-// ReadFromUDPAddrPort implements [PacketConn.ReadFromUDPAddrPort].
-func (p *packetConn) ReadFromUDPAddrPort(b []byte) (n int, addr netip.AddrPort, err error) {
-	n, addr, err = p.read(b)
-	if err != nil {
-		err = p.opError("read", err)
-	}
-	return n, addr, err
+// ReadFromUDPAddrPort is ReadFrom without an allocation. An IPv4 address has four
+// bytes.
+func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (n int, addr netip.AddrPort, err error) {
+	n, addr, err = p.conn.Read(b)
+	runtime.KeepAlive(p)
+	return n, addr, p.opError("read", err)
 }
 
-// Read implements [PacketConn.Read].
-func (p *packetConn) Read(b []byte) (int, error) {
-	n, _, err := p.read(b)
-	if err != nil {
-		err = p.opError("read", err)
-	}
-	return n, err
+// Read is ReadFrom for a connected one.
+func (p *PacketConn) Read(b []byte) (int, error) {
+	n, _, err := p.conn.Read(b)
+	runtime.KeepAlive(p)
+	return n, p.opError("read", err)
 }
 
-// WriteTo implements [PacketConn.WriteTo].
-func (p *packetConn) WriteTo(b []byte, addr net.Addr) (int, error) {
+// WriteTo sends b to addr, a *net.UDPAddr. Errors: syscall.EMSGSIZE for more than
+// [PacketConn.MaxDatagramSize], os.ErrDeadlineExceeded while the device is busy,
+// net.ErrClosed; syscall.ECONNREFUSED or one that is a timeout where an earlier
+// datagram found that nobody serves the address; net.ErrWriteToConnected;
+// syscall.EAFNOSUPPORT for an address of a family that the connection is not open for.
+func (p *PacketConn) WriteTo(b []byte, addr net.Addr) (int, error) {
 	ua, ok := addr.(*net.UDPAddr)
 	switch {
 	case ok && ua != nil && isPort(ua.Port):
 		return p.WriteToUDPAddrPort(b, ua.AddrPort())
-	case ok && ua != nil:
-	case ok:
+	case ok && ua == nil:
 		addr = nil
 	}
-	return 0, opError("write", p.laddr, addr, syscall.EINVAL)
+	return 0, opError("write", p.LocalAddr(), addr, syscall.EINVAL)
 }
 
-// WriteToUDPAddrPort implements [PacketConn.WriteToUDPAddrPort].
-func (p *packetConn) WriteToUDPAddrPort(b []byte, addr netip.AddrPort) (int, error) {
-	to := netip.AddrPortFrom(plainZone(addr.Addr().Unmap()), addr.Port())
+// WriteToUDPAddrPort is WriteTo without an allocation.
+func (p *PacketConn) WriteToUDPAddrPort(b []byte, addr netip.AddrPort) (int, error) {
+	to := udconn.Normal(addr)
 	err := net.ErrWriteToConnected
-	if !p.remote.IsValid() {
-		err = p.write(b, to)
+	if !p.conn.Connected() {
+		err = p.conn.Write(b, to)
 	}
+	runtime.KeepAlive(p)
 	if err != nil {
-		return 0, opError("write", p.laddr, udpAddr(to), err)
+		return 0, opError("write", p.LocalAddr(), udpAddr(to), err)
 	}
 	return len(b), nil
 }
 
-// Write implements [PacketConn.Write].
-func (p *packetConn) Write(b []byte) (int, error) {
+// Write is WriteTo for a connected one. Otherwise the error matches
+// syscall.EDESTADDRREQ.
+func (p *PacketConn) Write(b []byte) (int, error) {
 	var err error = errno.EDESTADDRREQ
-	if p.remote.IsValid() {
-		err = p.write(b, p.remote)
+	if p.conn.Connected() {
+		err = p.conn.WritePeer(b)
 	}
+	runtime.KeepAlive(p)
 	if err != nil {
 		return 0, p.opError("write", err)
 	}
 	return len(b), nil
 }
 
-// LocalAddr implements [PacketConn.LocalAddr].
-func (p *packetConn) LocalAddr() net.Addr { return p.laddr }
+// LocalAddr returns the local address, a *net.UDPAddr with the port that was chosen.
+func (p *PacketConn) LocalAddr() net.Addr { return p.conn.LocalAddr() }
 
-// RemoteAddr implements [PacketConn.RemoteAddr].
-func (p *packetConn) RemoteAddr() net.Addr {
-	if p.raddr == nil {
-		return nil
+// RemoteAddr returns the peer of a connected one, a *net.UDPAddr, else nil.
+func (p *PacketConn) RemoteAddr() net.Addr {
+	if addr := p.conn.RemoteAddr(); addr != nil {
+		return addr
 	}
-	return p.raddr
+	return nil
 }
 
-// MaxDatagramSize implements [PacketConn.MaxDatagramSize].
-func (p *packetConn) MaxDatagramSize() int { return p.limit }
+// MaxDatagramSize returns the most bytes that a datagram may have: of all devices and
+// interfaces that the local address may lead out by, the least of what one of their
+// packets carries. RDMA devices have 256 to 4096, by the MTU of their network.
+func (p *PacketConn) MaxDatagramSize() int { return p.conn.Limit() }
 
-// SetDeadline implements [PacketConn.SetDeadline].
-func (p *packetConn) SetDeadline(t time.Time) error {
+// SetDeadline bounds Read and Write calls, also those in progress; a zero t is no
+// bound.
+func (p *PacketConn) SetDeadline(t time.Time) error {
 	if err := p.SetReadDeadline(t); err != nil {
 		return err
 	}
 	return p.SetWriteDeadline(t)
 }
 
-// SetReadDeadline implements [PacketConn.SetReadDeadline].
-func (p *packetConn) SetReadDeadline(t time.Time) error {
-	p.rmu.Lock()
-	defer p.rmu.Unlock()
-	if p.closed.Load() {
-		return p.opError("set", net.ErrClosed)
-	}
-	p.readDue.Set(t)
-	p.wakeReaders()
-	return nil
+// SetReadDeadline is SetDeadline for reading.
+func (p *PacketConn) SetReadDeadline(t time.Time) error {
+	return p.opError("set", p.conn.SetReadDeadline(t))
 }
 
-// SetWriteDeadline implements [PacketConn.SetWriteDeadline].
-func (p *packetConn) SetWriteDeadline(t time.Time) error {
-	p.wmu.Lock()
-	defer p.wmu.Unlock()
-	if p.closed.Load() {
-		return p.opError("set", net.ErrClosed)
-	}
-	p.writeDue.Set(t)
-	p.wakeWriters()
-	if p.soft != nil {
-		if err := p.soft.conn.SetWriteDeadline(t); err != nil {
-			return p.opError("set", neterr.Inner(err))
-		}
-	}
-	return nil
+// SetWriteDeadline is SetDeadline for writing.
+func (p *PacketConn) SetWriteDeadline(t time.Time) error {
+	return p.opError("set", p.conn.SetWriteDeadline(t))
 }
 
-// SetReadBuffer implements [PacketConn.SetReadBuffer].
-func (p *packetConn) SetReadBuffer(bytes int) error {
-	if bytes < 0 || bytes > maxReadBuffer {
-		return p.opError("set", syscall.EINVAL)
-	}
-	p.rmu.Lock()
-	defer p.rmu.Unlock()
-	if p.closed.Load() {
-		return p.opError("set", net.ErrClosed)
-	}
-	p.in.limit = bytes
-	if p.soft != nil {
-		if err := p.soft.conn.SetReadBuffer(bytes); err != nil {
-			return p.opError("set", neterr.Inner(err))
-		}
-	}
-	return nil
+// SetReadBuffer sets how many bytes of datagrams may wait for the reader, each
+// counted with 128 more; it begins with 256 KiB. At most it is 1 GiB, and one
+// datagram has always room. What an RDMA device itself holds until it is looked at
+// does not count.
+func (p *PacketConn) SetReadBuffer(bytes int) error {
+	return p.opError("set", p.conn.SetReadBuffer(bytes))
 }
 
-// SetWriteBuffer implements [PacketConn.SetWriteBuffer].
-func (p *packetConn) SetWriteBuffer(bytes int) error {
-	if p.closed.Load() {
-		return p.opError("set", net.ErrClosed)
-	}
-	if p.soft != nil {
-		if err := p.soft.conn.SetWriteBuffer(bytes); err != nil {
-			return p.opError("set", neterr.Inner(err))
-		}
-	}
-	return nil
+// SetWriteBuffer sets the size of the socket's buffer where the software device serves.
+// The send queue of an RDMA device is as long as it is.
+func (p *PacketConn) SetWriteBuffer(bytes int) error {
+	return p.opError("set", p.conn.SetWriteBuffer(bytes))
 }
 
-// Close implements [PacketConn.Close].
-func (p *packetConn) Close() error {
-	if !p.shut() {
-		return p.opError("close", net.ErrClosed)
-	}
-	if err := p.release(); err != nil {
-		return p.opError("close", err)
-	}
-	return nil
+// Close ends the connection. What was handed to a device before is sent, within
+// Config.LingerTimeout; what still waits for an address to be resolved is dropped.
+func (p *PacketConn) Close() error {
+	err := p.conn.Close()
+	runtime.KeepAlive(p)
+	return p.opError("close", err)
 }
 
-// shut makes all calls fail that are in progress or yet to come.
-func (p *packetConn) shut() bool {
-	p.rmu.Lock()
-	defer p.rmu.Unlock()
-	p.wmu.Lock()
-	defer p.wmu.Unlock()
-	if p.closed.Swap(true) {
-		return false
+// Stats returns the counters of the moment.
+func (p *PacketConn) Stats() PacketStats { return PacketStats(p.conn.Stats()) }
+
+// Info returns the ways that are open, RDMA devices first. One that was opened for
+// every address takes a device when the first peer needs it.
+func (p *PacketConn) Info() []PacketInfo {
+	var infos []PacketInfo
+	for _, info := range p.conn.Info() {
+		infos = append(infos, PacketInfo(info))
 	}
-	p.readDue.Stop()
-	p.writeDue.Stop()
-	p.wakeReaders()
-	p.wakeWriters()
-	p.cancel()
-	return true
+	return infos
 }
 
-// release gives back what shut has stopped the use of.
-func (p *packetConn) release() (err error) {
-	if p.soft != nil {
-		err = neterr.Inner(p.soft.conn.Close())
-	}
-	if p.ud != nil && p.ud.listener != nil {
-		err = errors.Join(err, p.ud.listener.Close())
-	}
-	p.wg.Wait()
-	if p.ud != nil {
-		p.joining.Lock()
-		defer p.joining.Unlock()
-		err = errors.Join(err, p.ud.release())
-	}
-	return err
+// ReadBatch waits for a datagram and takes it, and those behind it that are there
+// too, as far as ds goes. It returns how many; of those N and Addr are set. What does
+// not fit into a Buf is lost, as in ReadFrom, whose errors it has. If ds is empty it
+// returns at once.
+//
+// It allocates nothing.
+func (p *PacketConn) ReadBatch(ds []Datagram) (n int, err error) {
+	n, err = p.conn.ReadBatch(asEngine(ds))
+	runtime.KeepAlive(p)
+	return n, p.opError("read", err)
 }
 
-// read takes the next datagram.
-func (p *packetConn) read(b []byte) (int, netip.AddrPort, error) {
-	buf, err := regmem.Borrow(b)
+// WriteBatch sends datagrams in the order of ds, each as WriteTo sends one, and hands
+// those that go by an RDMA device to it up to 32 at a time, which takes less than as
+// many calls. On a connected one Addr may be missing, or the peer's.
+//
+// It returns how many were written. If that is not all of them err says why the next
+// one was not: the errors of WriteTo, and of Write for a connected one. Those behind it
+// may be written by another call.
+//
+// Of a batch to an address that has yet to be resolved no more is kept than of single
+// datagrams; PacketStats.Unsent counts the rest.
+//
+// It allocates nothing.
+func (p *PacketConn) WriteBatch(ds []Datagram) (n int, err error) {
+	batch := asEngine(ds)
+	n, err = p.conn.WriteBatch(batch)
+	runtime.KeepAlive(p)
 	if err != nil {
-		return 0, netip.AddrPort{}, err
+		return n, opError("write", p.LocalAddr(), udpAddr(p.conn.Target(&batch[n])), err)
 	}
-	defer buf.Return(nil)
-	p.rmu.Lock()
-	defer p.rmu.Unlock()
-	if err := p.awaitDatagram(); err != nil {
-		return 0, netip.AddrPort{}, err
-	}
-	n, from := p.take(b)
-	return n, from, nil
+	return n, nil
 }
 
-// take takes a datagram that is there. The caller holds rmu.
-func (p *packetConn) take(b []byte) (n int, from netip.AddrPort) {
-	n, from = p.in.pop(b)
-	p.stats.datagramsReceived.Add(1)
-	p.stats.bytesReceived.Add(uint64(n))
-	return n, from
+// JoinGroup joins an IP multicast group, a *net.UDPAddr (whose port does not matter) or
+// *net.IPAddr, by an interface, nil for the one that the system chooses. From then on what
+// is sent to the group and this connection's port is read, whoever sends it, with the
+// sender's own address. With the software device the connection must be open on every
+// address. Groups are left when the connection is closed.
+//
+// Errors: syscall.EADDRINUSE for a group that was joined by the interface already,
+// syscall.ENOBUFS for too many (64; Linux allows a UDP socket 20 unless
+// net.ipv4.igmp_max_memberships says more), syscall.EADDRNOTAVAIL where there is nothing to
+// join by, errors.ErrUnsupported where no device has groups of the family.
+func (p *PacketConn) JoinGroup(ifi *net.Interface, group net.Addr) error {
+	return p.changeGroups("join", ifi, group, p.conn.JoinGroup)
 }
 
-// awaitDatagram waits until there is one. The caller holds rmu.
-func (p *packetConn) awaitDatagram() error {
-	for {
-		switch {
-		case p.closed.Load():
-			return net.ErrClosed
-		case p.readDue.Expired():
-			return os.ErrDeadlineExceeded
-		case p.in.len() > 0:
-			return nil
-		case p.news != nil:
-			err := p.news
-			p.news = nil
-			return err
-		case p.lost != nil:
-			return p.lost
-		}
-		p.awaitRead()
-	}
+// LeaveGroup leaves a group that was joined by the interface. What came before may still
+// be read. One that was not joined: syscall.EADDRNOTAVAIL.
+func (p *PacketConn) LeaveGroup(ifi *net.Interface, group net.Addr) error {
+	return p.changeGroups("leave", ifi, group, p.conn.LeaveGroup)
 }
 
-// awaitRead waits until something may have changed. The caller holds rmu.
-func (p *packetConn) awaitRead() {
-	switch l := p.firstQP(); {
-	case l == nil || l.dropped:
-		p.readers.Wait()
-	case !l.wait.Leading() && l.poll() > 0:
-		p.readers.Wake() // another reader leads next
-	default:
-		l.wait.Await(&p.readers, l.answerDue())
-	}
+// SetMulticastLoopback says whether datagrams to groups that the connection is a member of
+// come back to it: they do unless ListenMulticast has opened it. Over the software device
+// it holds for all members on this host (IP_MULTICAST_LOOP), but not by the loopback
+// interface, where all comes back. An RDMA device hands them to all members, and the
+// connection drops what it has sent itself (PacketStats.Looped).
+func (p *PacketConn) SetMulticastLoopback(on bool) error {
+	return p.opError("set", p.conn.SetMulticastLoopback(on))
 }
 
-// firstQP is the queue pair that readers lead, if there is one. The caller holds rmu.
-func (p *packetConn) firstQP() *udQP {
-	if p.ud == nil {
-		return nil
-	}
-	return p.ud.first
+// SetMulticastInterface says by which interface datagrams to groups leave. nil leaves it
+// to the system's routes, as it is at first.
+func (p *PacketConn) SetMulticastInterface(ifi *net.Interface) error {
+	return p.opError("set", p.conn.SetMulticastInterface(ifi))
 }
 
-// deliver puts a datagram where the reader finds it. The caller holds rmu, and wakes
-// readers.
-func (p *packetConn) deliver(from netip.AddrPort, payload []byte) {
-	switch {
-	case p.remote.IsValid() && from != p.remote:
-		p.stats.strays.Add(1)
-	case !p.in.push(from, payload):
-		p.stats.overruns.Add(1)
-	}
-}
-
-// rouse has as many readers look as there are datagrams: those who wait for others, and,
-// if they are too few, the one who waits for the first queue pair. The caller holds rmu.
-func (p *packetConn) rouse() {
-	n := p.in.len()
-	switch {
-	case min(n, p.readers.Waiting()) > 1:
-		p.readers.WakeAll()
-	case min(n, p.readers.Waiting()) == 1:
-		p.readers.Wake()
-	}
-	if l := p.firstQP(); l != nil && n > p.readers.Waiting() && !l.wait.InBackground() {
-		l.wait.Interrupt()
-	}
-}
-
-// quiet reports whether a reader has nothing to return with. The caller holds rmu.
-func (p *packetConn) quiet() bool {
-	return !p.closed.Load() && !p.readDue.Expired() && p.in.len() == 0 && p.news == nil && p.lost == nil
-}
-
-// wakeReaders makes all who wait for datagrams look again. The caller holds rmu.
-func (p *packetConn) wakeReaders() {
-	p.readers.WakeAll()
-	if p.ud == nil {
-		return
-	}
-	for _, l := range p.ud.links {
-		l.wait.Interrupt()
-	}
-}
-
-// errDatagramTooLong says where the limit is to be had.
-var errDatagramTooLong = fmt.Errorf("longer than PacketConn.MaxDatagramSize: %w", errno.EMSGSIZE)
-
-// check says why a datagram cannot be sent.
-func (p *packetConn) check(b []byte, to netip.AddrPort) error {
-	switch {
-	case p.remote.IsValid() && to != p.remote:
-		return net.ErrWriteToConnected
-	case len(b) > p.limit:
-		return errDatagramTooLong
-	case !to.IsValid() || to.Port() == 0 || to.Addr().IsUnspecified():
-		return errno.EDESTADDRREQ
-	case p.bound.IsValid() && p.bound.Is4() != to.Addr().Is4():
-		return syscall.EAFNOSUPPORT
-	case to.Addr() == broadcast4 && !p.byUDP(to):
-		return errNoBroadcast
-	}
-	return nil
-}
-
-// byUDP reports whether what is sent to an address goes by the software device only.
-func (p *packetConn) byUDP(to netip.AddrPort) bool {
-	return p.ud == nil || p.soft != nil && isGroup(to.Addr())
-}
-
-// write sends a datagram.
-func (p *packetConn) write(b []byte, to netip.AddrPort) error {
-	buf, err := regmem.Borrow(b)
-	if err != nil {
-		return err
-	}
-	defer buf.Return(nil)
-	_, err = p.writeAll([]Datagram{{Buf: b, Addr: to}})
-	return err
-}
-
-// writeSoft sends the first datagram by the software device.
-func (p *packetConn) writeSoft(ds []Datagram) (n int, err error) {
-	d := &ds[0]
-	to := p.target(d)
-	switch err := p.check(d.Buf, to); {
-	case err != nil:
-		return 0, err
-	case p.closed.Load():
-		return 0, net.ErrClosed
-	}
-	if err := p.soft.send(d.Buf, to); err != nil {
-		return 0, err
-	}
-	return 1, nil
-}
-
-// wakeWriters makes all who wait for room look again. The caller holds wmu.
-func (p *packetConn) wakeWriters() {
-	p.writers.WakeAll()
-	if p.ud == nil {
-		return
-	}
-	for _, l := range p.ud.links {
-		l.sendWait.Interrupt()
-	}
-}
-
-// opError is the error of a call that is about this connection.
-func (p *packetConn) opError(op string, err error) error {
-	return opError(op, p.laddr, p.RemoteAddr(), err)
-}
-
-// tell leaves an error to the next Read of a connected one, as a socket does when it
-// hears that nobody is there.
-func (p *packetConn) tell(err error) {
-	if p.remote.IsValid() && !p.closed.Load() {
-		p.rmu.Lock()
-		p.news = err
-		p.wakeReaders()
-		p.rmu.Unlock()
-	}
-}
-
-func udpAddr(a netip.AddrPort) *net.UDPAddr { return net.UDPAddrFromAddrPort(a) }
-
-// isPort reports whether a number is a port's: conversion would make one of any.
-func isPort(n int) bool { return n >= 0 && n <= math.MaxUint16 }
-
-// plainZone writes an address's zone as received ones have it: an interface's name, and
-// only where the address needs one.
-func plainZone(a netip.Addr) netip.Addr {
-	switch zone := a.Zone(); {
-	case zone == "":
-	case !a.IsLinkLocalUnicast() && !a.IsMulticast():
-		return a.WithZone("")
-	case zone[0] >= '0' && zone[0] <= '9': // no name, or Atoi would make garbage
-		if n, err := strconv.Atoi(zone); err == nil {
-			if ifi, err := net.InterfaceByIndex(n); err == nil {
-				return a.WithZone(ifi.Name)
-			}
-		}
-	}
-	return a
+// Datagram is one of those that [PacketConn.ReadBatch] and [PacketConn.WriteBatch]
+// take.
+type Datagram struct {
+	Buf  []byte         // what is sent; where a received one goes
+	N    int            // how many bytes of Buf were received; WriteBatch sends all of Buf
+	Addr netip.AddrPort // whom it is for, or from; an IPv4 address from there has four bytes
 }
 
 // PacketStats counts what a PacketConn has done since it was opened.
@@ -560,27 +351,6 @@ type PacketStats struct {
 	Receives int // datagrams that RDMA devices have room for
 }
 
-// packetStats is PacketStats in the making.
-type packetStats struct {
-	datagramsSent, datagramsReceived, bytesSent, bytesReceived,
-	overruns, strays, looped, unsent, resolutions, failures, stalls atomic.Uint64
-}
-
-// Stats implements [PacketConn.Stats].
-func (p *packetConn) Stats() PacketStats {
-	c := &p.stats
-	s := PacketStats{
-		DatagramsSent: c.datagramsSent.Load(), DatagramsReceived: c.datagramsReceived.Load(),
-		BytesSent: c.bytesSent.Load(), BytesReceived: c.bytesReceived.Load(),
-		Overruns: c.overruns.Load(), Strays: c.strays.Load(), Looped: c.looped.Load(), Unsent: c.unsent.Load(),
-		Resolutions: c.resolutions.Load(), ResolutionFailures: c.failures.Load(), QueueStalls: c.stalls.Load(),
-	}
-	if p.ud != nil {
-		s.Peers, s.Receives = p.ud.count()
-	}
-	return s
-}
-
 // PacketInfo tells of one way by which a PacketConn sends and receives.
 type PacketInfo struct {
 	Device    string // "iwarp" for the software device
@@ -590,23 +360,64 @@ type PacketInfo struct {
 	MTU       int    // bytes that a datagram may have there
 }
 
-// Info implements [PacketConn.Info].
-func (p *packetConn) Info() []PacketInfo {
-	var infos []PacketInfo
-	if p.ud != nil {
-		p.wmu.Lock()
-		for _, l := range p.ud.links {
-			infos = append(infos, l.info())
-		}
-		p.wmu.Unlock()
-	}
-	if p.soft != nil {
-		infos = append(infos, PacketInfo{Device: softwareName, Transport: "UDP", Port: 1, MTU: p.soft.limit})
-	}
-	return infos
-}
-
 var _ interface {
 	net.PacketConn
 	net.Conn
-} = (*packetConn)(nil)
+} = (*PacketConn)(nil)
+
+// newPacketConn returns the handle of a connection that the program has opened; see
+// dropped.go.
+func newPacketConn(cfg *Config, c *udconn.Conn) *PacketConn {
+	p := &PacketConn{c}
+	runtime.AddCleanup(p, func(log *slog.Logger) { packetDropped(log, c) }, cfg.Logger)
+	return p
+}
+
+// packetDropped closes a connection whose handle is garbage.
+func packetDropped(log *slog.Logger, c *udconn.Conn) {
+	if !c.Closed() {
+		go func() {
+			warnDropped(log, "packet connection", "local", net.Addr(c.LocalAddr()))
+			c.Close()
+		}()
+	}
+}
+
+// opError returns the error of a call that is about this connection.
+func (p *PacketConn) opError(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return opError(op, p.LocalAddr(), p.RemoteAddr(), err)
+}
+
+func (p *PacketConn) changeGroups(op string, ifi *net.Interface, group net.Addr, change func(*net.Interface, netip.Addr) error) error {
+	addr, err := groupOf(group)
+	if err == nil {
+		ifi, err = interfaceOf(ifi, addr)
+	}
+	if err != nil {
+		return opError(op, p.LocalAddr(), nil, err)
+	}
+	err = change(ifi, addr)
+	runtime.KeepAlive(p)
+	return opError(op, p.LocalAddr(), group, dialError(err))
+}
+
+// asEngine returns ds as the type of package udconn, whose fields are the same. A batch is
+// not copied, because it may be long.
+func asEngine(ds []Datagram) []udconn.Datagram {
+	var _ = udconn.Datagram(Datagram{}) // The compiler refuses other fields, or another order.
+	return unsafe.Slice((*udconn.Datagram)(unsafe.Pointer(unsafe.SliceData(ds))), len(ds))
+}
+
+// tryPacket returns the attempts of Dial to reach an address with datagrams.
+func tryPacket(cfg *Config) func(ctx context.Context, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
+	return func(ctx context.Context, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
+		c, err := connectPacket(ctx, cfg, p, local, remote)
+		if err != nil {
+			return nil, err
+		}
+		return newPacketConn(cfg, c), nil
+	}
+}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/udconn"
 )
 
 // datagrams is n datagrams of all sizes up to 500 bytes.
@@ -60,7 +61,7 @@ func TestPacketBatch(t *testing.T) {
 		to, from := addrPort(server.LocalAddr()), addrPort(client.LocalAddr())
 		before := client.Stats()
 		sent, bytes := 0, 0
-		for i, n := range []int{0, 1, 2, sendChain - 1, sendChain, sendChain + 1, udSendSlots + 1} {
+		for i, n := range []int{0, 1, 2, udconn.ChainLength - 1, udconn.ChainLength, udconn.ChainLength + 1, udconn.SendSlots + 1} {
 			ds := datagrams(uint64(i), n, to)
 			if i%2 == 0 {
 				for i := range ds {
@@ -102,7 +103,7 @@ func TestPacketBatchToMany(t *testing.T) {
 		for round := range 3 {
 			var ds []Datagram
 			want := make([][]Datagram, len(peers))
-			for i := range maxWaiting {
+			for i := range packetBounds.Waiting {
 				for j, peer := range peers[:len(peers)-2+round%3] {
 					d := Datagram{Buf: pattern(uint64(round), i+j), Addr: addrPort(peer.LocalAddr())}
 					ds, want[j] = append(ds, d), append(want[j], d)
@@ -203,28 +204,10 @@ func TestPacketBatchPostFails(t *testing.T) {
 	}
 }
 
-// An address handle that a staged send names is not closed before it is sent.
-func TestPacketStagedKeepsHandle(t *testing.T) {
-	sw := newSwitch(t, newFabric())
-	pn := packetNet{name: "fabric", network: "udp4", address: "127.0.0.1:0", cfg: Config{Provider: sw}}
-	client, server := pn.pair(t)
-	client.wmu.Lock()
-	pe := client.ud.peers.get(addrPort(server.LocalAddr()))
-	l := pe.way.link
-	staged := l.stage([]byte("x"), pe.way)
-	client.ud.leave(pe)
-	_, err := l.flush()
-	client.wmu.Unlock()
-	require.NoError(t, staged)
-	require.NoError(t, err)
-	got, _ := readFrom(t, server)
-	require.Equal(t, "x", string(got))
-	pingPong(t, client, server)
-}
-
 // A peer that may have moved is asked for before it gets its part of a batch, although the
 // batch begins with one that has not, for whom there may be no room at once.
 func TestPacketBatchDoubtsPeer(t *testing.T) {
+	set(t, &packetBounds.SuspicionPause, 1) // The suspicion of a round is over in the next one.
 	eachPacketNet(t, func(t *testing.T, pn packetNet) {
 		server, steady, mover := pn.listen(t), pn.listen(t), pn.listen(t)
 		greet := func(p *PacketConn) (from netip.AddrPort) {
@@ -242,15 +225,10 @@ func TestPacketBatchDoubtsPeer(t *testing.T) {
 			n, err := server.WriteBatch(ds)
 			require.NoError(t, err)
 			require.Equal(t, len(ds), n)
-			readBatch(t, steady, ds[:2], server.local)
-			readBatch(t, mover, ds[2:], server.local)
+			readBatch(t, steady, ds[:2], at(server))
+			readBatch(t, mover, ds[2:], at(server))
 			require.NoError(t, mover.Close())
 			mover = pn.listenAt(t, away.String())
-			if pn.overVerbs() { // for the suspicion of the last round to be over
-				server.wmu.Lock()
-				server.ud.peers.get(away).suspected -= suspicionPause + 1
-				server.wmu.Unlock()
-			}
 		}
 	})
 }
@@ -258,15 +236,15 @@ func TestPacketBatchDoubtsPeer(t *testing.T) {
 // One that nobody serves ends a batch there, and what is behind it may be written on its
 // own.
 func TestPacketBatchNobodyThere(t *testing.T) {
-	set(t, &failurePause, time.Hour)
+	set(t, &packetBounds.FailurePause, time.Hour)
 	eachPacketNet(t, func(t *testing.T, pn packetNet) {
 		if !pn.overVerbs() {
 			return // UDP tells a connected one only
 		}
 		p, server, gone := pn.listen(t), pn.listen(t), pn.listen(t)
-		to := gone.local
+		to := at(gone)
 		require.NoError(t, gone.Close())
-		ds := datagrams(3, 5, server.local)
+		ds := datagrams(3, 5, at(server))
 		ds[2].Addr = to
 		require.True(t, eventually(func() bool {
 			_, err := p.WriteToUDPAddrPort(nil, to)
@@ -281,7 +259,7 @@ func TestPacketBatchNobodyThere(t *testing.T) {
 		n, err = p.WriteBatch(ds[3:])
 		require.NoError(t, err)
 		require.Equal(t, 2, n)
-		readBatch(t, server, slices.Delete(ds, 2, 3), p.local)
+		readBatch(t, server, slices.Delete(ds, 2, 3), at(p))
 		require.EqualValues(t, 4, p.Stats().DatagramsSent-before.DatagramsSent)
 	})
 }
@@ -299,7 +277,7 @@ func TestPacketBatchQueueFull(t *testing.T) {
 			{client.Close, net.ErrClosed},
 		} {
 			client.SetWriteDeadline(time.Time{})
-			ds, before := datagrams(4, udSendSlots+sendChain, server.local), client.Stats()
+			ds, before := datagrams(4, udconn.SendSlots+udconn.ChainLength, at(server)), client.Stats()
 			pn.fabric.Stall(true)
 			var n int
 			var err error
@@ -317,11 +295,11 @@ func TestPacketBatchQueueFull(t *testing.T) {
 			}
 			pn.fabric.Stall(false) // for which Close waits
 			within(t, "what has stopped it", stopped.Wait)
-			require.Equal(t, udSendSlots, n)
+			require.Equal(t, udconn.SendSlots, n)
 			requirePacketError(t, err, "write")
 			require.ErrorIs(t, err, stop.err)
 			require.EqualValues(t, n, client.Stats().DatagramsSent-before.DatagramsSent)
-			readBatch(t, server, datagrams(4, n, server.local), client.local)
+			readBatch(t, server, datagrams(4, n, at(server)), at(client))
 		}
 	})
 }
@@ -373,11 +351,11 @@ func TestPacketLongBatchEnds(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		n, err := client.WriteBatch(make([]Datagram, 500*sendChain))
+		n, err := client.WriteBatch(make([]Datagram, 500*udconn.ChainLength))
 		wg.Wait()
 		require.ErrorIs(t, err, net.ErrClosed)
-		require.GreaterOrEqual(t, n, 2*sendChain)
-		require.Zero(t, n%sendChain)
+		require.GreaterOrEqual(t, n, 2*udconn.ChainLength)
+		require.Zero(t, n%udconn.ChainLength)
 	})
 }
 
@@ -387,17 +365,17 @@ func TestPacketBatchOrder(t *testing.T) {
 	eachPacketNet(t, func(t *testing.T, pn packetNet) {
 		p, peer := pn.listen(t), pn.listen(t)
 		for range 10 {
-			for i := range byte(maxWaiting / 4) {
+			for i := range byte(packetBounds.Waiting / 4) {
 				b := [2]byte{3 * i, 3*i + 1}
-				n, err := p.WriteBatch([]Datagram{{Buf: b[:1], Addr: peer.local}, {Addr: peer.local}, {Buf: b[1:], Addr: peer.local}})
+				n, err := p.WriteBatch([]Datagram{{Buf: b[:1], Addr: at(peer)}, {Addr: at(peer)}, {Buf: b[1:], Addr: at(peer)}})
 				require.NoError(t, err)
 				require.Equal(t, 3, n)
 				b = [2]byte{3*i + 2, 255}
-				_, err = p.WriteToUDPAddrPort(b[:1], peer.local)
+				_, err = p.WriteToUDPAddrPort(b[:1], at(peer))
 				require.NoError(t, err)
 				b[0] = 255
 			}
-			for i := range byte(maxWaiting / 4) {
+			for i := range byte(packetBounds.Waiting / 4) {
 				for _, want := range [][]byte{{3 * i}, {}, {3*i + 1}, {3*i + 2}} {
 					got, _ := readFrom(t, peer)
 					require.Equal(t, want, got)
@@ -414,7 +392,7 @@ func TestGroupBatch(t *testing.T) {
 		sender, peer := gn.sender(t), gn.listen(t)
 		group := netip.AddrPortFrom(gn.a, portOfConn(member))
 		for range 3 {
-			ds := datagrams(5, 9, peer.local)
+			ds := datagrams(5, 9, at(peer))
 			var cast, direct []Datagram
 			for i := range ds {
 				if i%4 == 1 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/udconn"
 )
 
 // packetFaulty is a fixed scenario on a device that may fail: one that listens and
@@ -94,7 +95,7 @@ func packetFaulty(cfg Config, fab packetNet) (errs []error, bad error) {
 
 func packetFaults(t *testing.T, fault func(s *verbstest.Switch, n int) *verbstest.Fault) (felt int) {
 	impatient(t)
-	set(t, &questionTimes, []time.Duration{20 * time.Millisecond, patience})
+	set(t, &packetBounds.Timeouts, []time.Duration{20 * time.Millisecond, patience})
 	setDomainIdle(t, 0)
 	pn := packetNet{network: "udp4", address: "127.0.0.1:0"}
 	for n := 1; ; n++ {
@@ -161,7 +162,7 @@ func TestPacketLittleMemory(t *testing.T) {
 			require.Greater(t, fail, 2)
 			return
 		}
-		require.Less(t, p.(*PacketConn).Stats().Receives, udReceiveSlots)
+		require.Less(t, p.(*PacketConn).Stats().Receives, udconn.ReceiveSlots)
 		pingPong(t, pn.dial(t, p.LocalAddr()), p.(*PacketConn))
 		require.NoError(t, p.Close())
 	}

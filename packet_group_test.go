@@ -20,7 +20,10 @@ import (
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 	"github.com/rdmanet/rdmanet/internal/fabric"
+	"github.com/rdmanet/rdmanet/internal/udconn"
 )
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 // groupNet is a packetNet, and the interface and groups to take there.
 type groupNet struct {
@@ -62,8 +65,13 @@ func interfaceWith(t testing.TB, addr netip.Addr) *net.Interface {
 	ifis, err := net.Interfaces()
 	require.NoError(t, err)
 	for _, ifi := range ifis {
-		if hasAddr(&ifi, addr) {
-			return &ifi
+		addrs, err := ifi.Addrs()
+		require.NoError(t, err)
+		for _, a := range addrs {
+			n, ok := a.(*net.IPNet)
+			if ok && (n.IP.Equal(addr.AsSlice()) || n.IP.IsLoopback() && n.Contains(addr.AsSlice())) {
+				return &ifi
+			}
 		}
 	}
 	t.Fatalf("no interface has %v", addr)
@@ -151,6 +159,16 @@ func requireHears(t testing.TB, p *PacketConn, msg string) netip.AddrPort {
 	return from
 }
 
+// requireHearsNothing checks that no datagram waits, or arrives within a moment.
+func requireHearsNothing(t testing.TB, p *PacketConn) {
+	t.Helper()
+	require.NoError(t, p.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+	n, _, err := p.ReadFromUDPAddrPort(make([]byte, 100))
+	require.Zero(t, n)
+	requireTimeout(t, err)
+	require.NoError(t, p.SetReadDeadline(time.Time{}))
+}
+
 // Two members on one port hear one that is none, and can answer it.
 func TestGroupMembers(t *testing.T) {
 	eachGroupNet(t, func(t *testing.T, gn groupNet) {
@@ -165,7 +183,7 @@ func TestGroupMembers(t *testing.T) {
 			for _, m := range []*PacketConn{a, b} {
 				from := requireHears(t, m, msg)
 				require.Equal(t, portOfConn(sender), from.Port())
-				require.False(t, isGroup(from.Addr()))
+				require.False(t, from.Addr().IsMulticast())
 				_, err := m.WriteToUDPAddrPort([]byte("heard it"), from)
 				require.NoError(t, err)
 				requireHears(t, sender, "heard it")
@@ -313,7 +331,7 @@ func TestGroupByDefault(t *testing.T) {
 	_, err = c.Write([]byte("dialled"))
 	require.NoError(t, err)
 	requireHears(t, p, "dialled")
-	require.Zero(t, p.in.len(), "a datagram was doubled")
+	requireHearsNothing(t, p) // A datagram could be doubled.
 }
 
 // What is for another port, or another group, is not heard.
@@ -331,12 +349,13 @@ func TestGroupOfAnother(t *testing.T) {
 		if gn.overVerbs() {
 			require.EqualValues(t, 1, p.Stats().Strays)
 		}
-		require.Zero(t, p.in.len()+third.in.len())
+		requireHearsNothing(t, p)
+		requireHearsNothing(t, third)
 	})
 }
 
 func TestGroupErrors(t *testing.T) {
-	set(t, &maxGroups, 3)
+	set(t, &packetBounds.Groups, 3)
 	eachGroupNet(t, func(t *testing.T, gn groupNet) {
 		p := gn.member(t, gn.a, 0)
 		a, b := udpAddr(netip.AddrPortFrom(gn.a, 1)), udpAddr(netip.AddrPortFrom(gn.b, 1))
@@ -432,7 +451,7 @@ func TestGroupCloseLeaves(t *testing.T) {
 		castTo(t, sender, gn.a, port, "two")
 		castTo(t, sender, gn.b, port, "three")
 		requireHears(t, q, "three")
-		require.Zero(t, q.in.len())
+		requireHearsNothing(t, q)
 	})
 }
 
@@ -491,18 +510,16 @@ func TestGroupForged(t *testing.T) {
 		castTo(t, sender, gn.a, port, "before")
 		from := requireHears(t, p, "before")
 		good := fabric.Packet{From: from.Addr(), To: gn.a, SrcQPN: 9999, DstQPN: ibv.MulticastQPN, QKey: ibv.QKeyUDP,
-			Imm: groupImmediate(from.Port(), port), HasImm: true, Payload: []byte("good")}
-		p.wmu.Lock()
-		qpn := p.ud.links[0].qp.QPN()
-		p.wmu.Unlock()
+			Imm: udconn.GroupImmediate(from.Port(), port), HasImm: true, Payload: []byte("good")}
+		qpn := p.Info()[0].QPN
 		for name, spoil := range map[string]func(*fabric.Packet){
 			"no header":             func(d *fabric.Packet) { d.NoGRH = true },
 			"no immediate":          func(d *fabric.Packet) { d.HasImm = false },
-			"from port 0":           func(d *fabric.Packet) { d.Imm = groupImmediate(0, port) },
-			"a number of 24 bits":   func(d *fabric.Packet) { d.Imm = groupImmediate(255, port) },
-			"to port 0":             func(d *fabric.Packet) { d.Imm = groupImmediate(from.Port(), 0) },
+			"from port 0":           func(d *fabric.Packet) { d.Imm = udconn.GroupImmediate(0, port) },
+			"a number of 24 bits":   func(d *fabric.Packet) { d.Imm = udconn.GroupImmediate(255, port) },
+			"to port 0":             func(d *fabric.Packet) { d.Imm = udconn.GroupImmediate(from.Port(), 0) },
 			"to the next port":      func(d *fabric.Packet) { d.Imm++ },
-			"marked as of one peer": func(d *fabric.Packet) { d.Imm = immediateOf(from.Port()) },
+			"marked as of one peer": func(d *fabric.Packet) { d.Imm = udconn.Immediate(from.Port()) },
 			"from a group":          func(d *fabric.Packet) { d.From = gn.b },
 			"from itself":           func(d *fabric.Packet) { d.From = gn.a },
 			"to a group not joined": func(d *fabric.Packet) { d.To, d.DstQPN = gn.b, qpn },
@@ -511,7 +528,7 @@ func TestGroupForged(t *testing.T) {
 			spoil(&bad)
 			gn.fabric.Inject(&bad)
 			require.True(t, eventually(func() bool { return p.Stats().Strays == before.Strays+1 }), name)
-			require.Zero(t, p.in.len(), name)
+			requireHearsNothing(t, p)
 		}
 		for name, spoil := range map[string]func(*fabric.Packet){
 			"wrong key":      func(d *fabric.Packet) { d.QKey++ },
@@ -538,7 +555,7 @@ func TestGroupForged(t *testing.T) {
 // attempt may be needed.
 func TestGroupRejoined(t *testing.T) {
 	impatient(t)
-	set(t, &rejoinPause, time.Millisecond)
+	set(t, &packetBounds.RejoinPause, time.Millisecond)
 	eachGroupNet(t, func(t *testing.T, gn groupNet) {
 		if gn.fabric == nil {
 			return
@@ -562,33 +579,29 @@ func TestGroupRejoined(t *testing.T) {
 // breakQP has the queue pair of a member fail.
 func breakQP(t *testing.T, gn groupNet, p *PacketConn) {
 	t.Helper()
-	var l *udQP
-	require.True(t, eventually(func() bool { // it may be on its way after an earlier failure
-		p.wmu.Lock()
-		defer p.wmu.Unlock()
-		if len(p.ud.links) > 0 {
-			l = p.ud.links[0]
-		}
-		return l != nil
+	var infos []PacketInfo
+	require.True(t, eventually(func() bool { // The next queue pair may be on its way after an earlier failure.
+		infos = p.Info()
+		return len(infos) > 0
 	}))
-	gn.fabric.Inject(&fabric.Packet{From: netip.MustParseAddr("10.0.0.1"), To: gn.a, DstQPN: l.qp.QPN(), QKey: ibv.QKeyUDP,
-		Payload: make([]byte, udSlot)})
+	gn.fabric.Inject(&fabric.Packet{From: netip.MustParseAddr("10.0.0.1"), To: gn.a, DstQPN: infos[0].QPN, QKey: ibv.QKeyUDP,
+		Payload: make([]byte, udconn.SlotSize)})
 	require.True(t, eventually(func() bool {
-		p.wmu.Lock()
-		defer p.wmu.Unlock()
-		return len(p.ud.links) == 0 || p.ud.links[0] != l
+		now := p.Info()
+		return len(now) == 0 || now[0].QPN != infos[0].QPN
 	}))
 }
 
 // Groups that are written to are bounded, and those that are joined stay.
 func TestGroupSendersBounded(t *testing.T) {
-	set(t, &maxGroups, 2)
+	set(t, &packetBounds.Groups, 2)
 	eachGroupNet(t, func(t *testing.T, gn groupNet) {
 		if !gn.overVerbs() {
 			return
 		}
 		p, sender := gn.member(t, gn.a, 0), gn.sender(t)
 		require.NoError(t, sender.JoinGroup(gn.ifi, udpAddr(netip.AddrPortFrom(gn.b, 0))))
+		before := gn.cfg.Provider.(*verbstest.Switch).Live()["ID"] - 1 // sender is a member of one group.
 		for i := range 20 {
 			castTo(t, sender, gn.a, portOfConn(p), fmt.Sprint(i))
 			requireHears(t, p, fmt.Sprint(i))
@@ -597,12 +610,10 @@ func TestGroupSendersBounded(t *testing.T) {
 			other, _ := netip.AddrFromSlice(b)
 			castTo(t, sender, other, portOfConn(p), "to nobody")
 		}
-		sender.joining.Lock()
-		groups := sender.ud.links[0].groups
-		count, member := len(groups), groups[gn.b].member
-		sender.joining.Unlock()
-		require.LessOrEqual(t, count, 2*maxGroups)
-		require.True(t, member)
+		groups := gn.cfg.Provider.(*verbstest.Switch).Live()["ID"] - before // Each group has an ID.
+		require.LessOrEqual(t, groups, 2*packetBounds.Groups)
+		castTo(t, p, gn.b, portOfConn(sender), "to the member")
+		requireHears(t, sender, "to the member")
 	})
 }
 
@@ -647,9 +658,7 @@ func TestGroupBothDevices(t *testing.T) {
 		gn := groupNet{packetNet: pn, a: netip.MustParseAddr("239.82.68.1"), ifi: interfaceWith(t, netip.MustParseAddr("127.0.0.1"))}
 		soft := iwarp.New(iwarp.Config{})
 		all := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-		bound, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, all, netip.Addr{})
-		require.NoError(t, err)
-		both := newPacketHandle(bound)
+		both := pn.listenBoth(t, soft, all)
 		defer both.Close()
 		require.NoError(t, both.SetMulticastInterface(gn.ifi))
 		require.NoError(t, both.SetMulticastLoopback(true))
@@ -662,8 +671,8 @@ func TestGroupBothDevices(t *testing.T) {
 		requireHears(t, both, "by UDP")
 		castTo(t, both, gn.a, port, "its own")
 		requireHears(t, both, "its own")
-		require.Zero(t, both.in.len(), "a datagram was doubled")
-		_, err = both.WriteToUDPAddrPort(nil, netip.AddrPortFrom(broadcast4, port)) // by UDP, too, if the network has it
+		requireHearsNothing(t, both)                                                // A datagram could be doubled.
+		_, err := both.WriteToUDPAddrPort(nil, netip.AddrPortFrom(broadcast, port)) // It goes by UDP, too, if the network has broadcast.
 		require.NotErrorIs(t, err, errors.ErrUnsupported)
 		require.NoError(t, both.LeaveGroup(gn.ifi, udpAddr(netip.AddrPortFrom(gn.a, 0))))
 		require.Zero(t, pn.fabric.Members(gn.a))
@@ -702,7 +711,6 @@ func TestPacketBroadcast(t *testing.T) {
 			network = "10.77.0.255"
 		}
 		directed := netip.AddrPortFrom(netip.MustParseAddr(network), portOfConn(p))
-		require.True(t, isNetBroadcast(directed.Addr()))
 		_, err := (&ListenConfig{Config: pn.cfg}).ListenPacket(tctx, "udp4", "255.255.255.255:9")
 		requirePacketError(t, err, "listen")
 		require.ErrorIs(t, err, errors.ErrUnsupported)
@@ -717,7 +725,7 @@ func TestPacketBroadcast(t *testing.T) {
 			require.ErrorIs(t, err, errors.ErrUnsupported)
 			require.ErrorContains(t, err, "multicast group")
 		}
-		_, err = p.WriteToUDPAddrPort(nil, netip.AddrPortFrom(broadcast4, 9))
+		_, err = p.WriteToUDPAddrPort(nil, netip.AddrPortFrom(broadcast, 9))
 		refused(err, "write")
 		_, err = (&Dialer{Config: pn.cfg}).Dial("udp4", "255.255.255.255:9")
 		refused(err, "dial")

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -16,7 +15,8 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
-	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/udconn"
+	"github.com/rdmanet/rdmanet/internal/udpeer"
 )
 
 // set changes a variable for as long as the test runs. PacketConns are opened behind it.
@@ -28,10 +28,10 @@ func set[T any](t testing.TB, v *T, to T) {
 
 // impatient makes peers be looked for often.
 func impatient(t testing.TB) {
-	set(t, &minPatience, 20*time.Millisecond)
-	set(t, &maxPatience, 40*time.Millisecond)
-	set(t, &failurePause, 20*time.Millisecond)
-	set(t, &suspicionPause, 10*time.Millisecond)
+	set(t, &packetBounds.MinSilence, 20*time.Millisecond)
+	set(t, &packetBounds.MaxSilence, 40*time.Millisecond)
+	set(t, &packetBounds.FailurePause, 20*time.Millisecond)
+	set(t, &packetBounds.SuspicionPause, 10*time.Millisecond)
 }
 
 // onFabric runs f over the fabric.
@@ -116,7 +116,7 @@ func TestPacketClientRestarts(t *testing.T) {
 // An address that nobody serves: a write says so once it is known, and the address is
 // found when somebody does.
 func TestPacketNobodyThere(t *testing.T) {
-	set(t, &failurePause, 50*time.Millisecond)
+	set(t, &packetBounds.FailurePause, 50*time.Millisecond)
 	eachPacketNet(t, func(t *testing.T, pn packetNet) {
 		if !pn.overVerbs() {
 			return // UDP tells a connected one only, see TestPacketConnectedPeerGone
@@ -184,7 +184,7 @@ func TestPacketConnectedPeerGone(t *testing.T) {
 // While one address is being resolved, which takes long, others are sent to; what was
 // written meanwhile arrives in order, and no more of it than is kept.
 func TestPacketResolvingHoldsUpNobody(t *testing.T) {
-	set(t, &questionTimes, slices.Repeat([]time.Duration{20 * time.Millisecond}, 1000))
+	set(t, &packetBounds.Timeouts, slices.Repeat([]time.Duration{20 * time.Millisecond}, 1000))
 	onFabric(t, func(t *testing.T, pn packetNet) {
 		client, server := pn.pair(t)
 		_, err := server.WriteTo([]byte("known"), client.LocalAddr())
@@ -192,7 +192,7 @@ func TestPacketResolvingHoldsUpNobody(t *testing.T) {
 		readFrom(t, client)
 		slow := pn.listen(t)
 		pn.fabric.Mute(true)
-		for i := range maxWaiting + 3 {
+		for i := range packetBounds.Waiting + 3 {
 			_, err := server.WriteTo([]byte{byte(i)}, slow.LocalAddr())
 			require.NoError(t, err)
 			_, err = server.WriteTo([]byte{byte(i)}, client.LocalAddr())
@@ -202,7 +202,7 @@ func TestPacketResolvingHoldsUpNobody(t *testing.T) {
 		}
 		require.EqualValues(t, 3, server.Stats().Unsent)
 		pn.fabric.Mute(false)
-		for i := range maxWaiting {
+		for i := range packetBounds.Waiting {
 			got, from := readFrom(t, slow)
 			require.Equal(t, []byte{byte(i)}, got)
 			require.Equal(t, addrPort(server.LocalAddr()), from)
@@ -212,9 +212,9 @@ func TestPacketResolvingHoldsUpNobody(t *testing.T) {
 
 // Nobody answers: writes fail with a timeout, and Close does not wait for it.
 func TestPacketSilentHost(t *testing.T) {
-	set(t, &failurePause, time.Hour)
+	set(t, &packetBounds.FailurePause, time.Hour)
 	onFabric(t, func(t *testing.T, pn packetNet) {
-		set(t, &questionTimes, []time.Duration{50 * time.Millisecond, 50 * time.Millisecond})
+		set(t, &packetBounds.Timeouts, []time.Duration{50 * time.Millisecond, 50 * time.Millisecond})
 		p, to := pn.listen(t), pn.listen(t).LocalAddr()
 		pn.fabric.Mute(true)
 		_, err := p.WriteTo([]byte("lost"), to)
@@ -227,69 +227,23 @@ func TestPacketSilentHost(t *testing.T) {
 		requireTimeout(t, err)
 		require.EqualValues(t, 2, pn.fabric.Asked())
 
-		questionTimes = []time.Duration{time.Hour}
+		packetBounds.Timeouts = []time.Duration{time.Hour}
 		q := pn.listen(t)
 		_, err = q.WriteTo([]byte("lost"), to)
 		require.NoError(t, err)
 		within(t, "Close", func() { require.NoError(t, q.Close()) })
-		require.EqualValues(t, 1, q.Stats().Unsent+uint64(len(q.ud.peers.get(addrPort(to)).waiting)))
-	})
-}
-
-// A peer that answers is not asked for again; one that is silent is, less and less often,
-// and goes on being sent to.
-func TestPacketAsksOfSilentPeers(t *testing.T) {
-	set(t, &minPatience, 5*time.Millisecond)
-	set(t, &maxPatience, 10*time.Millisecond)
-	onFabric(t, func(t *testing.T, pn packetNet) {
-		client, server := pn.pair(t)
-		asked := client.Stats().Resolutions
-		sent := uint64(0)
-		require.True(t, eventually(func() bool {
-			_, err := client.Write([]byte("hm"))
-			require.NoError(t, err)
-			sent++
-			got, _ := readFrom(t, server)
-			require.Equal(t, "hm", string(got))
-			return client.Stats().Resolutions >= asked+3
-		}))
-		require.Zero(t, client.Stats().Unsent)
-		client.wmu.Lock()
-		require.Equal(t, maxPatience, client.ud.peers.get(client.remote).patience)
-		client.wmu.Unlock()
-	})
-}
-
-// The table of peers is bounded, and their address handles with it.
-func TestPacketManyPeers(t *testing.T) {
-	set(t, &maxPeers, 3)
-	onFabric(t, func(t *testing.T, pn packetNet) {
-		sw := pn.cfg.Provider.(*verbstest.Switch)
-		server := pn.listen(t)
-		for range 3 {
-			for range 4 {
-				client := pn.listen(t)
-				for range 2 {
-					_, err := server.WriteTo([]byte("hello"), client.LocalAddr())
-					require.NoError(t, err)
-					readFrom(t, client)
-				}
-				require.NoError(t, client.Close())
-				require.LessOrEqual(t, server.Stats().Peers, maxPeers)
-			}
-		}
-		require.LessOrEqual(t, sw.Live()["AH"], maxPeers+len(server.ud.first.retired))
+		require.EqualValues(t, 1, q.Stats().Unsent)
 	})
 }
 
 // Who writes to many addresses that nobody answers for keeps the ways to those that are
 // there, and bounds the rest.
 func TestPacketKeepsWays(t *testing.T) {
-	set(t, &maxPeers, 8)
+	set(t, &packetBounds.Peers, 8)
 	onFabric(t, func(t *testing.T, pn packetNet) {
 		server := pn.listen(t)
 		var clients []*PacketConn
-		for range maxPeers / 2 {
+		for range packetBounds.Peers / 2 {
 			client := pn.listen(t)
 			clients = append(clients, client)
 			_, err := server.WriteTo([]byte("hello"), client.LocalAddr())
@@ -303,8 +257,8 @@ func TestPacketKeepsWays(t *testing.T) {
 			_, err := server.WriteToUDPAddrPort([]byte("answer"), netip.AddrPortFrom(host, uint16(1000+i)))
 			require.NoError(t, err)
 		}
-		require.LessOrEqual(t, server.Stats().Peers, maxPeers)
-		require.GreaterOrEqual(t, server.Stats().Unsent, uint64(flood-maxPeers/2)) // the others wait for an answer
+		require.LessOrEqual(t, server.Stats().Peers, packetBounds.Peers)
+		require.GreaterOrEqual(t, server.Stats().Unsent, uint64(flood-packetBounds.Peers/2)) // the others wait for an answer
 		for _, client := range clients {
 			_, err := server.WriteTo([]byte("still there"), client.LocalAddr())
 			require.NoError(t, err)
@@ -318,6 +272,7 @@ func TestPacketKeepsWays(t *testing.T) {
 // is sent in order.
 func TestPacketQueueFull(t *testing.T) {
 	onFabric(t, func(t *testing.T, pn packetNet) {
+		pn.cfg.LingerTimeout = -1
 		client, server := pn.pair(t)
 		pn.fabric.Stall(true)
 		taken := 0
@@ -336,7 +291,7 @@ func TestPacketQueueFull(t *testing.T) {
 		err := <-stalled
 		requirePacketError(t, err, "write")
 		requireTimeout(t, err)
-		require.LessOrEqual(t, taken, udSendSlots)
+		require.LessOrEqual(t, taken, udconn.SendSlots)
 
 		const writers = 3
 		errs := make(chan error, writers)
@@ -370,7 +325,6 @@ func TestPacketQueueFull(t *testing.T) {
 			}()
 		}
 		time.Sleep(time.Millisecond)
-		client.cfg.LingerTimeout = -1
 		within(t, "Close", func() { require.NoError(t, client.Close()) })
 		for range writers {
 			err := <-closed
@@ -402,10 +356,7 @@ func TestPacketQueuePairFails(t *testing.T) {
 	onFabric(t, func(t *testing.T, pn packetNet) {
 		client, server := pn.pair(t)
 		for _, p := range []*PacketConn{server, client} {
-			p.wmu.Lock()
-			qp := p.ud.links[0].qp
-			p.wmu.Unlock()
-			require.NoError(t, qp.SetError())
+			require.NoError(t, pn.fabric.Break(p.Info()[0].QPN))
 			until(t, server, func() error {
 				_, err := client.Write([]byte("still there?"))
 				if errors.Is(err, ibv.WCFlushErr) {
@@ -451,12 +402,10 @@ func TestPacketDeviceRemoved(t *testing.T) {
 // RDMA by that, one that has not by UDP, at the same port.
 func TestPacketBothDevices(t *testing.T) {
 	onFabric(t, func(t *testing.T, pn packetNet) {
-		set(t, &questionTimesBeside, []time.Duration{patience}) // who is there answers in time
+		set(t, &packetBounds.TimeoutsBesideUDP, []time.Duration{patience}) // who is there answers in time
 		soft := iwarp.New(iwarp.Config{})
 		local := netip.MustParseAddrPort(pn.address)
-		bound, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, local, netip.Addr{})
-		require.NoError(t, err)
-		server := newPacketHandle(bound)
+		server := pn.listenBoth(t, soft, local)
 		defer server.Close()
 		require.Len(t, server.Info(), 2)
 		require.Equal(t, fabricMTU, server.MaxDatagramSize())
@@ -498,12 +447,14 @@ func TestPacketBothDevices(t *testing.T) {
 		require.EqualValues(t, 1, server.Stats().Resolutions, "who comes by UDP is answered by UDP")
 
 		// And unasked: who cannot be resolved gets it by UDP.
-		questionTimesBeside = []time.Duration{50 * time.Millisecond}
+		packetBounds.TimeoutsBesideUDP = []time.Duration{50 * time.Millisecond}
+		hasty := pn.listenBoth(t, soft, local)
+		defer hasty.Close()
 		silent, err := net.ListenPacket(pn.network, pn.address)
 		require.NoError(t, err)
 		defer silent.Close()
 		for i := range 3 {
-			_, err = server.WriteTo([]byte{byte(i)}, silent.LocalAddr())
+			_, err = hasty.WriteTo([]byte{byte(i)}, silent.LocalAddr())
 			require.NoError(t, err)
 		}
 		silent.SetReadDeadline(time.Now().Add(patience))
@@ -513,7 +464,7 @@ func TestPacketBothDevices(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, []byte{byte(i)}, b[:n])
 		}
-		require.Zero(t, server.Stats().Unsent)
+		require.Zero(t, hasty.Stats().Unsent)
 
 		// A reader that waits for one device hears the other.
 		for _, write := range []func([]byte) (int, error){plain.Write, byRDMA.Write, plain.Write} {
@@ -532,88 +483,13 @@ func TestPacketBothDevices(t *testing.T) {
 	})
 }
 
-// plainPeer is a program that uses the verbs themselves and knows nothing of rdmanet.
-type plainPeer struct {
-	t  testing.TB
-	id ibv.ID
-	pd ibv.PD
-	cq ibv.CQ
-	qp ibv.QP
-	mr ibv.MR
-	b  []byte
-	ah ibv.AH
-	to ibv.UDParam
-}
-
-func newPlainPeer(t testing.TB, p ibv.Provider, at netip.Addr) *plainPeer {
-	e := &plainPeer{t: t, b: make([]byte, 8<<10)}
-	var err error
-	e.id, err = p.BindUD(tctx, netip.AddrPortFrom(at, 0))
+// listenBoth opens one on the fabric and on the software device. It cannot do so by the public
+// functions: Config.Provider names one device, and without it the first one would be real.
+func (pn packetNet) listenBoth(t testing.TB, soft ibv.Provider, local netip.AddrPort) *PacketConn {
+	t.Helper()
+	c, err := bindPacket(tctx, &pn.cfg, []ibv.Provider{pn.cfg.Provider, soft}, local, netip.Addr{})
 	require.NoError(t, err)
-	dev := e.id.Device()
-	e.pd, err = dev.AllocPD()
-	require.NoError(t, err)
-	e.cq, err = dev.CreateCQ(64)
-	require.NoError(t, err)
-	e.qp, err = e.id.CreateQP(e.pd, ibv.QPInit{SendCQ: e.cq, RecvCQ: e.cq, Cap: ibv.QPCap{MaxSendWR: 16, MaxRecvWR: 16, MaxSendSGE: 1, MaxRecvSGE: 1}})
-	require.NoError(t, err)
-	e.mr, err = e.pd.RegMR(e.b, ibv.AccessLocalWrite)
-	require.NoError(t, err)
-	return e
-}
-
-func (e *plainPeer) close() {
-	if e.ah != nil {
-		require.NoError(e.t, e.ah.Close())
-	}
-	for _, c := range []interface{ Close() error }{e.qp, e.mr, e.cq, e.pd, e.id} {
-		require.NoError(e.t, c.Close())
-	}
-}
-
-// ask resolves an address and returns the port that it has asked from.
-func (e *plainPeer) ask(p ibv.Provider, to netip.AddrPort) uint16 {
-	id, err := p.ResolveUD(tctx, netip.AddrPort{}, to)
-	require.NoError(e.t, err)
-	ctx, cancel := context.WithTimeout(tctx, patience)
-	defer cancel()
-	require.NoError(e.t, id.Connect(ctx, ibv.ConnParam{}))
-	e.to = id.UDParam()
-	e.ah, err = e.pd.CreateAH(e.to.AH)
-	require.NoError(e.t, err)
-	require.NoError(e.t, id.Close())
-	return id.LocalAddr().Port()
-}
-
-func (e *plainPeer) wr(payload string) ibv.SendWR {
-	n := copy(e.b, payload)
-	return ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: e.b[:n], LKey: e.mr.LKey()}},
-		AH: e.ah, RemoteQPN: e.to.QPN, RemoteQKey: e.to.QKey}
-}
-
-func (e *plainPeer) send(wr ibv.SendWR) {
-	e.t.Helper()
-	_, err := e.qp.PostSend([]ibv.SendWR{wr})
-	require.NoError(e.t, err)
-	require.Equal(e.t, ibv.WCSend, e.next().Op)
-}
-
-// expect posts a receive.
-func (e *plainPeer) expect() {
-	_, err := e.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{{Buf: e.b[4096:], LKey: e.mr.LKey()}}}})
-	require.NoError(e.t, err)
-}
-
-func (e *plainPeer) next() ibv.WC {
-	e.t.Helper()
-	var wcs [1]ibv.WC
-	require.True(e.t, eventually(func() bool {
-		n, err := e.cq.Poll(wcs[:])
-		require.NoError(e.t, err)
-		return n > 0
-	}))
-	require.Equal(e.t, ibv.WCSuccess, wcs[0].Status)
-	return wcs[0]
+	return newPacketConn(&pn.cfg, c)
 }
 
 // A peer that is not rdmanet asks for us and sends, and is answered, although it cannot be
@@ -625,35 +501,32 @@ func TestPacketPlainPeerAsks(t *testing.T) {
 		}
 		server := pn.listen(t)
 		at := addrPort(server.LocalAddr())
-		e := newPlainPeer(t, pn.cfg.Provider, at.Addr())
-		defer e.close()
-		port := e.ask(pn.cfg.Provider, at)
+		e := udpeer.New(t, pn.cfg.Provider, at.Addr())
+		defer e.Close()
+		port := e.Ask(at)
 		from := netip.AddrPortFrom(at.Addr(), port)
 		for i := range 3 {
 			msg := fmt.Sprint("ping ", i)
-			wr := e.wr(msg)
+			wr := e.WR(msg)
 			if i > 0 { // as udaddy has it
-				wr.Op, wr.Imm = ibv.OpSendImm, e.qp.QPN()
+				wr.Op, wr.Imm = ibv.OpSendImm, e.QP.QPN()
 			}
-			e.send(wr)
+			e.Post(wr)
 			got, addr := readFrom(t, server)
 			require.Equal(t, msg, string(got))
 			require.Equal(t, from, addr)
-			e.expect()
+			e.Expect()
 			_, err := server.WriteToUDPAddrPort([]byte(msg), addr)
 			require.NoError(t, err)
-			wc := e.next()
-			require.Equal(t, msg, string(e.b[4096+ibv.GRHLen:4096+int(wc.ByteLen)]))
-			require.Equal(t, e.to.QPN, wc.Imm, "what udaddy takes for the queue pair's number")
+			wc := e.Next()
+			require.Equal(t, msg, e.Payload(&wc))
+			require.Equal(t, e.To.QPN, wc.Imm, "what udaddy takes for the queue pair's number")
 		}
 
-		stranger := newPlainPeer(t, pn.cfg.Provider, at.Addr())
-		defer stranger.close()
-		stranger.to = e.to
-		var err error
-		stranger.ah, err = stranger.pd.CreateAH(e.to.AH)
-		require.NoError(t, err)
-		stranger.send(stranger.wr("who am I?"))
+		stranger := udpeer.New(t, pn.cfg.Provider, at.Addr())
+		defer stranger.Close()
+		stranger.Send(e.To)
+		stranger.Post(stranger.WR("who am I?"))
 		require.True(t, eventually(func() bool { return server.Stats().Strays == 1 }))
 	})
 }
@@ -669,27 +542,23 @@ func TestPacketPlainPeerAnswers(t *testing.T) {
 		ln, err := p.ListenUD(tctx, netip.AddrPortFrom(ip, 0), 0)
 		require.NoError(t, err)
 		defer ln.Close()
-		e := newPlainPeer(t, p, ip)
-		defer e.close()
+		e := udpeer.New(t, p, ip)
+		defer e.Close()
 		for i := range 4 {
-			e.expect()
+			e.Expect()
 			client := pn.listen(t)
 			_, err = client.WriteTo([]byte("ping"), udpAddr(ln.Addr()))
 			require.NoError(t, err)
 			id, err := ln.Accept(tctx)
 			require.NoError(t, err)
-			require.NoError(t, id.Accept(tctx, ibv.ConnParam{QPN: e.qp.QPN()}))
+			require.NoError(t, id.Accept(tctx, ibv.ConnParam{QPN: e.QP.QPN()}))
 			require.NoError(t, id.Close())
-			wc := e.next()
-			require.Equal(t, "ping", string(e.b[4096+ibv.GRHLen:4096+int(wc.ByteLen)]))
+			wc := e.Next()
+			require.Equal(t, "ping", e.Payload(&wc))
 			require.Equal(t, wc.SrcQP, wc.Imm)
-			if e.ah == nil {
-				e.ah, err = e.pd.CreateAHFromWC(e.id.Port(), &wc, e.b[4096:])
-				require.NoError(t, err)
-			}
-			e.to = ibv.UDParam{QPN: wc.SrcQP, QKey: ibv.QKeyUDP}
+			e.Answer(&wc)
 			msg := fmt.Sprint("pong ", i)
-			e.send(e.wr(msg))
+			e.Post(e.WR(msg))
 			got, from := readFrom(t, client)
 			require.Equal(t, msg, string(got))
 			require.Equal(t, ln.Addr(), from)

@@ -17,6 +17,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/internal/fabric"
+	"github.com/rdmanet/rdmanet/internal/udconn"
 )
 
 // packetNet is a device for datagrams, and an address on it.
@@ -141,6 +142,9 @@ func readFrom(t testing.TB, p *PacketConn) ([]byte, netip.AddrPort) {
 }
 
 func addrPort(a net.Addr) netip.AddrPort { return a.(*net.UDPAddr).AddrPort() }
+
+// at returns the local address.
+func at(p *PacketConn) netip.AddrPort { return addrPort(p.LocalAddr()) }
 
 func TestPacketPingPong(t *testing.T) {
 	eachPacketNet(t, func(t *testing.T, pn packetNet) {
@@ -431,7 +435,7 @@ func TestPacketOverrun(t *testing.T) {
 		client, server := pn.pair(t)
 		const room = 50
 		size := 100
-		require.NoError(t, server.SetReadBuffer(room*(size+inboxCharge)))
+		require.NoError(t, server.SetReadBuffer(room*(size+udconn.Charge)))
 		msg := make([]byte, size)
 		sent := 0
 		// Without a reader the datagrams are taken all the same.

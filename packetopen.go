@@ -1,18 +1,46 @@
 package rdmanet
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"math"
+	"fmt"
 	"net"
 	"net/netip"
+	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/udconn"
 )
 
 // Opening a PacketConn: on which devices, and at which port.
 
-func (lc *ListenConfig) listenPacket(ctx context.Context, network, address string) (*packetConn, net.Addr, error) {
+// packetBounds limit what PacketConns keep of others. It is a variable for tests.
+var packetBounds = udconn.DefaultBounds(rdmaPatience)
+
+// packetSettings returns the settings of a PacketConn.
+func (c *Config) packetSettings() udconn.Settings {
+	s := udconn.Settings{Log: c.Logger, BusyPoll: c.BusyPoll, Linger: cmp.Or(c.LingerTimeout, defaultLinger),
+		Lasting: c.Provider == nil, Advice: memoryAdvice, Software: softwareName, Bounds: packetBounds}
+	if s.Log == nil {
+		s.Log = discardLogger
+	}
+	return s
+}
+
+// packetDevices returns what a PacketConn is opened on.
+func packetDevices(providers ...ibv.Provider) (d udconn.Devices) {
+	for _, p := range providers {
+		if isSoftware(p) {
+			d.UDP = true
+		} else {
+			d.RDMA = p
+		}
+	}
+	return d
+}
+
+func (lc *ListenConfig) listenPacket(ctx context.Context, network, address string) (*udconn.Conn, net.Addr, error) {
 	n, err := parsePacketNetwork(network)
 	if err != nil {
 		return nil, nil, err
@@ -21,138 +49,102 @@ func (lc *ListenConfig) listenPacket(ctx context.Context, network, address strin
 	if err != nil {
 		return nil, nil, err
 	}
-	if isGroup(local.Addr()) {
-		return nil, udpAddr(local), errListenGroup
-	}
-	p, err := bindPacket(ctx, &lc.Config, providers, local, netip.Addr{})
-	return p, udpAddr(local), err
+	c, err := bindPacket(ctx, &lc.Config, providers, local, netip.Addr{})
+	return c, udpAddr(local), err
 }
 
-// bindPacket opens a PacketConn on every provider, on the same port. One that does not
-// have the address, or no datagrams, is left out, if another has. A valid group is that of
-// ListenMulticast: the port may be shared.
-func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (p *packetConn, err error) {
+// bindPacket opens a PacketConn on every provider, on the same port. A valid group is that of
+// ListenMulticast.
+func bindPacket(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (c *udconn.Conn, err error) {
 	err = onFreePort(local, func() error {
-		p, err = bindPacketOnce(ctx, cfg, providers, local, group)
+		c, err = udconn.Listen(ctx, cfg.packetSettings(), packetDevices(providers...), local, group)
 		return err
 	})
-	return p, err
+	return c, err
 }
 
-func bindPacketOnce(ctx context.Context, cfg *Config, providers []ibv.Provider, local netip.AddrPort, group netip.Addr) (*packetConn, error) {
-	p := newPacketConn(cfg)
-	p.group, p.bound = group, local.Addr()
-	var errs []error
-	for _, provider := range providers {
-		var err error
-		if isSoftware(provider) {
-			err = p.openUDP(ctx, local, netip.AddrPort{})
-		} else {
-			err = p.openUD(ctx, provider, local)
-		}
-		if inUse(err) {
-			return nil, errors.Join(err, p.abandon())
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		local = netip.AddrPortFrom(local.Addr(), p.local.Port())
+func (lc *ListenConfig) listenMulticast(ctx context.Context, network string, ifi *net.Interface, gaddr *net.UDPAddr) (*udconn.Conn, error) {
+	n, err := parsePacketNetwork(network)
+	if err != nil {
+		return nil, err
 	}
-	if p.soft == nil && p.ud == nil {
-		return nil, errors.Join(append(errs, p.abandon())...)
+	group, err := groupOf(gaddr)
+	if err == nil && !isPort(gaddr.Port) {
+		err = syscall.EINVAL
 	}
-	for _, err := range errs {
-		cfg.log("does not receive datagrams", p.laddr, err)
+	if err != nil {
+		return nil, err
 	}
-	p.begin()
-	return p, nil
+	if !n.allows(group) {
+		return nil, &net.AddrError{Err: "group of another family than the network's", Addr: gaddr.String()}
+	}
+	if err := lc.check(); err != nil {
+		return nil, err
+	}
+	providers, err := lc.providers()
+	if err != nil {
+		return nil, err
+	}
+	if ifi, err = interfaceOf(ifi, group); err != nil {
+		return nil, err
+	}
+	all := netip.IPv6Unspecified()
+	if group.Is4() {
+		all = netip.IPv4Unspecified()
+	}
+	c, err := bindPacket(ctx, &lc.Config, providers, netip.AddrPortFrom(all, uint16(gaddr.Port)), group)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.ListenOnly(ifi, group); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
 }
 
-// begin starts to receive.
-func (p *packetConn) begin() {
-	p.limit = math.MaxInt
-	if p.soft != nil {
-		p.limit = p.soft.limit
-		p.wg.Go(p.soft.receive)
-	}
-	if p.ud != nil {
-		p.limit = min(p.limit, p.ud.limit)
-		if p.ud.listener != nil {
-			p.wg.Go(p.ud.serve)
-		}
-	}
-}
+// errGroupsBySoftware is why an RDMA device is passed over.
+var errGroupsBySoftware = errors.New("datagrams to groups go by the software device where there are both")
 
-// abandon gives up what was opened so far.
-func (p *packetConn) abandon() error {
-	p.shut()
-	return p.release()
-}
-
-// tryPacket is a tryFunc of datagrams.
-func (d *Dialer) tryPacket(ctx context.Context, provider ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
-	if isGroup(remote.Addr()) && !isSoftware(provider) {
-		providers, err := d.providers()
+// connectPacket opens a PacketConn on one provider, connected to an address.
+func connectPacket(ctx context.Context, cfg *Config, provider ibv.Provider, local, remote netip.AddrPort) (*udconn.Conn, error) {
+	if udconn.IsGroup(remote.Addr()) && !isSoftware(provider) {
+		providers, err := cfg.providers()
 		switch {
 		case err != nil:
 			return nil, err
 		case len(providers) > 1:
-			return nil, errGroupsBySoft
-		case !remote.Addr().IsMulticast():
-			return nil, errNoBroadcast
+			return nil, errGroupsBySoftware
 		}
 	}
-	p := newPacketConn(&d.Config)
-	p.toward(netip.AddrPortFrom(plainZone(remote.Addr()), remote.Port()))
-	var err error
-	if isSoftware(provider) {
-		if err = p.openUDP(ctx, local, remote); err == nil {
-			p.begin()
+	return udconn.Dial(ctx, cfg.packetSettings(), packetDevices(provider), local, remote)
+}
+
+// groupOf returns the group that an address names.
+func groupOf(a net.Addr) (netip.Addr, error) {
+	var ip netip.Addr
+	switch a := a.(type) {
+	case *net.UDPAddr:
+		if a != nil {
+			ip = a.AddrPort().Addr()
 		}
-	} else {
-		err = p.connectUD(ctx, provider, local)
-	}
-	if err != nil {
-		return nil, errors.Join(err, p.abandon())
-	}
-	return newPacketHandle(p), nil
-}
-
-// toward sets the peer of a connected one.
-func (p *packetConn) toward(remote netip.AddrPort) {
-	p.remote, p.raddr = remote, udpAddr(remote)
-}
-
-// connectUD binds the address that leads to the peer, and finds the peer.
-func (p *packetConn) connectUD(ctx context.Context, provider ibv.Provider, local netip.AddrPort) error {
-	at, err := p.localToward(ctx, provider, local.Addr())
-	if err != nil {
-		return err
-	}
-	if err := p.openUD(ctx, provider, netip.AddrPortFrom(at, local.Port())); err != nil {
-		return err
-	}
-	p.begin()
-	p.wmu.Lock()
-	pe := p.ud.peer(p.remote)
-	pe.resolving = true
-	p.wmu.Unlock()
-	return p.ud.resolve(ctx, pe)
-}
-
-// localToward finds the address that leads to the peer, or to the group that is in its
-// place.
-func (p *packetConn) localToward(ctx context.Context, provider ibv.Provider, local netip.Addr) (netip.Addr, error) {
-	if to := p.remote.Addr(); to.IsMulticast() {
-		if local.IsValid() && !local.IsUnspecified() {
-			return local, nil
+	case *net.IPAddr:
+		if a != nil {
+			ip, _ = netip.AddrFromSlice(a.IP)
+			ip = ip.WithZone(a.Zone)
 		}
-		return sourceFor(to)
 	}
-	id, err := provider.ResolveUD(ctx, netip.AddrPortFrom(local, 0), p.remote)
-	if err != nil {
-		return local, err
+	ip = ip.Unmap()
+	if !ip.IsMulticast() {
+		return ip, fmt.Errorf("no address of a multicast group: %w", syscall.EINVAL)
 	}
-	return id.LocalAddr().Addr(), id.Close()
+	return ip, nil
+}
+
+// interfaceOf returns the interface to join a group by: the one that is given, or that the
+// group's zone names.
+func interfaceOf(ifi *net.Interface, group netip.Addr) (*net.Interface, error) {
+	if ifi != nil || group.Zone() == "" {
+		return ifi, nil
+	}
+	return net.InterfaceByName(group.Zone())
 }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/rdmanet/rdmanet/internal/udconn"
 )
 
 // docVectors returns the blocks of docs/protocol.md that are marked as vectors,
@@ -103,9 +105,9 @@ func TestProtocolDocVectors(t *testing.T) {
 		"message-piece":      segment(segmentHeader{CreditsRequested: 255, Flags: flagExpedited | flagPartial, DataOffset: dataOffset, DataLength: 3}, "urg"),
 		"message-empty":      segment(segmentHeader{CreditsRequested: 255, Flags: flagEmpty}, ""),
 		"fin":                segment(segmentHeader{CreditsRequested: 255, Flags: flagFIN}, ""),
-		"datagram-greeting":  greeting{port: 9053, qpn: 18}.append(nil),
-		"datagram-immediate": binary.BigEndian.AppendUint32(nil, immediateOf(9053)),
-		"group-immediate":    binary.BigEndian.AppendUint32(nil, groupImmediate(9053, 7777)),
+		"datagram-private":   udconn.PrivateData{Port: 9053, QPN: 18}.Append(nil),
+		"datagram-immediate": binary.BigEndian.AppendUint32(nil, udconn.Immediate(9053)),
+		"group-immediate":    binary.BigEndian.AppendUint32(nil, udconn.GroupImmediate(9053, 7777)),
 	}
 	got := docVectors(t)
 	for name, bytesWanted := range want {
@@ -192,13 +194,13 @@ func TestProtocolDocVectorsDecode(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, th, err)
 		}
 	}
-	if g, ok := parseGreeting(v["datagram-greeting"]); !ok || g != (greeting{port: 9053, qpn: 18}) {
-		t.Errorf("datagram-greeting: %+v", g)
+	if g, ok := udconn.ParsePrivateData(v["datagram-private"]); !ok || g != (udconn.PrivateData{Port: 9053, QPN: 18}) {
+		t.Errorf("datagram-private: %+v", g)
 	}
-	if port, ok := portOf(binary.BigEndian.Uint32(v["datagram-immediate"])); !ok || port != 9053 {
+	if port, ok := udconn.PortOf(binary.BigEndian.Uint32(v["datagram-immediate"])); !ok || port != 9053 {
 		t.Errorf("datagram-immediate: %d", port)
 	}
-	if from, to, ok := groupPorts(binary.BigEndian.Uint32(v["group-immediate"])); !ok || from != 9053 || to != 7777 {
+	if from, to, ok := udconn.GroupPorts(binary.BigEndian.Uint32(v["group-immediate"])); !ok || from != 9053 || to != 7777 {
 		t.Errorf("group-immediate: %d, %d", from, to)
 	}
 }

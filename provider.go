@@ -19,6 +19,11 @@ const deviceEnv = "RDMANET_DEVICE"
 // software is the device that every machine has.
 var software ibv.Provider = iwarp.New(iwarp.Config{})
 
+const softwareName = iwarp.Name
+
+// isSoftware reports whether a provider is the software device.
+func isSoftware(p ibv.Provider) bool { return p.Name() == softwareName }
+
 // rdmaProviders holds those of rdma-core by the device that they are for, ""
 // for any.
 var rdmaProviders struct {

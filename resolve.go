@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 )
@@ -53,6 +54,11 @@ func (n network) addr(a netip.AddrPort) net.Addr {
 	}
 	return tcpAddr(a)
 }
+
+func udpAddr(a netip.AddrPort) *net.UDPAddr { return net.UDPAddrFromAddrPort(a) }
+
+// isPort reports whether a number is a port's. A conversion to uint16 would make one of any.
+func isPort(n int) bool { return n >= 0 && n <= math.MaxUint16 }
 
 // given is a without the nil pointer that may be in it.
 func given(a net.Addr) net.Addr {

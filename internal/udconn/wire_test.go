@@ -1,4 +1,4 @@
-package rdmanet
+package udconn
 
 import (
 	"bytes"
@@ -12,44 +12,44 @@ import (
 )
 
 func TestImmediate(t *testing.T) {
-	require.EqualValues(t, 0x5244_0035, immediateOf(53))
+	require.EqualValues(t, 0x5244_0035, Immediate(53))
 	for _, port := range []uint16{1, 53, 65535} {
-		got, ok := portOf(immediateOf(port))
+		got, ok := PortOf(Immediate(port))
 		require.True(t, ok)
 		require.Equal(t, port, got)
 	}
-	for _, imm := range []uint32{0, 17, maxQPN, immediateOf(0), 0x5243_0035, 0x0044_0035, 0xffffffff} {
-		_, ok := portOf(imm)
+	for _, imm := range []uint32{0, 17, maxQPN, Immediate(0), 0x5243_0035, 0x0044_0035, 0xffffffff} {
+		_, ok := PortOf(imm)
 		require.False(t, ok, "%#x", imm)
 	}
 }
 
-func TestGreeting(t *testing.T) {
-	g := greeting{port: 4791, qpn: 0x123456}
-	b := g.append(nil)
-	require.Len(t, b, greetingLen)
-	got, ok := parseGreeting(append(b, 0, 0, 0)) // devices pad
+func TestPrivateData(t *testing.T) {
+	g := PrivateData{Port: 4791, QPN: 0x123456}
+	b := g.Append(nil)
+	require.Len(t, b, privateDataLen)
+	got, ok := ParsePrivateData(append(b, 0, 0, 0)) // devices pad
 	require.True(t, ok)
 	require.Equal(t, g, got)
 	b[5] = 7 // reserved
-	_, ok = parseGreeting(b)
+	_, ok = ParsePrivateData(b)
 	require.True(t, ok)
 	for i, change := range map[int]byte{0: 'X', 3: 'T', 4: 2, 8: 1} {
 		bad := bytes.Clone(b)
 		bad[i] = change
-		_, ok := parseGreeting(bad)
+		_, ok := ParsePrivateData(bad)
 		require.False(t, ok, "byte %d", i)
 	}
 	binary.BigEndian.PutUint16(b[6:], 0)
-	_, ok = parseGreeting(b)
+	_, ok = ParsePrivateData(b)
 	require.False(t, ok, "port 0")
-	for n := range greetingLen {
-		_, ok := parseGreeting(g.append(nil)[:n])
+	for n := range privateDataLen {
+		_, ok := ParsePrivateData(g.Append(nil)[:n])
 		require.False(t, ok, "%d bytes", n)
 	}
 }
 
-// header4 is what RoCE puts in front of a datagram over IPv4.
+// header4 returns what RoCE puts in front of a datagram over IPv4.
 func header4(src, dst string) []byte {
 	b := make([]byte, ibv.GRHLen)
 	h := b[20:]
@@ -60,6 +60,7 @@ func header4(src, dst string) []byte {
 	return b
 }
 
+// header6 returns what RoCE puts in front of a datagram over IPv6.
 func header6(src, dst string) []byte {
 	b := make([]byte, ibv.GRHLen)
 	b[0] = 0x60
@@ -106,15 +107,15 @@ func TestOpenDatagram(t *testing.T) {
 	}
 }
 
-// FuzzGreeting also holds what is taken against what is written.
-func FuzzGreeting(f *testing.F) {
-	f.Add(greeting{port: 1, qpn: 2}.append(nil))
+// FuzzPrivateData also compares what was parsed with its encoded form.
+func FuzzPrivateData(f *testing.F) {
+	f.Add(PrivateData{Port: 1, QPN: 2}.Append(nil))
 	f.Add([]byte("RDND"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if g, ok := parseGreeting(b); ok {
-			again := g.append(nil)
+		if g, ok := ParsePrivateData(b); ok {
+			again := g.Append(nil)
 			again[5] = b[5]
-			if !bytes.Equal(again, b[:greetingLen]) {
+			if !bytes.Equal(again, b[:privateDataLen]) {
 				t.Errorf("% x is written as % x", b, again)
 			}
 		}

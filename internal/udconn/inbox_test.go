@@ -1,4 +1,4 @@
-package rdmanet
+package udconn
 
 import (
 	"bytes"
@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzInbox reads bytes as operations and holds the inbox against a plain list.
+// FuzzInbox reads bytes as operations and compares the inbox with a plain list.
 func FuzzInbox(f *testing.F) {
 	f.Add([]byte{3, 5, 0, 255, 200, 0, 1, 1, 254, 0, 0})
 	f.Add([]byte{250, 250, 255, 3, 250, 0, 250, 255, 200, 250, 250, 0, 1})
@@ -45,7 +45,7 @@ func FuzzInbox(f *testing.F) {
 			}
 			b := pattern(uint64(i), (int(op)-2)*7)
 			from := netip.AddrPortFrom(netip.IPv6Loopback(), uint16(i))
-			want := len(model) == 0 || total+len(b)+(len(model)+1)*inboxCharge <= q.limit
+			want := len(model) == 0 || total+len(b)+(len(model)+1)*Charge <= q.limit
 			if got := q.push(from, b); got != want {
 				t.Fatalf("operation %d: push of %d bytes beside %d in %d: %v", i, len(b), total, len(model), got)
 			}

@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package rdmanet
+package udconn
 
 import (
 	"net"
@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groupMember joins a group by a UDP socket, or leaves it (ip(7), ipv6(7)).
+// groupMember has a UDP socket join or leave a group (ip(7), ipv6(7)).
 func groupMember(fd int, ifi *net.Interface, group netip.Addr, join bool) error {
 	if group.Is4() {
 		option := unix.IP_DROP_MEMBERSHIP
@@ -36,8 +36,8 @@ func mreqn(ifi *net.Interface, group [4]byte) *unix.IPMreqn {
 // setIndex sets a field whose type differs between systems.
 func setIndex[T int32 | uint32](field *T, ifi *net.Interface) { *field = T(indexOf(ifi)) }
 
-// groupInterface says by which interface a socket of IPv4, or of IPv6 and perhaps both,
-// sends to groups.
+// groupInterface sets the interface by which a socket sends to groups. four is set for a
+// socket of IPv4. Other sockets are of IPv6, and perhaps of both.
 func groupInterface(fd int, four bool, ifi *net.Interface) error {
 	set4 := func() error {
 		return unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, mreqn(ifi, [4]byte{}))
@@ -47,12 +47,12 @@ func groupInterface(fd int, four bool, ifi *net.Interface) error {
 	}
 	err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, indexOf(ifi))
 	if err == nil {
-		_ = set4() // where the socket has that, too
+		_ = set4() // A socket of IPv6 alone refuses it.
 	}
 	return err
 }
 
-// groupLoopback says whether members on this host hear what the socket sends.
+// groupLoopback sets whether members on this host get what the socket sends.
 func groupLoopback(fd int, four, on bool) error {
 	value := 0
 	if on {

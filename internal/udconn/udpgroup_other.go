@@ -1,6 +1,6 @@
 //go:build !linux && !darwin
 
-package rdmanet
+package udconn
 
 import (
 	"errors"
