@@ -343,6 +343,7 @@ func (st *stream) regionGone() { go st.abort(errRegionGone, true) }
 func (st *stream) firstFrame() {
 	st.rx.seen = true
 	st.qp.sq.mu.Lock()
+	st.tx.expectNoMore()
 	if st.tx.hold {
 		st.tx.hold = false
 		st.push()

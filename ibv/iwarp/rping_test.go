@@ -54,8 +54,6 @@ type pinger struct {
 	mrs  []ibv.MR
 	size int
 
-	nudge time.Duration // client: until the next nudge
-
 	info, start, data region // start is the client's only
 }
 
@@ -139,33 +137,7 @@ func (p *pinger) told() (addr uint64, key uint32, size int, err error) {
 	return addr, key, size, p.receive()
 }
 
-// firstNudge is how long a client waits for its first answer before it nudges
-// the server's device by an RDMA Write of no bytes: siw may overlook a message
-// that comes right behind its MPA reply until something else comes.
-const firstNudge = 50 * time.Millisecond
-
-// wait waits for an event of the queue, and nudges meanwhile.
-func (p *pinger) wait(deadline time.Time) error {
-	for p.nudge > 0 {
-		at := time.Now().Add(p.nudge)
-		if at.After(deadline) {
-			break
-		}
-		if err := p.cq.Wait(at); !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
-		if err := p.post(ibv.SendWR{ID: nudgeID, Op: ibv.OpWrite}); err != nil {
-			return err
-		}
-		p.nudge *= 2
-	}
-	return p.cq.Wait(deadline)
-}
-
-// nudgeID is the request that nudges.
-const nudgeID = 1
-
-// done waits for the completion of what, over those of Sends and nudges.
+// done waits for the completion of what, over those of Sends.
 func (p *pinger) done(what ibv.WCOpcode) (ibv.WC, error) {
 	deadline := time.Now().Add(patience)
 	var wc [1]ibv.WC
@@ -178,15 +150,14 @@ func (p *pinger) done(what ibv.WCOpcode) (ibv.WC, error) {
 		case err != nil:
 			return wc[0], err
 		case n == 0:
-			if err := p.wait(deadline); err != nil {
+			if err := p.cq.Wait(deadline); err != nil {
 				return wc[0], fmt.Errorf("waiting for a %v: %w", what, err)
 			}
 		case wc[0].Status != ibv.WCSuccess:
 			return wc[0], fmt.Errorf("waiting for a %v: %w", what, wc[0].Status)
-		case wc[0].Op == what && wc[0].ID != nudgeID:
-			p.nudge = 0
+		case wc[0].Op == what:
 			return wc[0], nil
-		case wc[0].Op != ibv.WCSend && wc[0].ID != nudgeID:
+		case wc[0].Op != ibv.WCSend:
 			return wc[0], fmt.Errorf("a %v completed where a %v was to come", wc[0].Op, what)
 		}
 	}
@@ -299,7 +270,6 @@ func pingClient(ctx context.Context, cfg Config, addr netip.AddrPort, count, siz
 			continue
 		}
 		if err == nil {
-			p.nudge = firstNudge
 			err = p.ping(count)
 		}
 		if err == nil {

@@ -75,6 +75,9 @@ func startStream(q *qp, conn net.Conn, s setup, notify func(ibv.Event)) error {
 		link.close(false)
 		return fmt.Errorf("%s: connect queue pair in state %s: %w", Name, q.State(), ibv.ErrState)
 	}
+	if !s.hold {
+		st.expectFirst()
+	}
 	q.stream.Store(st)
 	q.sq.mu.Unlock()
 	st.rtrDue.Store(s.rtr != rtrNone)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
@@ -26,8 +27,9 @@ import (
 type transmitter struct {
 	hold     bool // the peer's first FPDU must come before ours
 	rtr      rtrKind
-	draining bool // after disconnect: nothing more is posted
-	finished bool // our direction of the link is closed
+	first    *time.Timer // runs until the peer's first frame comes: see nudge.go
+	draining bool        // after disconnect: nothing more is posted
+	finished bool        // our direction of the link is closed
 	stopped  bool
 	faulted  bool // the next request cannot be done, the stream is ending
 	flushing bool // a sender goroutine owns the link's way out
@@ -314,6 +316,7 @@ func (st *stream) sendError() error {
 func (st *stream) stopTransmit() {
 	t := &st.tx
 	t.stopped = true
+	t.expectNoMore()
 	clear(t.out)
 	t.out = t.out[:0]
 	t.resp = nil

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
@@ -306,42 +305,7 @@ func hello(a, p *End) error {
 	if err := done(polled(a.SendCQ)); err != nil {
 		return err
 	}
-	wc, nudges, err := arrival(a, p)
-	err = done(wc, err)
-	for range nudges {
-		err = errors.Join(err, done(polled(a.SendCQ)))
-	}
-	return err
-}
-
-// arrival returns the completion of the first message at p. Between two kinds of
-// device it has a nudge by RDMA Writes of no bytes, and returns how many there
-// were: Linux siw may overlook what another device sends right behind its MPA
-// reply until more comes.
-func arrival(a, p *End) (wc ibv.WC, nudges int, err error) {
-	if a.Dev.Name() == p.Dev.Name() {
-		wc, err = polled(p.RecvCQ)
-		return wc, 0, err
-	}
-	var wcs [1]ibv.WC
-	pause := shortly
-	due := time.Now().Add(pause)
-	if !eventually(func() bool {
-		var n int
-		if n, err = p.RecvCQ.Poll(wcs[:]); n > 0 || err != nil {
-			return true
-		}
-		if time.Now().After(due) {
-			_, err = a.QP.PostSend([]ibv.SendWR{{ID: helloID, Op: ibv.OpWrite, Flags: ibv.SendSignaled}})
-			nudges++
-			pause *= 2
-			due = time.Now().Add(pause)
-		}
-		return err != nil
-	}) {
-		err = errors.New("no completion came")
-	}
-	return wcs[0], nudges, err
+	return done(polled(p.RecvCQ))
 }
 
 // CloseQP closes the queue pair before the end of the test does.
