@@ -598,7 +598,7 @@ func (i *id) finish(s *step, param *ibv.ConnParam) error {
 		C.rn_qp_rnr_timer(i.c.qp, C.int(rnrTimer(d)))
 	}
 	i.qp.up.Store(true)
-	if i.dev.siw && i.passive && agreed.InitiatorDepth > 0 {
+	if i.dev.siw && (!i.passive || agreed.InitiatorDepth > 0) {
 		i.qp.expectFirst()
 	}
 	return nil

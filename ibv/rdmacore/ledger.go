@@ -97,6 +97,13 @@ func (l *ledger) untouched() bool {
 	return l.head == 0
 }
 
+// used reports whether anything has been posted.
+func (l *ledger) used() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tail > 0
+}
+
 func (l *ledger) empty() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

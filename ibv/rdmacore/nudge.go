@@ -11,34 +11,73 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// nudgeAfter is how long the passive side of siw waits for a first message. By
-// then the active side has its answer and hears, as MPA wants it (RFC 5044,
-// section 7.1.3).
-const nudgeAfter = 100 * time.Millisecond
+// siw, on the passive side of a connection, overlooks what comes between its answer to
+// the request for the connection and the moment when it takes over the socket, until
+// something else comes. Either side brings that about while it has heard nothing: a
+// passive siw asks the peer's device to send something, and an active one sends something
+// that the peer's program does not see.
+const (
+	// nudgePassive is how long the passive side waits for a first message. By then
+	// the active side has its answer and hears, as MPA wants it (RFC 5044, section
+	// 7.1.3).
+	nudgePassive = 100 * time.Millisecond
 
-// nudges is how many requests nudge adds to a send queue.
-const nudges = 1
+	// nudgeActive is how long the active side waits for an answer to what it has sent.
+	// Each further nudge takes twice as long to come as the one before.
+	nudgeActive = 50 * time.Millisecond
+
+	// nudges is how many requests the active side adds to a send queue at most, the last
+	// one after 13 s. The passive side adds one.
+	nudges = 8
+)
 
 // nudgeID is the request of nudge, which is in no ledger.
 const nudgeID = ^C.uint64_t(0)
 
-// expectFirst begins to wait for the first message of the active side. siw
-// overlooks what comes between its answer to the request for the connection and
-// the moment when it takes over the socket, until something else comes.
+// expectFirst begins to wait for the first message of the peer.
 func (q *qp) expectFirst() {
-	q.first = time.AfterFunc(nudgeAfter, func() {
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	if q.id.passive {
+		q.first = time.AfterFunc(nudgePassive, func() {
+			q.sq.mu.Lock()
+			defer q.sq.mu.Unlock()
+			if q.heardNothing() {
+				q.nudge(ibv.OpRead)
+			}
+		})
+		return
+	}
+	wait, left := nudgeActive, nudges
+	q.first = time.AfterFunc(wait, func() {
 		q.sq.mu.Lock()
 		defer q.sq.mu.Unlock()
-		if q.sq.c != nil && !q.failed.Load() && q.rq.ledger.untouched() {
-			q.nudge()
+		if !q.heardNothing() {
+			return
+		}
+		if q.sq.ledger.used() {
+			q.nudge(ibv.OpWrite)
+		}
+		if left--; left > 0 {
+			wait *= 2
+			q.first.Reset(wait)
 		}
 	})
 }
 
-// nudge has the peer's device send something: the answer to an RDMA Read of no
-// bytes. What goes wrong with it goes wrong with the connection and is seen
-// there. Called with sq.mu held.
-func (q *qp) nudge() {
-	wr := C.struct_rn_wr{id: nudgeID, opcode: opcodes[ibv.OpRead], num_sge: 1} // as in addSend
+// heardNothing reports whether a queue pair in use has completed no receive. Called with
+// sq.mu held.
+func (q *qp) heardNothing() bool {
+	return q.sq.c != nil && !q.failed.Load() && q.rq.ledger.untouched()
+}
+
+// nudge posts a request of no bytes: an RDMA Read has the peer's device send an answer,
+// an RDMA Write is sent to it. What goes wrong with it goes wrong with the connection and
+// is seen there. Called with sq.mu held.
+func (q *qp) nudge(op ibv.Opcode) {
+	wr := C.struct_rn_wr{id: nudgeID, opcode: opcodes[op]}
+	if op == ibv.OpRead {
+		wr.num_sge = 1 // as in addSend
+	}
 	postSend(q.sq.c, []C.struct_rn_wr{wr}, &C.struct_rn_sge{})
 }

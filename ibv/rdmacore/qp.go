@@ -35,7 +35,7 @@ type qp struct {
 	up     atomic.Bool // established, so sends may be posted
 	failed atomic.Bool // in the error state, as far as is known here
 
-	first    *time.Timer // for the first message, siw only
+	first    *time.Timer // until the peer's first message comes, siw only; below sq.mu
 	attached int         // groups, by AttachMcast; under the ID's mu
 
 	sq, rq queue
