@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/ibv/verbstest"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -225,25 +224,6 @@ func TestSilentAfterConnect(t *testing.T) {
 		require.ErrorAs(t, r.err, &ne)
 		require.True(t, ne.Timeout())
 	})
-}
-
-// On iWARP a peer whose answer takes long is nudged, which it does not notice.
-func TestNudge(t *testing.T) {
-	if !overIWARP(t) {
-		return // nothing to do elsewhere: the devices acknowledge what they got
-	}
-	s := newScene(t)
-	ln := listenBad(t)
-	result := s.dial(ln)
-	p := acceptBad(t, ln)
-	require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{}))
-	require.Len(t, p.hear(), negotiateRequestLen)
-	require.True(t, eventually(func() bool { return s.device.Calls(verbstest.PostSend) >= 3 }), "no nudges")
-	p.say(goodResponse.wire())
-	r := <-result
-	require.NoError(t, r.err)
-	p.await()
-	pass2(t, s.owned(r.c), p)
 }
 
 // A peer that leaves at any step of set-up makes that connection fail, or end

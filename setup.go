@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -39,7 +38,6 @@ type setup struct {
 	probeMem probeMemory
 	probe    *probeTarget // in it, ours, if the peer is to know one
 	lasting  bool         // see acquireDomain
-	nudge    time.Duration
 	gone     atomic.Pointer[ibv.Event]
 	posted   []*regmem.Buffer // receives, oldest first
 	recv     *regmem.Buffer   // the one that the negotiation message came in
@@ -237,9 +235,6 @@ func (s *setup) initiate(ctx context.Context) (*conn, error) {
 	req = lim.request()
 	if err := s.sendMessage(b[:req.put(b[:])]); err != nil {
 		return nil, err
-	}
-	if s.id.Device().Attr().Transport == ibv.TransportIWARP {
-		s.nudge = firstNudge
 	}
 	answer, err := s.receiveMessage(ctx)
 	if err != nil {
@@ -609,31 +604,8 @@ func (s *setup) completion(ctx context.Context) (*ibv.WC, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if err := s.wait(); err != nil && !errors.Is(err, ibv.ErrInterrupted) {
+		if err := s.cq.Wait(s.due); err != nil && !errors.Is(err, ibv.ErrInterrupted) {
 			return nil, err
 		}
 	}
-}
-
-// firstNudge is how long the active side waits for an answer before it nudges the
-// peer's device. Linux's Soft-iWARP, on the passive side, may overlook a message
-// that comes right behind its MPA reply until something else comes. Every nudge
-// is an RDMA Write of no bytes, which the peer's program does not see, and takes
-// twice as long to come as the one before.
-const firstNudge = 50 * time.Millisecond
-
-// wait waits for a completion, nudging the peer meanwhile.
-func (s *setup) wait() error {
-	for s.nudge > 0 {
-		at := time.Now().Add(s.nudge)
-		if !at.Before(s.due) {
-			break
-		}
-		if err := s.cq.Wait(at); !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
-		s.qp.PostSend([]ibv.SendWR{{ID: sendID, Op: ibv.OpWrite, Flags: ibv.SendSignaled}})
-		s.nudge *= 2
-	}
-	return s.cq.Wait(s.due)
 }
