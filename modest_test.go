@@ -17,18 +17,19 @@ import (
 // it refuses.
 type modest struct {
 	ibv.Provider
-	inline int  // bytes
-	wrs    int  // work requests a queue
-	pins   bool // and waiters are woken by events
-	shy    bool // its passive side may not send first
-	buffer bool // sends complete before the peer has them
-	apart  bool // no regions of one queue pair, so no shared domain
-	lax    bool // says that peers may read all that is registered
-	mute   bool // nobody hears of the end of a connection
-	garble bool // says that it fails at Reads of no bytes
-	stuck  bool // the first RDMA Read never ends, and no other can be posted
-	rounds bool // queues get twice the length that is asked for, completion queues get just that
-	cqe    int  // completions a queue, if not 0
+	inline int   // bytes
+	wrs    int   // work requests a queue
+	pins   bool  // and waiters are woken by events
+	shy    bool  // its passive side may not send first
+	buffer bool  // sends complete before the peer has them
+	apart  bool  // no regions of one queue pair, so no shared domain
+	lax    bool  // says that peers may read all that is registered
+	mute   bool  // nobody hears of the end of a connection
+	garble bool  // says that it fails at Reads of no bytes
+	others *bool // says whether other devices answer them, nil for what the device says
+	stuck  bool  // the first RDMA Read never ends, and no other can be posted
+	rounds bool  // queues get twice the length that is asked for, completion queues get just that
+	cqe    int   // completions a queue, if not 0
 	reads  atomic.Int64
 	empty  atomic.Int64       // of these, those of no bytes
 	script *scripted.Provider // steers the device, unless a test has put another one in its place
@@ -110,6 +111,11 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 	a.Quirks.EmptyReadsGarbled = a.Quirks.EmptyReadsGarbled || d.m.garble
 	if d.m.apart {
 		a.Caps &^= ibv.CapQPRegion
+	}
+	if others := d.m.others; others != nil {
+		if a.Caps &^= ibv.CapEmptyReads; *others {
+			a.Caps |= ibv.CapEmptyReads
+		}
 	}
 	return a
 }

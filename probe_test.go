@@ -112,6 +112,23 @@ func TestPulseAtTheWire(t *testing.T) {
 	}
 }
 
+// A peer that is not rdmanet is asked by RDMA Reads of no bytes only where every device
+// answers them rightly.
+func TestPlainPeerProbe(t *testing.T) {
+	for _, side := range sides {
+		for _, all := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%v", side.name, all), func(t *testing.T) {
+				dev := newModest(t, 1<<20, 1<<14, false)
+				dev.others = &all
+				s := newSceneOn(t, dev)
+				c, _ := s.conns(side.active, []byte{0, 0, 0, 1, 0, 0, 0, 1})
+				require.False(t, c.Info().Rdmanet)
+				require.Equal(t, all, c.live.answersReads)
+			})
+		}
+	}
+}
+
 // The pulse is all that a peer can read, and it can as long as the connection lives.
 func TestPulseOpensOneByte(t *testing.T) {
 	for _, beyond := range []int{0, 1} {

@@ -390,13 +390,13 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 }
 
 // findProbe finds out by what RDMA Read, if by any, the peer's device can be asked
-// whatever it does. Of iWARP devices only a peer that is rdmanet says so.
+// whatever it does. Where devices differ in that, only a peer that is rdmanet tells.
 func (s *setup) findProbe(c *conn) error {
 	switch {
 	case s.id.Param().InitiatorDepth == 0:
 		return nil
 	case !c.peer.rdmanet:
-		c.live.answersReads = s.id.Device().Attr().Transport != ibv.TransportIWARP
+		c.live.answersReads = s.id.Device().Attr().Caps.Has(ibv.CapEmptyReads)
 		return nil
 	}
 	early := earlyResponseLen

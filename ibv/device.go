@@ -110,6 +110,11 @@ const (
 	// that it sleeps in. Polling before such a wait saves nothing. Other devices wake
 	// the goroutine by an event, which takes longer than most answers take.
 	CapWaitReceives
+
+	// CapEmptyReads is the property that whatever device is at the other end of a
+	// connection answers an RDMA Read of no bytes by the rules. Over iWARP the other
+	// device may have [Quirks.EmptyReadsGarbled], and connection set-up does not tell.
+	CapEmptyReads
 )
 
 // Has reports whether all of want is there.

@@ -296,7 +296,7 @@ func (d *device) query() error {
 		d.attr.Transport = ibv.TransportIB
 	}
 	if d.attr.Transport != ibv.TransportIWARP {
-		d.attr.Caps |= ibv.CapSendImm | ibv.CapWriteImm
+		d.attr.Caps |= ibv.CapSendImm | ibv.CapWriteImm | ibv.CapEmptyReads
 		if inline := C.rn_probe_inline(d.c, typeUD); inline >= 0 { // some drivers of RoCE have none
 			d.attr.Caps |= ibv.CapUD
 			d.attr.MaxAH = int(a.max_ah)

@@ -36,7 +36,8 @@ type device struct{ f *Fabric }
 func (d *device) Name() string { return deviceName }
 
 func (d *device) Attr() ibv.DeviceAttr {
-	caps := ibv.CapSendInvalidate | ibv.CapSendImm | ibv.CapSolicited | ibv.CapQPRegion | ibv.CapUD | ibv.CapMulticast
+	caps := ibv.CapSendInvalidate | ibv.CapSendImm | ibv.CapSolicited | ibv.CapQPRegion | ibv.CapEmptyReads |
+		ibv.CapUD | ibv.CapMulticast
 	if !d.f.pins {
 		caps |= ibv.CapOnDemandPaging | ibv.CapWaitReceives
 	}
