@@ -113,7 +113,7 @@ func sharesPorts(p ibv.Provider) bool {
 		return false
 	}
 	for _, d := range devs {
-		if d.Attr().Transport == ibv.TransportIWARP {
+		if d.Attr().Caps.Has(ibv.CapTCPPorts) {
 			return true
 		}
 	}

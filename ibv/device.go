@@ -115,6 +115,11 @@ const (
 	// connection answers an RDMA Read of no bytes by the rules. Over iWARP the other
 	// device may have [Quirks.EmptyReadsGarbled], and connection set-up does not tell.
 	CapEmptyReads
+
+	// CapTCPPorts is the property that a listener takes its port from those of the
+	// host's TCP, and gets the connections of all iWARP peers there. Two such devices
+	// cannot both listen on a port, and need not.
+	CapTCPPorts
 )
 
 // Has reports whether all of want is there.

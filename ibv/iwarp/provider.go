@@ -104,7 +104,7 @@ func (d *device) Attr() ibv.DeviceAttr {
 	return ibv.DeviceAttr{
 		Transport: ibv.TransportIWARP,
 		Caps: ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited | ibv.CapQPRegion |
-			ibv.CapOnDemandPaging | ibv.CapWaitReceives,
+			ibv.CapOnDemandPaging | ibv.CapWaitReceives | ibv.CapTCPPorts,
 		Ports:           1,
 		MaxQP:           1 << 20,
 		MaxQPWR:         maxQPWR,

@@ -289,6 +289,7 @@ func (d *device) query() error {
 	switch {
 	case d.c.device.transport_type == transportIWARP:
 		d.attr.Transport = ibv.TransportIWARP
+		d.attr.Caps |= ibv.CapTCPPorts
 		d.attr.MaxPrivateData = privateIWARP
 	case port.link_layer == linkEthernet:
 		d.attr.Transport = ibv.TransportRoCE

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ var setupTests = []subtest{
 	{"SourceAddress", testSourceAddress},
 	{"EphemeralPorts", testEphemeralPorts},
 	{"AddressInUse", testAddressInUse},
+	{"TCPPorts", testTCPPorts},
 	{"PrivateData", testPrivateData},
 	{"Depths", testDepths},
 	{"PathMTU", testPathMTU},
@@ -136,6 +138,28 @@ func testAddressInUse(t *testing.T, env Env) {
 	again, err := env.Passive.Listen(t.Context(), first.Addr(), 0)
 	must(t, "Listen after Close", err)
 	must(t, "Listener.Close", again.Close())
+}
+
+// testTCPPorts listens by TCP on the port of a listener. Where the device has ports of its
+// own, another program's socket may have the first ones that are tried.
+func testTCPPorts(t *testing.T, env Env) {
+	devs, err := env.Passive.Devices()
+	must(t, "Devices", err)
+	taken := slices.ContainsFunc(devs, func(d ibv.Device) bool { return d.Attr().Caps.Has(ibv.CapTCPPorts) })
+	for range 10 {
+		var l net.Listener
+		if l, err = net.Listen("tcp", env.listen(t).Addr().String()); err == nil {
+			must(t, "close", l.Close())
+		}
+		if taken {
+			mustBe(t, "Listen by TCP", err, errno.EADDRINUSE)
+		} else if err == nil {
+			return
+		}
+	}
+	if !taken {
+		t.Errorf("Listen by TCP: %v", err)
+	}
 }
 
 // testPrivateData sends data with the request and with the answer.
