@@ -113,12 +113,13 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, n
 // besides an error does not count.
 type tryFunc func(ctx context.Context, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error)
 
-// within is try with its share of the time that is left for tries.
-func (try tryFunc) within(ctx context.Context, tries int, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
+// within is try with its share of the time that is left for tries, and at most patience
+// if others are to come.
+func (try tryFunc) within(ctx context.Context, tries int, patience time.Duration, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := share(ctx, tries)
 	defer cancel()
-	if tries > 1 && !isSoftware(p) {
-		ctx, cancel = context.WithTimeout(ctx, rdmaPatience)
+	if tries > 1 && patience > 0 {
+		ctx, cancel = context.WithTimeout(ctx, patience)
 		defer cancel()
 	}
 	return try(ctx, p, local, remote)
@@ -168,7 +169,7 @@ func (d *Dialer) inOrder(ctx context.Context, n network, providers []ibv.Provide
 	for _, remote := range remotes {
 		for _, p := range providers {
 			traced := traceConnect(ctx, p, n, remote)
-			c, err := try.within(ctx, tries, p, from(local, remote), remote)
+			c, err := try.within(ctx, tries, n.patience(p), p, from(local, remote), remote)
 			traced(err)
 			if err == nil {
 				return outcome{c: c}

@@ -129,9 +129,9 @@ func (l *listener) bindOnce(ctx context.Context, providers []ibv.Provider, local
 			l.listeners = append(l.listeners, ln)
 			local = netip.AddrPortFrom(local.Addr(), ln.Addr().Port())
 			l.addr = tcpAddr(ln.Addr())
-			shared = shared || p != software && sharesPorts(p)
-		case inUse(err) && shared && p == software:
-			// The port is an iWARP device's, which serves such peers too.
+			shared = shared || sharesTCPPorts(p)
+		case inUse(err) && shared && sharesTCPPorts(p):
+			// The port is that of a provider before, which serves these peers too.
 		case inUse(err):
 			for _, ln := range l.listeners {
 				ln.Close()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,8 +54,39 @@ func rdmaProvider(device string) (ibv.Provider, error) {
 	return p, nil
 }
 
-// providers returns the providers that the configuration allows, best first:
-// RDMA devices, then the software device.
+// entry is a kind of device in the list that Dial and Listen choose from.
+type entry struct {
+	name     string // what Config.Device and RDMANET_DEVICE call any device of the kind
+	devices  bool   // they may also give the name of one device, "mlx5_0" for instance
+	software bool   // Config.RequireRDMA forbids it
+
+	// present reports whether the machine has such a device. It loads no library.
+	present func() bool
+
+	// open returns the provider of a device, "" for any.
+	open func(device string) (ibv.Provider, error)
+}
+
+// preference lists the kinds of devices, best first.
+var preference = []entry{
+	{name: rdmacore.Name, devices: true, present: rdmacore.Present, open: rdmaProvider},
+	{name: iwarp.Name, software: true, present: func() bool { return true },
+		open: func(string) (ibv.Provider, error) { return software, nil }},
+}
+
+// device returns which of the entry's devices is meant by a name that was configured, ""
+// for any. ok is false when the name means a device of another entry.
+func (e *entry) device(want string) (device string, ok bool) {
+	switch {
+	case want == "" || want == e.name:
+		return "", true
+	case slices.ContainsFunc(preference, func(other entry) bool { return other.name == want }):
+		return "", false
+	}
+	return want, e.devices
+}
+
+// providers returns the providers that the configuration allows, best first.
 func (c *Config) providers() ([]ibv.Provider, error) {
 	if c.Provider != nil {
 		return []ibv.Provider{c.Provider}, nil
@@ -63,32 +95,36 @@ func (c *Config) providers() ([]ibv.Provider, error) {
 	if env := os.Getenv(deviceEnv); env != "" {
 		want, by = env, deviceEnv
 	}
-	switch {
-	case want == iwarp.Name && c.RequireRDMA:
-		return nil, fmt.Errorf("%s is %q, the software device, which Config.RequireRDMA forbids", by, want)
-	case want == iwarp.Name:
-		return []ibv.Provider{software}, nil
-	case want != "" || c.RequireRDMA:
-		device := want
-		if want == rdmacore.Name {
-			device = ""
+	var found []ibv.Provider
+	for i := range preference {
+		e := &preference[i]
+		device, ok := e.device(want)
+		switch {
+		case !ok:
+			continue
+		case e.software && c.RequireRDMA:
+			if want == "" {
+				continue
+			}
+			return nil, fmt.Errorf("%s is %q, the software device, which Config.RequireRDMA forbids", by, want)
+		case want == "" && !c.RequireRDMA && !e.present():
+			continue
 		}
-		p, err := rdmaProvider(device)
-		if err != nil && want != "" {
+		p, err := e.open(device)
+		switch {
+		case err == nil:
+			c.logUnusable(p)
+			found = append(found, p)
+		case want != "":
 			return nil, fmt.Errorf("%s is %q (the software device is %q, any RDMA device %q): %w",
 				by, want, iwarp.Name, rdmacore.Name, err)
+		case c.RequireRDMA:
+			return nil, err
+		default:
+			c.log("no RDMA device can be used", nil, err)
 		}
-		c.logUnusable(p)
-		return []ibv.Provider{p}, err
-	case rdmacore.Present():
-		p, err := rdmaProvider("")
-		if err == nil {
-			c.logUnusable(p)
-			return []ibv.Provider{p, software}, nil
-		}
-		c.log("no RDMA device can be used", nil, err)
 	}
-	return []ibv.Provider{software}, nil
+	return found, nil
 }
 
 // logUnusable tells the logger which devices a provider has left out, and why.
@@ -100,24 +136,33 @@ func (c *Config) logUnusable(p ibv.Provider) {
 	}
 }
 
-// rdmaPatience is how long an RDMA device may try to connect before the
-// software device gets its turn: a host that has none drops what rdma_cm sends
-// without an answer, and rdma_cm goes on for a minute.
+// rdmaPatience is how long an RDMA device may try to connect before the next entry of the
+// list gets its turn: a host that has none drops what rdma_cm sends without an answer, and
+// rdma_cm goes on for a minute.
 const rdmaPatience = 2 * time.Second
 
-// sharesPorts reports whether the host's TCP ports are the provider's as well,
-// so that its listener takes the software device's connections too.
-func sharesPorts(p ibv.Provider) bool {
+// patience is how long a provider may try to connect, while others have yet to get their
+// turn; 0 is as long as it takes.
+func (n network) patience(p ibv.Provider) time.Duration {
+	if n.hasSockets(p) {
+		return 0 // hosts answer, or somebody in between does
+	}
+	return rdmaPatience
+}
+
+// hasSockets reports whether a provider uses sockets of package net in the network.
+func (n network) hasSockets(p ibv.Provider) bool {
+	attr := p.Attr()
+	if n.ports == "udp" {
+		return attr.UDPSockets
+	}
+	return attr.TCPSockets
+}
+
+// sharesTCPPorts reports whether listeners of a provider take ports of the host's TCP.
+func sharesTCPPorts(p ibv.Provider) bool {
 	devs, err := p.Devices()
-	if err != nil {
-		return false
-	}
-	for _, d := range devs {
-		if d.Attr().Caps.Has(ibv.CapTCPPorts) {
-			return true
-		}
-	}
-	return false
+	return err == nil && slices.ContainsFunc(devs, func(d ibv.Device) bool { return d.Attr().Caps.Has(ibv.CapTCPPorts) })
 }
 
 // inUse reports whether a port is taken.

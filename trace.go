@@ -9,11 +9,11 @@ import (
 )
 
 // traceConnect calls the hooks of net/http/httptrace that ctx may have for the beginning of
-// an attempt to connect, and returns what calls those for its end. Package net does so for
-// the software device, whose connections it makes.
+// an attempt to connect, and returns what calls those for its end. Package net does so itself
+// where the provider uses its sockets.
 func traceConnect(ctx context.Context, p ibv.Provider, n network, remote netip.AddrPort) (done func(error)) {
 	trace := httptrace.ContextClientTrace(ctx)
-	if trace == nil || isSoftware(p) {
+	if trace == nil || n.hasSockets(p) {
 		return func(error) {}
 	}
 	addr := remote.String()

@@ -50,10 +50,11 @@ func (h *hooks) once(t *testing.T, network, address string, failed bool) {
 	require.Equal(t, []string{"start " + network + " " + address, fmt.Sprintf("done %s %s %v", network, address, failed)}, h.calls)
 }
 
-// renamed is a provider that is not taken for the software device.
-type renamed struct{ ibv.Provider }
+// withoutSockets is a provider that is said to use no sockets of package net.
+type withoutSockets struct{ ibv.Provider }
 
-func (renamed) Name() string { return "other" }
+func (withoutSockets) Name() string           { return "other" }
+func (withoutSockets) Attr() ibv.ProviderAttr { return ibv.ProviderAttr{} }
 
 // A device whose connections package net does not make has the hooks called by Dial.
 func TestDialTracedOnDevice(t *testing.T) {
@@ -62,10 +63,10 @@ func TestDialTracedOnDevice(t *testing.T) {
 		sw := newSwitch(t, iwarp.New(iwarp.Config{}))
 		sw.FailNth(1, nil, verbstest.Resolve)
 		var h hooks
-		_, err := (&Dialer{Config: Config{Provider: renamed{sw}}}).DialContext(h.context(), dial, "127.0.0.1:1")
+		_, err := (&Dialer{Config: Config{Provider: withoutSockets{sw}}}).DialContext(h.context(), dial, "127.0.0.1:1")
 		require.Error(t, err)
 		h.once(t, network, "127.0.0.1:1", true)
-		_, err = (&Dialer{Config: Config{Provider: renamed{sw}}}).DialContext(httptrace.WithClientTrace(tctx, new(httptrace.ClientTrace)), dial, "127.0.0.1:1")
+		_, err = (&Dialer{Config: Config{Provider: withoutSockets{sw}}}).DialContext(httptrace.WithClientTrace(tctx, new(httptrace.ClientTrace)), dial, "127.0.0.1:1")
 		require.Error(t, err)
 	}
 }

@@ -12,6 +12,9 @@ type Provider interface {
 	// Name is what users call the provider, "iwarp" for instance.
 	Name() string
 
+	// Attr says what must be known before a device is chosen. It never changes.
+	Attr() ProviderAttr
+
 	// Devices lists the devices that can be used now.
 	Devices() ([]Device, error)
 
@@ -36,6 +39,20 @@ type Provider interface {
 	BindUD(ctx context.Context, local netip.AddrPort) (ID, error)
 	ResolveUD(ctx context.Context, local, remote netip.AddrPort) (ID, error)
 	ListenUD(ctx context.Context, local netip.AddrPort, backlog int) (Listener, error)
+}
+
+// ProviderAttr says in what the devices of a provider differ from RDMA devices for those
+// that choose among providers. The zero value is that of RDMA devices.
+type ProviderAttr struct {
+	// TCPSockets is set when the connections are TCP connections that package net
+	// makes. A host where nobody listens refuses them at once, while one that has no
+	// RDMA device does not answer. And package net calls the hooks of
+	// net/http/httptrace that the context of Connect has.
+	TCPSockets bool
+
+	// UDPSockets is set when the datagrams are those of UDP sockets, which callers
+	// open by package net. BindUD, ResolveUD and ListenUD are refused.
+	UDPSockets bool
 }
 
 // A Device is an RDMA device. All methods may be called by several goroutines

@@ -87,6 +87,11 @@ func New(cfg Config) *Provider {
 // Name returns "iwarp".
 func (p *Provider) Name() string { return Name }
 
+// Attr says that connections are TCP's, and that UDP sockets serve for datagrams.
+func (p *Provider) Attr() ibv.ProviderAttr {
+	return ibv.ProviderAttr{TCPSockets: true, UDPSockets: true}
+}
+
 // Devices returns the one device.
 func (p *Provider) Devices() ([]ibv.Device, error) { return []ibv.Device{p.dev}, nil }
 

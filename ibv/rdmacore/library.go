@@ -178,3 +178,6 @@ func (c *Config) check() error {
 
 // Name returns "rdma".
 func (p *Provider) Name() string { return Name }
+
+// Attr returns the zero value, that of RDMA devices.
+func (p *Provider) Attr() ibv.ProviderAttr { return ibv.ProviderAttr{} }

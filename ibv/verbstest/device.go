@@ -29,13 +29,23 @@ func testAttributes(t *testing.T, env Env) {
 		if p.Name() == "" {
 			t.Error("the provider has no name")
 		}
+		attr := p.Attr()
 		devs, err := p.Devices()
 		must(t, "Devices", err)
 		if len(devs) == 0 {
 			t.Fatal("no devices")
 		}
+		if attr != p.Attr() {
+			t.Error("the attributes of the provider change from call to call")
+		}
 		names := make(map[string]bool)
 		for _, d := range devs {
+			if attr.TCPSockets && !d.Attr().Caps.Has(ibv.CapTCPPorts) {
+				t.Errorf("%s: connections are TCP's, ports are not", d.Name())
+			}
+			if attr.UDPSockets && d.Attr().Caps.Has(ibv.CapUD) {
+				t.Errorf("%s: datagrams are both UDP's and those of queue pairs", d.Name())
+			}
 			if d.Name() == "" || names[d.Name()] {
 				t.Errorf("device name %q is empty or not unique", d.Name())
 			}

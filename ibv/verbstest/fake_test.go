@@ -15,6 +15,7 @@ import (
 type fakeProvider struct{ dev fakeDevice }
 
 func (p *fakeProvider) Name() string                   { return "fake" }
+func (p *fakeProvider) Attr() ibv.ProviderAttr         { return ibv.ProviderAttr{} }
 func (p *fakeProvider) Devices() ([]ibv.Device, error) { return []ibv.Device{&p.dev}, nil }
 func (p *fakeProvider) Resolve(context.Context, netip.AddrPort, netip.AddrPort) (ibv.ID, error) {
 	return &fakeID{dev: &p.dev}, nil

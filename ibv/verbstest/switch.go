@@ -134,6 +134,9 @@ func (s *Switch) LimitMemory(n int64) { s.limit.Store(n) }
 // Name returns the inner provider's name.
 func (s *Switch) Name() string { return s.inner.Name() }
 
+// Attr returns what the inner provider says.
+func (s *Switch) Attr() ibv.ProviderAttr { return s.inner.Attr() }
+
 // Devices lists the inner provider's devices.
 func (s *Switch) Devices() ([]ibv.Device, error) {
 	if f := s.enter(Devices); f != nil {

@@ -159,6 +159,9 @@ func (f *Fabric) Remove() {
 // Name returns "fabric".
 func (f *Fabric) Name() string { return providerName }
 
+// Attr returns the zero value, that of RDMA devices.
+func (f *Fabric) Attr() ibv.ProviderAttr { return ibv.ProviderAttr{} }
+
 // Devices returns the one device.
 func (f *Fabric) Devices() ([]ibv.Device, error) { return []ibv.Device{&f.dev}, nil }
 

@@ -68,7 +68,7 @@ func (e *end) possible(k kind, t target) bool {
 	case datagrams:
 		return len(t.packet) > 1
 	case silent:
-		return onIWARP(e.cfg)
+		return e.cfg.Provider.Attr().TCPSockets
 	}
 	return true
 }
@@ -268,7 +268,7 @@ var errDropped = errors.New("no datagram has come back")
 // datagrams sends some and looks at those that come back.
 func (e *end) datagrams(t target, h header) error {
 	cfg := e.cfg
-	if onIWARP(cfg) {
+	if cfg.Provider.Attr().UDPSockets {
 		cfg.Provider, cfg.Device = nil, "iwarp"
 	}
 	c, err := (&rdmanet.Dialer{Config: cfg}).Dial("udp", t.packet)

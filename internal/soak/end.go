@@ -43,7 +43,7 @@ func newEnd(cfg rdmanet.Config, addr string, seed uint64) (*end, error) {
 		return nil, err
 	}
 	udp := cfg
-	if onIWARP(cfg) {
+	if cfg.Provider.Attr().UDPSockets {
 		udp.Provider, udp.Device = nil, "iwarp"
 	}
 	e.packets, err = (&rdmanet.ListenConfig{Config: udp}).ListenPacket(context.Background(), "udp", net.JoinHostPort(addr, "0"))
@@ -79,8 +79,6 @@ func newEnd(cfg rdmanet.Config, addr string, seed uint64) (*end, error) {
 	}
 	return e, nil
 }
-
-func onIWARP(cfg rdmanet.Config) bool { return cfg.Provider.Name() == "iwarp" }
 
 func (e *end) packetAddr() string {
 	if e.packets == nil {
