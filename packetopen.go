@@ -31,7 +31,7 @@ func (c *Config) packetSettings() udconn.Settings {
 // packetDevices returns what a PacketConn is opened on.
 func packetDevices(providers ...ibv.Provider) (d udconn.Devices) {
 	for _, p := range providers {
-		if isSoftware(p) {
+		if p.Attr().UDPSockets {
 			d.UDP = true
 		} else {
 			d.RDMA = p
@@ -107,7 +107,7 @@ var errGroupsBySoftware = errors.New("datagrams to groups go by the software dev
 
 // connectPacket opens a PacketConn on one provider, connected to an address.
 func connectPacket(ctx context.Context, cfg *Config, provider ibv.Provider, local, remote netip.AddrPort) (*udconn.Conn, error) {
-	if udconn.IsGroup(remote.Addr()) && !isSoftware(provider) {
+	if udconn.IsGroup(remote.Addr()) && !provider.Attr().UDPSockets {
 		providers, err := cfg.providers()
 		switch {
 		case err != nil:

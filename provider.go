@@ -22,9 +22,6 @@ var software ibv.Provider = iwarp.New(iwarp.Config{})
 
 const softwareName = iwarp.Name
 
-// isSoftware reports whether a provider is the software device.
-func isSoftware(p ibv.Provider) bool { return p.Name() == softwareName }
-
 // rdmaProviders holds those of rdma-core by the device that they are for, ""
 // for any.
 var rdmaProviders struct {
