@@ -20,7 +20,6 @@ import (
 type queue struct {
 	mu          sync.Mutex
 	n           int   // completions
-	solicited   int   // of these, those that are solicited
 	armed       bool  // the next completion raises an event
 	narrow      bool  // only a solicited one does
 	armErr      error // of the next Arm
