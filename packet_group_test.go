@@ -310,7 +310,7 @@ func TestGroupByDefault(t *testing.T) {
 	require.NoError(t, err)
 	defer p.Close()
 	require.Len(t, p.Info(), 2)
-	for _, cfg := range []Config{{}, {RequireRDMA: true}, {Device: softwareName}} {
+	for _, cfg := range []Config{{}, {RequireRDMA: true}, {Device: software.Name()}} {
 		pc, err := (&ListenConfig{Config: cfg}).ListenPacket(tctx, "udp4", ":0")
 		require.NoError(t, err)
 		sender := pc.(*PacketConn)
@@ -327,7 +327,7 @@ func TestGroupByDefault(t *testing.T) {
 	c, err := d.Dial("udp4", group.String())
 	require.NoError(t, err)
 	defer c.Close()
-	require.Equal(t, softwareName, c.(*PacketConn).Info()[0].Device)
+	require.Equal(t, software.Name(), c.(*PacketConn).Info()[0].Device)
 	_, err = c.Write([]byte("dialled"))
 	require.NoError(t, err)
 	requireHears(t, p, "dialled")

@@ -502,7 +502,7 @@ func TestPacketUnsupported(t *testing.T) {
 		c, err := Dial(network, p.LocalAddr().String())
 		require.NoError(t, err)
 		pingPong(t, c.(*PacketConn), p.(*PacketConn))
-		require.Equal(t, softwareName, p.(*PacketConn).Info()[0].Device)
+		require.Equal(t, software.Name(), p.(*PacketConn).Info()[0].Device)
 		require.NoError(t, c.Close())
 		require.NoError(t, p.Close())
 		t.Setenv(deviceEnv, "rdma")
@@ -521,7 +521,7 @@ func TestPacketDefaultDevices(t *testing.T) {
 	server := ln.(*PacketConn)
 	defer server.Close()
 	require.Len(t, server.Info(), 2)
-	for device, want := range map[string]int{"": 0, "rdma": 0, softwareName: 1} {
+	for device, want := range map[string]int{"": 0, "rdma": 0, software.Name(): 1} {
 		d := Dialer{Config: Config{Device: device}, Timeout: patience}
 		c, err := d.Dial("udp4", server.LocalAddr().String())
 		require.NoError(t, err)

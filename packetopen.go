@@ -21,7 +21,7 @@ var packetBounds = udconn.DefaultBounds(rdmaPatience)
 // packetSettings returns the settings of a PacketConn.
 func (c *Config) packetSettings() udconn.Settings {
 	s := udconn.Settings{Log: c.Logger, BusyPoll: c.BusyPoll, Linger: cmp.Or(c.LingerTimeout, defaultLinger),
-		Lasting: c.Provider == nil, Advice: memoryAdvice, Software: softwareName, Bounds: packetBounds}
+		Lasting: c.Provider == nil, Advice: memoryAdvice, Software: software.Name(), Bounds: packetBounds}
 	if s.Log == nil {
 		s.Log = discardLogger
 	}

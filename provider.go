@@ -20,8 +20,6 @@ const deviceEnv = "RDMANET_DEVICE"
 // software is the device that every machine has.
 var software ibv.Provider = iwarp.New(iwarp.Config{})
 
-const softwareName = iwarp.Name
-
 // rdmaProviders holds those of rdma-core by the device that they are for, ""
 // for any.
 var rdmaProviders struct {
