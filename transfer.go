@@ -5,76 +5,90 @@ import (
 	"math"
 )
 
-// Large transfers between two rdmanet peers, after the session protocol of
-// Winsock Direct: what is large stays where it is, a message tells of it, and
-// the device moves it by RDMA. docs/protocol.md, section 6, has the formats.
+// This file has the messages of large transfers between two rdmanet peers, which
+// docs/protocol.md, section 6, describes. The data of a transfer stays with the sender: a
+// message announces it, and the devices move it by RDMA. The design follows the session
+// protocol of Winsock Direct.
 //
-// By RDMA Read, the rule:
+// By RDMA Read:
 //
 //	sender                               receiver
-//	  offer: key, address, length  ->      (the beginning of the data may come along)
-//	                                       RDMA Reads, into the reader's memory or scratch
-//	                               <-      done
+//	  offer: key, address, length  ->      the beginning of the data may come as payload
+//	                                       RDMA Reads, into the reader's memory or bounce buffers
+//	                               <-      done: length
 //	  closes the key
 //
-// By RDMA Write, where one of the two cannot or will not read:
+// By RDMA Write, if one of the two ends cannot or will not use RDMA Reads:
 //
+//	sender                               receiver
 //	  request: length              ->
-//	                               <-      grant: key, address, length (once or oftener)
-//	  RDMA Write, written          ->      closes the key
+//	                               <-      memory grant: key, address, length (once or more often)
+//	  RDMA Write, written: length  ->      closes the key
 //
-// An offer, and a request, has its place in the stream like a segment. What it
-// stands for is fetched when the program reads, so the sender's memory is what
-// holds unread data; see transfer_recv.go for the exception. transfer_send.go is the
-// sender's side.
+// An offer or a request has its place in the stream, as a segment has. Its data is fetched
+// when the program reads, so unread data lies in the sender's memory. transfer_recv.go
+// describes the exception.
 //
-// A sender that cannot wait withdraws its transfer: the receiver answers with
-// how much it has taken, the stream goes on behind that.
+// A sender that cannot wait withdraws its transfer. The receiver answers with the length
+// that it has taken, and the stream goes on behind these bytes.
+//
+// transfer_send.go has the state of the sending side, and transfer_recv.go that of the
+// receiving side.
 
-// transferKind is what a transferHeader says.
+// transferKind is the meaning of a transferHeader.
 type transferKind uint8
 
 const (
-	transferOffer    transferKind = 1 // Length bytes may be read at Addr with Key
-	transferRequest  transferKind = 2 // Length bytes wait to be written
-	transferGrant    transferKind = 3 // Length bytes may be written at Addr with Key
-	transferWritten  transferKind = 4 // Length bytes were, to the oldest grant
-	transferDone     transferKind = 5 // transfer ID is over after Length bytes, those before it whole
-	transferWithdraw transferKind = 6 // transfer ID is to end where it is
+	transferOffer   transferKind = 1 // The peer may read Length bytes at Addr with Key.
+	transferRequest transferKind = 2 // The sender has Length bytes to write.
+	transferGrant   transferKind = 3 // The peer may write Length bytes at Addr with Key.
+
+	// The sender has written Length bytes to the oldest memory grant.
+	transferWritten transferKind = 4
+
+	// Transfer ID is over after Length bytes, and those before it as a whole.
+	transferDone transferKind = 5
+
+	transferWithdraw transferKind = 6 // The sender withdraws transfer ID.
 )
 
-// Bits of Flags. A receiver ignores those it does not know.
+// These are the bits of Flags. A receiver ignores unknown bits.
 const (
-	// transferEnd is set with transferWritten when the transfer was withdrawn:
-	// nothing comes behind these bytes.
+	// transferEnd is set with transferWritten when the sender withdraws the transfer:
+	// nothing follows the bytes that were written before.
 	transferEnd = 1 << 0
 
-	// transferCut is set when a transfer of WriteMsg's is withdrawn: its message,
-	// of which anything has come, is not whole and has no end.
+	// transferCut is set when the sender withdraws a transfer that belongs to a message of
+	// WriteMsg. If any of the message's bytes have arrived, it is incomplete and has no
+	// end.
 	transferCut = 1 << 1
 )
 
-// transferHeader follows the header of a Data Transfer message at dataOffset
-// where flagTransfer is set. All fields are little-endian.
+// transferHeader follows the header of a Data Transfer message at dataOffset if
+// flagTransfer is set. All fields are little-endian.
 type transferHeader struct {
 	Kind   transferKind
 	Flags  uint8
-	ID     uint32 // of the sender's transfers, counted from 1
+	ID     uint32 // ID numbers the transfers of one direction, from 1.
 	Addr   uint64
 	Key    uint32
 	Length uint32
-	Rest   uint64 // offer, request: bytes of the message that come behind the transfer
+
+	// Rest is how many bytes of the message follow the transfer of an offer or a request.
+	Rest uint64
 }
 
 const (
 	transferHeaderLen = 32
-	transferOffset    = dataOffset + transferHeaderLen // where the payload of an offer starts
 
-	// maxTransfers is how many transfers a side may have under way, and how many
-	// grants of one may be open.
+	// transferOffset is where the payload of a message with a transfer header begins.
+	transferOffset = dataOffset + transferHeaderLen
+
+	// maxTransfers bounds how many transfers of one direction are not over, and how many of
+	// its memory grants are not answered.
 	maxTransfers = 16
 
-	// transferCeiling is the longest single transfer, bytes.
+	// transferCeiling is the length in bytes of the longest transfer.
 	transferCeiling = 1 << 30
 )
 
@@ -100,8 +114,8 @@ func (t *transferHeader) put(b []byte) int {
 	return transferHeaderLen
 }
 
-// parse reads the transfer header of b, a received message whose header is h. What
-// it checks is what can be said of one message alone.
+// parse reads the transfer header of b, a received message whose header is h. It checks
+// only what one message alone can show.
 func (t *transferHeader) parse(h *segmentHeader, b []byte) error {
 	if len(b) < transferOffset || h.DataLength > 0 && h.DataOffset < transferOffset {
 		return errTransferHeader
@@ -136,23 +150,24 @@ func (t *transferHeader) parse(h *segmentHeader, b []byte) error {
 	return errTransferKind
 }
 
-// opens reports whether the header belongs to the stream: a transfer begins.
+// opens reports whether the message is an offer or a request, which has a place in the
+// stream.
 func (t *transferHeader) opens() bool {
 	return t.Kind == transferOffer || t.Kind == transferRequest
 }
 
-// transferMode is how the two ends have agreed to move what one of them sends.
+// transferMode is how the data of transfers moves in one direction of a connection.
 type transferMode uint8
 
 const (
-	transferNone  transferMode = iota // not at all: segments
-	transferRead                      // the receiver reads
-	transferWrite                     // the sender writes
+	transferNone  transferMode = iota // There are no transfers: all data goes in segments.
+	transferRead                      // The receiver moves the data by RDMA Read.
+	transferWrite                     // The sender moves the data by RDMA Write.
 )
 
-// transferModes is what follows from the private data of both ends for what goes
-// out and what comes in. Reads need an end that issues them and one that serves
-// them; an end that wants none says so by a feature bit.
+// transferModes returns how outgoing and incoming data moves, which follows from the
+// private data of both ends. RDMA Read needs a sender that serves Reads and a receiver that
+// issues them. An end that wants no Reads sets featureNoRead.
 func transferModes(ours, peers privateData) (out, in transferMode) {
 	if ours.features&peers.features&featureTransfer == 0 {
 		return transferNone, transferNone
@@ -166,7 +181,7 @@ func transferModes(ours, peers privateData) (out, in transferMode) {
 	return mode(ours, peers), mode(peers, ours)
 }
 
-// putWith is put with a transfer header behind it if t is not nil.
+// putWith is put with the transfer header t behind it, if t is not nil.
 func (h *segmentHeader) putWith(t *transferHeader, b []byte) int {
 	if t == nil {
 		return h.put(b)

@@ -2,12 +2,18 @@ package rdmanet
 
 import "time"
 
-// transferDoneBy handles the peer's word that it has what it wants of a transfer.
+// This file handles what moves the transfers that a connection sends: the peer's done
+// messages and memory grants, and completions of RDMA Writes. transfer_send.go has the
+// state, and fetch.go the receiving side.
+
+// transferDoneBy handles a done message: the peer wants no more of a transfer, and has all
+// of those before it.
 func (c *conn) transferDoneBy(t *transferHeader) error {
 	live := &c.tx.live
 	if c.tx.index(t.ID) < 0 {
 		if c.tx.mode == transferWrite && t.ID-1 < c.tx.last {
-			return nil // it was over here before
+			// The transfer was over here before the peer knew.
+			return nil
 		}
 		return errTransferID
 	}
@@ -27,11 +33,13 @@ func (c *conn) transferDoneBy(t *transferHeader) error {
 	}
 }
 
-// finish takes o, the oldest, off the books.
+// finish removes o, the oldest transfer, from live. moved is how many of its bytes the peer
+// has.
 func (c *conn) finish(o *sendTransfer, moved int) {
 	c.tx.live.Pop()
 	for c.tx.grants.Len() > 0 && c.tx.grants.At(0).o == o {
-		c.tx.grants.Pop() // the peer has lost interest
+		// The peer no longer wants the data.
+		c.tx.grants.Pop()
 	}
 	o.moved, o.done = moved, true
 	o.over = o.writing == 0
@@ -44,14 +52,14 @@ func (c *conn) finish(o *sendTransfer, moved int) {
 	c.transferOver()
 }
 
-// transferOver wakes whoever waits for the end of a transfer. That may be the
-// leader, and this be said by another's post or found by another's look.
+// transferOver wakes the goroutines that wait for the end of a transfer. One of them may be
+// the leader, and another goroutine may have found that end.
 func (c *conn) transferOver() {
 	c.writers.WakeAll()
 	c.wait.Interrupt()
 }
 
-// granted handles the peer's offer of memory to write to.
+// granted handles a memory grant.
 func (c *conn) granted(t *transferHeader) error {
 	if c.tx.mode != transferWrite {
 		return errTransferKind
@@ -59,7 +67,8 @@ func (c *conn) granted(t *transferHeader) error {
 	i := c.tx.index(t.ID)
 	if i < 0 {
 		if t.ID-1 < c.tx.last {
-			return nil // it was withdrawn meanwhile
+			// The transfer was withdrawn before the grant arrived.
+			return nil
 		}
 		return errTransferID
 	}
@@ -69,7 +78,8 @@ func (c *conn) granted(t *transferHeader) error {
 	case o.ended:
 		return nil
 	case i > 0 && (*c.tx.live.At(i - 1)).wanted():
-		return errTransferID // one after the other
+		// Transfers are granted memory in their order.
+		return errTransferID
 	case n == 0 || n > len(o.p)-o.granted:
 		return errTransferLength
 	case c.tx.grants.Len() >= maxTransfers:
@@ -80,8 +90,8 @@ func (c *conn) granted(t *transferHeader) error {
 	return nil
 }
 
-// nextSenderControl returns what the peer is to be told next of the transfers that
-// go out, and the grant that is answered by it, if one is.
+// nextSenderControl returns the next message to send about outgoing transfers, and the
+// memory grant that the message answers, or nil.
 func (c *conn) nextSenderControl() (t transferHeader, _ *grant) {
 	if o := c.tx.withdraw; o != nil {
 		c.tx.withdraw = nil
@@ -103,12 +113,15 @@ func (c *conn) nextSenderControl() (t transferHeader, _ *grant) {
 // wrote handles the completion of an RDMA Write of n bytes.
 func (c *conn) wrote(o *sendTransfer, n int) {
 	c.tx.wrote = time.Now()
-	c.live.received, c.live.probing = true, false // also where TCP has taken it: TCP has room for it because the peer takes data
-	o.moved += min(n, len(o.p)-o.moved)           // what the peer said may have been heard first
+	// The completion counts as a message of the peer. Over iWARP it shows only that TCP had
+	// room, and TCP has room because the peer takes data.
+	c.live.received, c.live.probing = true, false
+	// The peer's done may have been handled before this completion.
+	o.moved += min(n, len(o.p)-o.moved)
 	c.writeEnded(o)
 }
 
-// writeEnded notes that the device does not use memory of o for one RDMA Write any more.
+// writeEnded notes that an RDMA Write of o no longer uses its memory.
 func (c *conn) writeEnded(o *sendTransfer) {
 	o.writing--
 	c.tx.writing--
@@ -123,8 +136,8 @@ func (c *conn) writeEnded(o *sendTransfer) {
 	}
 }
 
-// unwritten ends the RDMA Write of a transfer that will never complete. The memory is given
-// back if the transfer is done and no call waits for it.
+// unwritten ends the RDMA Write of s, if there is one: it will never complete. It gives the
+// memory back if the transfer is done and no call waits for it.
 func unwritten(s signaledSend) {
 	if t := s.transfer; t != nil && t.done && !t.over && t.detached {
 		t.over = true
@@ -132,8 +145,8 @@ func unwritten(s signaledSend) {
 	}
 }
 
-// releaseTransfers gives back the memory of transfers that nobody waits for. The
-// queue pair is closed.
+// releaseTransfers gives back the memory of transfers that no call waits for. The queue
+// pair is closed.
 func (c *conn) releaseTransfers() {
 	for c.tx.live.Len() > 0 {
 		if o := c.tx.live.Pop(); o.detached {

@@ -8,109 +8,148 @@ import (
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
-// The receiver's side of large transfers; transfer.go has the protocol.
+// This file has the state of the transfers that a connection receives. transfer.go has
+// their messages, and read_transfer.go the calls that read from them.
 //
-//  1. An offer joins the unread queue. Nothing is moved yet.
-//  2. A Read with room for much has the device put the bytes straight into its
-//     memory (readDirect): they are not copied.
-//  3. For a Read that takes little at a time they are fetched into scratch, some
-//     ahead of it (readAhead), and copied from there.
-//  4. What nobody reads for prefetchAfter is fetched as well, as far as scratch
-//     goes: two programs that write before they read would wait for each other. Not
-//     before the program has accepted the connection, or strangers could take all scratch.
+//  1. An offer joins the unread queue, and no data moves yet (offered, fetch.go).
+//  2. A Read with enough room has the device put the data into its memory, so the data is
+//     not copied (readDirect, directread.go).
+//  3. For a Read with less room, the data is fetched ahead into bounce buffers and copied
+//     from there (readAhead, fetch.go).
+//  4. Data that no call reads for prefetchAfter is fetched into bounce buffers too.
+//     Otherwise two programs that write before they read would wait for each other.
 //
-// The same with RDMA Writes, but that the peer is granted the memory instead.
+// Nothing is fetched before the program has accepted the connection. Otherwise any peer
+// could use up the bounce buffers.
+//
+// With RDMA Writes the steps are the same. The receiver sends a memory grant where it would
+// otherwise post an RDMA Read.
 
-// transferReceiver is what a connection knows of the transfers that it receives.
+// transferReceiver is the state of all transfers that a connection receives. Conn.mu guards
+// it.
 type transferReceiver struct {
-	mode         transferMode
-	last         uint32                   // ID of the latest offer
-	live         ring.Ring[*recvTransfer] // those that the peer has not been told of, oldest first
-	inFlight     ring.Ring[*fetch]        // asked for and not there, oldest first
-	unsentGrants ring.Ring[*fetch]        // grants to be sent, oldest first
-	doneDue      bool                     // the peer is to be told that
-	done         uint32                   // this transfer, and those before it,
-	length       int                      // are over, it after so many bytes
+	mode transferMode // mode is how the data moves.
+	last uint32       // last is the ID of the latest offer or request.
 
-	depth         int           // RDMA Reads at a time
-	pace          pace          // how many bytes may be under way
-	reading       int           // calls that read
-	readsAhead    bool          // the reader takes little at a time: read ahead
-	bounceBuffers int           // landings that are in use
-	filling       *bounceBuffer // of these, the one that takes the next piece, nil for none
-	refused       error         // why there was no memory for one more
-	hasReserved   bool          // a landing of its own,
-	reserved      *bounceBuffer // for a piece when there is no other memory, unless it is in use
-	prefetchTimer *time.Timer
+	// live has the transfers that have not arrived as a whole, oldest first.
+	live ring.Ring[*recvTransfer]
 
-	notAccepted bool // the program has not accepted the connection: nothing is fetched
+	inFlight ring.Ring[*fetch] // inFlight has the fetches that have not arrived, oldest first.
+
+	// unsentGrants has the fetches whose memory grants are not sent, oldest first.
+	unsentGrants ring.Ring[*fetch]
+
+	doneDue bool   // doneDue is set while a done message is to be sent.
+	done    uint32 // done is the ID that the next done message has.
+	length  int    // length is the length in bytes that the next done message has.
+
+	depth         int  // depth is how many RDMA Reads may be under way.
+	pace          pace // pace bounds how many bytes may be under way.
+	reading       int  // reading counts the calls that read at this moment.
+	readsAhead    bool // readsAhead is set if the reader takes little at a time.
+	bounceBuffers int  // bounceBuffers counts the bounce buffers in use.
+
+	// filling is the bounce buffer that has room for the next fetch, or nil.
+	filling *bounceBuffer
+
+	refused     error // refused is why the last bounce buffer could not be had.
+	hasReserved bool  // hasReserved is set if the connection has a bounce buffer of its own.
+
+	// reserved is the connection's own bounce buffer, nil while it is in use.
+	reserved *bounceBuffer
+
+	prefetchTimer *time.Timer // prefetchTimer calls prefetch.
+
+	// notAccepted is set until Accept returns the connection: nothing is fetched.
+	notAccepted bool
 }
 
-// trim gives back what the lists have grown by.
+// trim frees the memory that the lists have grown by.
 func (in *transferReceiver) trim() {
 	in.live.Trim()
 	in.inFlight.Trim()
 	in.unsentGrants.Trim()
 }
 
-// recvTransfer is one transfer.
+// recvTransfer is a transfer that a connection receives.
 type recvTransfer struct {
-	id       uint32
-	addr     uint64
-	key      uint32
-	length   int // bytes; fewer when it is withdrawn
-	asked    int // for
-	landed   int
-	taken    int               // by the reader
-	first    bool              // its message begins with it
-	cut      bool              // and does not end
-	recalled bool              // the peer waits for the memory
-	dropped  bool              // nobody will read it
-	pieces   ring.Ring[*fetch] // in scratch, oldest first
+	id     uint32
+	addr   uint64 // addr is the address of the peer's memory in an offer.
+	key    uint32 // key opens the peer's memory in an offer.
+	length int    // length is the length in bytes, which a withdrawal lowers.
+	asked  int    // asked is how many bytes were asked for.
+	landed int    // landed is how many bytes have arrived.
+	taken  int    // taken is how many bytes the reader has taken.
+	first  bool   // first is set if the message begins with the transfer.
+	cut    bool   // cut is set if the withdrawal has left the message without an end.
+
+	// recalled is set if the peer has withdrawn the transfer and waits for its memory.
+	recalled bool
+
+	dropped bool // dropped is set if no call will read the transfer.
+
+	// pieces has the unread fetches into bounce buffers, oldest first.
+	pieces ring.Ring[*fetch]
 }
 
-// fetch is a part of a transfer that has been asked for.
+// fetch is a part of a transfer that one RDMA Read or one memory grant has asked for.
 type fetch struct {
-	x     *recvTransfer
-	b     []byte // where it goes to, which is
-	in    *bounceBuffer
-	into  *directRead // or the reader's memory
-	addr  uint64      // of b, for a grant
-	key   uint32
-	mr    ibv.MR    // what the key belongs to, if it opens this piece only
-	got   int       // bytes that have come
-	under int       // bytes that were under way with it when it was asked for
-	at    time.Time // when that was
-	taken int
-	over  bool // the device will not touch the memory any more
+	x    *recvTransfer // x is the transfer.
+	b    []byte        // b is the memory that the data goes to.
+	in   *bounceBuffer // in is the bounce buffer that b lies in, or nil.
+	into *directRead   // into is the direct read whose memory b lies in, or nil.
+	addr uint64        // addr is the address of b in a memory grant.
+	key  uint32        // key opens b to the peer in a memory grant.
+	mr   ibv.MR        // mr is the registration for the peer if it is of b alone, or nil.
+	got  int           // got is how many bytes have arrived.
+
+	// under is how many bytes were under way when the fetch was asked for, with its own.
+	under int
+
+	at    time.Time // at is when the fetch was asked for.
+	taken int       // taken is how many bytes the reader has copied.
+	over  bool      // over is set when the device no longer uses b.
 }
 
-// bounceBuffer is our own memory for data to be copied from: scratch, or a buffer of a
-// receive's size where there is none.
+// bounceBuffer is memory of the connection's that received data is copied from. It is a
+// chunk, or a receive buffer if there is no chunk.
 type bounceBuffer struct {
-	b      []byte
-	lkey   uint32
-	chunk  *regmem.Chunk
-	buf    *regmem.Buffer
-	mr     ibv.MR // by which the peer may write to it as long as it lives
-	used   int    // bytes of b that pieces were made of
-	pieces int    // that have not been given back
-	stuck  bool   // a region of it could not be closed: the peer may still write to it
+	b     []byte
+	lkey  uint32         // lkey is the local key of b.
+	chunk *regmem.Chunk  // chunk is the chunk that b lies in, or nil.
+	buf   *regmem.Buffer // buf is the receive buffer that b lies in, or nil.
+
+	// mr lets the peer write to b as long as the bounce buffer exists, or is nil.
+	mr ibv.MR
+
+	used   int // used is how many bytes of b belong to fetches.
+	pieces int // pieces counts the fetches in b that were not given back.
+
+	// stuck is set if a registration could not be closed: the peer may still write to b.
+	stuck bool
 }
 
 const (
-	maxBounceBuffers = 4 // of scratch, one connection and direction
-	readSlots        = 8 // of the send queue, for RDMA Reads
-	prefetchAfter    = 10 * time.Millisecond
+	// maxBounceBuffers bounds the bounce buffers of a connection for data that it receives,
+	// and the transfers of ReadFrom and of queued sends that it sends at a time.
+	maxBounceBuffers = 4
+
+	// readSlots is how many work requests of the send queue are for RDMA Reads, at most.
+	readSlots = 8
+
+	// prefetchAfter is how long an offer waits for a call that reads until its data is
+	// fetched.
+	prefetchAfter = 10 * time.Millisecond
 )
 
-// hasControl reports whether nextReceiverControl has something.
+// hasControl reports whether nextReceiverControl has a message to send.
 func (in *transferReceiver) hasControl() bool { return in.doneDue || in.unsentGrants.Len() > 0 }
 
+// release gives the memory back, unless the device may still use it.
 func (l *bounceBuffer) release() {
 	switch {
 	case l.mr != nil && l.mr.Close() != nil:
-		// The device may still use it.
+		// The device may still use the memory, so it is never used again.
 	case l.buf != nil:
 		l.buf.Release()
 	default:
@@ -118,24 +157,28 @@ func (l *bounceBuffer) release() {
 	}
 }
 
-// directRead is a reader's memory, filled in order. What is to come next is registered
-// while the device is still at work on what was asked for before.
+// directRead is the memory of a Read, which the device fills in order. Memory for the next
+// fetch is registered while the device fills that of earlier ones.
 type directRead struct {
-	p       []byte
-	opened  []registeredRange
-	asked   int
-	pending int // fetches
-	got     int
-	message bool        // no more than one
-	ends    time.Time   // since when there is a reason to
-	late    *time.Timer // for lose, then
-	hurried bool        // late was set for a connection that is closed
-	lost    bool        // the device does not say when it is done
+	p       []byte            // p is the part of the Read's memory that may be filled.
+	opened  []registeredRange // opened has the registrations of p, oldest first.
+	asked   int               // asked is how many bytes were asked for.
+	pending int               // pending counts the fetches that are not over.
+	got     int               // got is how many bytes have arrived.
+	message bool              // message is set if the Read takes one message at most.
+	ends    time.Time         // ends is when the Read first had a reason to stop.
+
+	// late calls abandonDirect after the Read has had a reason to stop, or is nil.
+	late *time.Timer
+
+	hurried bool // hurried is set if late was set again because of Close.
+	lost    bool // lost is set if the Read no longer waits for the device.
 }
 
-// registeredRange is the registration of one piece of a reader's memory. Fetches may be shorter.
+// registeredRange is the registration of a range of a Read's memory. A fetch may be shorter
+// than the range.
 type registeredRange struct {
-	from, to int // of the reader's bytes
-	target   regmem.Registration
-	mr       ibv.MR // in its place, where the peer writes
+	from, to int                 // from and to are the limits of the range in bytes.
+	target   regmem.Registration // target is the registration for RDMA Reads of this side.
+	mr       ibv.MR              // mr is the registration for RDMA Writes of the peer, or nil.
 }

@@ -8,51 +8,65 @@ import (
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
-// The sender's side of large transfers; transfer.go has the protocol.
+// This file has the state of the transfers that a connection sends. transfer.go has their
+// messages, write_transfer.go the calls that send by them, and transfer_progress.go handles
+// the peer's answers.
 //
-// Memory is open to the peer from the offer until the peer says that it is
-// done, exactly the bytes of the transfer, to this connection only (expose).
-// Write waits for that, as the memory is its caller's. ReadFrom offers scratch
-// and goes on, and so do queued sends, whose memory is lent for as long as it takes.
+// With RDMA Reads, the peer has access to the data from the offer until the transfer is
+// over. The access is to exactly these bytes, and for this connection only (Expose). Write
+// waits until the transfer is over, because the memory is its caller's. ReadFrom sends from
+// chunks and does not wait. The caller of QueueMsg leaves the memory to the connection
+// until its Send is done.
 
-// transferSender is what a connection knows of the transfers that it sends.
+// transferSender is the state of all transfers that a connection sends. Conn.mu guards it.
 type transferSender struct {
-	mode     transferMode
-	last     uint32                   // ID of the latest
-	live     ring.Ring[*sendTransfer] // those that are not over, oldest first
-	grants   ring.Ring[grant]         // to be answered by RDMA Write, oldest first
-	writing  int                      // RDMA Writes under way
-	wrote    time.Time                // when the last one was done
-	withdraw *sendTransfer            // the peer is to be told that it ends
+	mode transferMode             // mode is how the data moves.
+	last uint32                   // last is the ID of the latest transfer.
+	live ring.Ring[*sendTransfer] // live has the transfers that are not done, oldest first.
+
+	// grants has the memory grants to be answered, oldest first.
+	grants ring.Ring[grant]
+
+	writing int       // writing counts the RDMA Writes that have not completed.
+	wrote   time.Time // wrote is when the last RDMA Write completed.
+
+	// withdraw is the transfer whose withdrawal is to be sent, or nil.
+	withdraw *sendTransfer
 }
 
-// trim gives back what the lists have grown by.
+// trim frees the memory that the lists have grown by.
 func (o *transferSender) trim() {
 	o.live.Trim()
 	o.grants.Trim()
 }
 
-// sendTransfer is one transfer.
+// sendTransfer is a transfer that a connection sends.
 type sendTransfer struct {
-	id       uint32
-	p        []byte
-	open     ibv.MR              // p, for the peer to read
-	source   regmem.Registration // p, for this side's device
-	chunk    *regmem.Chunk       // where p lies, if it is ours
-	detached bool                // no call waits for it: it is scratch's, or a queued send's
-	granted  int                 // bytes that the peer has asked for, written or not
-	writing  int                 // RDMA Writes under way
-	moved    int                 // bytes that the peer has, as far as this side knows
-	message  bool                // it is WriteMsg's
-	ended    bool                // withdrawn
-	done     bool                // the peer wants no more of it
-	over     bool                // and its memory is in use no more
+	id uint32
+	p  []byte // p is the data.
+
+	// open is the registration of p for the peer's RDMA Reads, or nil.
+	open ibv.MR
+
+	source regmem.Registration // source is the registration of p for RDMA Writes of this side.
+	chunk  *regmem.Chunk       // chunk is the chunk that p lies in, or nil.
+
+	// detached is set if ReadFrom or a queued send has begun the transfer.
+	detached bool
+
+	granted int  // granted is how many bytes the peer has granted memory for.
+	writing int  // writing counts the transfer's RDMA Writes that have not completed.
+	moved   int  // moved is how many bytes the peer has, as far as this side knows.
+	message bool // message is set if the data belongs to a message of the program's.
+	ended   bool // ended is set when the transfer was withdrawn.
+	done    bool // done is set when the peer wants no more of the transfer.
+	over    bool // over is set when the transfer is done and its memory is not in use.
 }
 
-// wanted reports whether there is something left to be granted memory for.
+// wanted reports whether there are bytes that the peer has not granted memory for.
 func (o *sendTransfer) wanted() bool { return o.granted < len(o.p) }
 
-// index is where a transfer stands among those that live, -1 if it does not.
+// index returns the position of a transfer in live, or -1.
 func (o *transferSender) index(id uint32) int {
 	if o.live.Len() > 0 {
 		if i := id - (*o.live.At(0)).id; i < uint32(o.live.Len()) {
@@ -62,17 +76,18 @@ func (o *transferSender) index(id uint32) int {
 	return -1
 }
 
-// grant is memory of the peer's for n bytes of a transfer.
+// grant is a memory grant of the peer.
 type grant struct {
-	o    *sendTransfer
+	o    *sendTransfer // o is the transfer.
 	addr uint64
 	key  uint32
-	at   int // of the transfer's bytes, which
-	n    int
+	at   int // at is the offset of the first byte in the transfer.
+	n    int // n is the length in bytes.
 }
 
-// closeMemory takes the memory back, once. Scratch that the device may still use is
-// lost.
+// closeMemory ends the registration of the data, and releases the chunk that the data lies
+// in. If the registration cannot be closed, the chunk is never used again, because the
+// device may still use it. A second call does nothing.
 func (o *sendTransfer) closeMemory() {
 	var err error
 	if o.open != nil {
@@ -87,5 +102,5 @@ func (o *sendTransfer) closeMemory() {
 	o.chunk = nil
 }
 
-// hasControl reports whether nextSenderControl has something.
+// hasControl reports whether nextSenderControl has a message to send.
 func (o *transferSender) hasControl() bool { return o.grants.Len() > 0 || o.withdraw != nil }
