@@ -7,15 +7,24 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// delivery is a message that has come.
+// This file handles receives that have completed, which complete (completion.go) passes on:
+//
+//  1. received checks the message (parse), counts its credits, and notes what its flags ask
+//     for.
+//  2. reassemble finds the place of the message in a message of the upper layer.
+//  3. store appends the payload to the unread queue, where a call that reads takes it
+//     (recv.go).
+//  4. transferred handles the transfer header, if there is one.
+
+// delivery is a Data Transfer message that has arrived.
 type delivery struct {
-	buf      *regmem.Buffer // what it is in
+	buf      *regmem.Buffer // buf is the receive buffer.
 	payload  []byte
 	h        segmentHeader
-	t        transferHeader // if transfer is set
+	t        transferHeader // t is the transfer header if transfer is set.
 	transfer bool
-	opens    bool // the transfer belongs to the stream
-	empty    bool // a message all the same
+	opens    bool // opens is set if t is an offer or a request.
+	empty    bool // empty is set for an empty message of the upper layer.
 	flags    MsgFlags
 }
 
@@ -23,11 +32,12 @@ type delivery struct {
 func (c *conn) received(wc *ibv.WC) {
 	m := delivery{buf: c.in.posted.Pop()}
 	if c.life.over() && wc.Status == ibv.WCSuccess {
-		c.drop(m.buf) // it may lie behind a message that could not be taken
+		// A message before this one may be missing.
+		c.drop(m.buf)
 		return
 	}
 	if wc.Status == ibv.WCSuccess && wc.ByteLen > c.agreed.maxReceive {
-		// A receive that was posted before the agreement may be larger.
+		// A receive that was posted before the negotiation may be longer than agreed.
 		wc = &ibv.WC{ID: wc.ID, Status: ibv.WCLocLenErr}
 	}
 	if wc.Status != ibv.WCSuccess {
@@ -42,7 +52,7 @@ func (c *conn) received(wc *ibv.WC) {
 	}
 	c.credits.receive(&m.h)
 	if c.credits.peerCredits() < 0 {
-		// The receive was posted, but the peer had not been told of it.
+		// The receive was posted, but not granted to the peer.
 		m.buf.Release()
 		c.fail(errNoCredit)
 		return
@@ -86,7 +96,7 @@ func (c *conn) received(wc *ibv.WC) {
 	c.writers.WakeAll()
 }
 
-// parse reads the headers of m, of which n bytes have come.
+// parse reads the headers of m, a message of n bytes.
 func (c *conn) parse(m *delivery, n int) (err error) {
 	b := m.buf.B[:min(n, len(m.buf.B))]
 	if m.payload, err = m.h.parse(b); err != nil {
@@ -101,8 +111,8 @@ func (c *conn) parse(m *delivery, n int) (err error) {
 	return err
 }
 
-// reassemble puts m in its place in a message and reports whether that ends with it,
-// or with its transfer.
+// reassemble passes m to the reassembler, and reports whether a message of the upper layer
+// ends with m. An offer or a request ends one together with its transfer.
 func (c *conn) reassemble(m *delivery) (last bool, err error) {
 	var first bool
 	if m.opens {
@@ -112,17 +122,20 @@ func (c *conn) reassemble(m *delivery) (last bool, err error) {
 	}
 	if first {
 		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining)
-		if m.opens { // else its other fields mean nothing
-			sum += uint64(m.t.Length) + m.t.Rest // cannot wrap
+		// Rest and Length of other kinds are no part of a message.
+		if m.opens {
+			sum += uint64(m.t.Length) + m.t.Rest // The sum cannot overflow.
 		}
 		c.in.opening = int(min(sum, math.MaxInt))
 	}
 	return last, err
 }
 
-// store keeps the payload of m for a reader.
+// store appends the payload of m to the unread queue. last is set if a message of the upper
+// layer ends with m or with its transfer.
 func (c *conn) store(m *delivery, last bool) {
-	last = last && (!m.opens || m.t.Length == 0) // with the payload
+	// The payload ends the message only if no transfer follows it.
+	last = last && (!m.opens || m.t.Length == 0)
 	c.stats.countReceived(len(m.payload), last)
 	if len(m.payload) == 0 && !m.empty || c.in.discarding {
 		c.reuse(m.buf)
@@ -146,12 +159,13 @@ func (c *conn) store(m *delivery, last bool) {
 	}
 }
 
-// transferred handles what a message says of a transfer.
+// transferred handles the transfer header of a message.
 func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 	switch t.Kind {
 	case transferOffer, transferRequest:
 		if t.Length == 0 {
-			return nil // payload only
+			// The message has payload only.
+			return nil
 		}
 		if last {
 			c.stats.MessagesReceived++
@@ -171,9 +185,11 @@ func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 	}
 }
 
-// received is the number of messages that have come.
+// received returns how many Data Transfer messages have arrived.
 func (s *Stats) received() uint64 { return s.SegmentsReceived + s.EmptyReceived }
 
+// countReceived counts a Data Transfer message with n bytes of payload. last is set if the
+// payload ends a message of the upper layer.
 func (s *Stats) countReceived(n int, last bool) {
 	if last {
 		s.MessagesReceived++
@@ -186,7 +202,8 @@ func (s *Stats) countReceived(n int, last bool) {
 	s.BytesReceived += uint64(n)
 }
 
-// messageFlags is what a received segment says of its message.
+// messageFlags returns the flags that a Data Transfer message has for its message of the
+// upper layer.
 func (c *conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
 	if !c.messages || h.Flags&(flagExpedited|flagPartial|flagNoResponse) == 0 {
 		return 0

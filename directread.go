@@ -5,17 +5,18 @@ import (
 	"time"
 )
 
-// Large transfers straight into a reader's memory, where they are not copied. transfer_recv.go
-// has the rest of the receiver's side.
+// This file lets the device put transfers straight into the memory of a Read, so that the
+// data is not copied. read_transfer.go decides which Reads do so, transfer_recv.go has the
+// state, and fetch.go asks for the data.
 
-// directReadMin is the room that a Read must have for the device to put a transfer
-// straight there. Such a Read has but its own RDMA Reads under way, and nobody until
-// the next one comes; with less room it takes longer to wait for them than to have
-// scratch filled ahead and to copy.
+// directReadMin is the length in bytes from which a Read has the device fill its memory.
+// Such a Read has only its own RDMA Reads under way, and none until the next call. With
+// less room, waiting for them takes longer than copying from bounce buffers that were
+// filled ahead.
 const directReadMin = 512 << 10
 
-// offeredBytes returns how many of n bytes can be asked for at the head of the
-// queue, up to the end of a message if message is set.
+// offeredBytes returns how many of n bytes can be asked for at the head of the unread
+// queue. With message set, it counts one message at most.
 func (c *conn) offeredBytes(n int, message bool) int {
 	room := n
 	for i := 0; i < c.in.unread.Len() && room > 0; i++ {
@@ -31,10 +32,12 @@ func (c *conn) offeredBytes(n int, message bool) int {
 	return n - room
 }
 
-// readDirect has the device put the transfers at the head of the queue into p, and
-// waits for that: the memory is in use until it returns. It returns 0 and no error if p
-// cannot be registered, if nothing may be asked for now, and when what was offered has been
-// withdrawn.
+// readDirect has the device put the transfers at the head of the unread queue into p. It
+// returns when the device no longer uses p, or when the connection was broken because that
+// took too long. last reports whether a message has ended.
+//
+// The result is 0 without an error if p cannot be registered, if nothing may be asked for
+// now, or if the transfers were withdrawn.
 func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) {
 	into := &directRead{p: p[:c.offeredBytes(len(p), message)], message: message}
 	for {
@@ -53,7 +56,8 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 		case stop && c.life.closed && !into.hurried:
 			into.hurried = true
 			into.late.Reset(max(c.remainingPatience(into.ends), 0))
-		case !stop && into.late != nil: // the deadline was moved
+		// The deadline was moved.
+		case !stop && into.late != nil:
 			into.late.Stop()
 			into.late = nil
 		}
@@ -61,10 +65,12 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 	}
 	if into.late != nil {
 		into.late.Stop()
-		into.late = nil // so that one that has fired, and waits for mu, does not set it again
+		// A timer that has fired and waits for mu does not set it again.
+		into.late = nil
 	}
 	c.unlocked(func() {
-		for _, o := range slices.Backward(into.opened) { // a Buffer freed meanwhile goes with the first
+		// The registrations are closed in the reverse order.
+		for _, o := range slices.Backward(into.opened) {
 			o.close()
 		}
 	})
@@ -75,8 +81,8 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 		n += k
 		last = c.popFinished()
 	}
-	// A transfer that was withdrawn as a whole holds nothing back: what comes behind it, such
-	// as the end of the stream, tells how to go on.
+	// A transfer that was withdrawn as a whole is no reason for an error. The segment
+	// behind it, or the end of the stream, decides what the call returns.
 	if n == 0 && c.stopsReading() {
 		if x := c.in.unread.At(0).transfer; x.taken < x.length {
 			err = c.stopReadErr()
@@ -85,8 +91,8 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 	return n, last, err
 }
 
-// fillDirect asks for what has room in a reader's memory, as far as may be now. To register
-// the memory it lets go of mu.
+// fillDirect asks for as much data as the Read's memory has room for and may be under way.
+// It lets go of mu to register memory.
 func (c *conn) fillDirect(into *directRead) {
 	for {
 		x := c.wanted(into)
@@ -105,7 +111,9 @@ func (c *conn) fillDirect(into *directRead) {
 			}
 			o.from, o.to = from, from+len(b)
 			into.opened = append(into.opened, o)
-			continue // it was withdrawn meanwhile, or there is an end
+			// Without mu the transfer may have been withdrawn, or the connection may have
+			// ended.
+			continue
 		}
 		f := &fetch{x: x, into: into, b: room[:min(reg.to-into.asked, x.length-x.asked, c.rx.pace.next())]}
 		if reg.mr != nil {
@@ -117,9 +125,9 @@ func (c *conn) fillDirect(into *directRead) {
 	}
 }
 
-// registered returns the registration of the byte that is to be asked for next, nil if
-// there is none. It need not be the latest one: where a transfer was withdrawn the next
-// one goes to the memory that it leaves.
+// registered returns the registration of the byte that is to be asked for next, or nil. The
+// latest registration may be another one: the memory of a withdrawn transfer is used for
+// the next transfer.
 func (into *directRead) registered() *registeredRange {
 	for i := range slices.Backward(into.opened) {
 		if o := &into.opened[i]; o.from <= into.asked && into.asked < o.to {
@@ -129,9 +137,9 @@ func (into *directRead) registered() *registeredRange {
 	return nil
 }
 
-// wanted returns the transfer of which a reader's memory is to be filled next, nil if
-// there is none: what comes behind a message is the next call's, also if the message
-// was withdrawn.
+// wanted returns the transfer whose data goes to the Read's memory next, or nil. With
+// message set, the data behind a message is left for the next call, also if the message was
+// withdrawn.
 func (c *conn) wanted(into *directRead) *recvTransfer {
 	for i := 0; i < c.in.unread.Len(); i++ {
 		s := c.in.unread.At(i)
@@ -148,7 +156,8 @@ func (c *conn) wanted(into *directRead) *recvTransfer {
 	return nil
 }
 
-// registerRange registers memory for the device, or the peer, to fill. It lets go of mu.
+// registerRange registers memory that this side's device, or the peer, is to fill. It lets
+// go of mu meanwhile.
 func (c *conn) registerRange(b []byte) (o registeredRange, err error) {
 	c.unlocked(func() {
 		if c.rx.mode == transferRead {
@@ -163,6 +172,7 @@ func (c *conn) registerRange(b []byte) (o registeredRange, err error) {
 	return o, err
 }
 
+// close ends the registration.
 func (o *registeredRange) close() {
 	if o.mr != nil {
 		o.mr.Close()
@@ -171,8 +181,8 @@ func (o *registeredRange) close() {
 	}
 }
 
-// abandonDirect ends a wait for memory that a call must give back. If the connection is
-// alive it breaks, as the device may be writing there.
+// abandonDirect ends a Read's wait for its memory once the wait has taken too long. It
+// breaks the connection, because the device may still write to the memory.
 func (c *conn) abandonDirect(into *directRead) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -190,7 +200,8 @@ func (c *conn) abandonDirect(into *directRead) {
 		return
 	}
 	c.fail(errTransferHeld)
-	if c.ending() { // fail takes it for over, but its link lives
+	// fail has no effect after this side's disconnect, but the queue pair still works.
+	if c.ending() {
 		c.lane.qp.SetError()
 	}
 	into.lost = true

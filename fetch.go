@@ -7,12 +7,17 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
+// This file asks for the data of incoming transfers and handles its arrival.
+// transfer_recv.go has the steps and the state, directread.go the Reads that the device
+// fills, and read_transfer.go what the reader takes.
+
 // checkOffer checks an offer or a request, before the payload that comes with it joins
 // the stream.
 func (c *conn) checkOffer(opens bool, t *transferHeader) error {
 	in := &c.rx
 	switch {
-	case !opens || t.Length == 0: // payload only
+	// Nothing is to be moved: the message has no offer, or one of payload only.
+	case !opens || t.Length == 0:
 		return nil
 	case (t.Kind == transferOffer) != (in.mode == transferRead):
 		return errTransferKind
@@ -24,8 +29,8 @@ func (c *conn) checkOffer(opens bool, t *transferHeader) error {
 	return nil
 }
 
-// offered handles an offer or a request that checkOffer has passed. Its place among the
-// unread is s.
+// offered begins the transfer of an offer or a request that checkOffer has passed. s is its
+// segment in the unread queue.
 func (c *conn) offered(t *transferHeader, s segment) {
 	in := &c.rx
 	in.last++
@@ -46,7 +51,7 @@ func (c *conn) offered(t *transferHeader, s segment) {
 	}
 }
 
-// startPrefetchTimer has somebody look whether the reader comes.
+// startPrefetchTimer has prefetch called after prefetchAfter.
 func (c *conn) startPrefetchTimer() {
 	if c.rx.prefetchTimer == nil {
 		c.rx.prefetchTimer = time.AfterFunc(prefetchAfter, c.prefetch)
@@ -55,7 +60,7 @@ func (c *conn) startPrefetchTimer() {
 	}
 }
 
-// markAccepted notes that Accept hands the connection out.
+// markAccepted notes that Accept returns the connection.
 func (c *conn) markAccepted() *conn {
 	c.mu.Lock()
 	defer c.unlock()
@@ -66,6 +71,7 @@ func (c *conn) markAccepted() *conn {
 	return c
 }
 
+// prefetch fetches what was offered if no call reads.
 func (c *conn) prefetch() {
 	c.mu.Lock()
 	defer c.unlock()
@@ -74,7 +80,7 @@ func (c *conn) prefetch() {
 	}
 }
 
-// canAsk reports whether one more fetch may be under way.
+// canAsk reports whether another fetch may be asked for.
 func (c *conn) canAsk() bool {
 	if !c.life.posts() || c.rx.pace.next() == 0 {
 		return false
@@ -85,10 +91,11 @@ func (c *conn) canAsk() bool {
 	return c.rx.inFlight.Len() < maxTransfers
 }
 
-// peerWrites is the right that a peer needs that is to fill memory.
+// peerWrites is the access of a peer that fills memory by RDMA Write.
 const peerWrites = ibv.AccessLocalWrite | ibv.AccessRemoteWrite
 
-// fetch has the device bring the next bytes of x to f.b.
+// fetch asks for the next bytes of x, which go to f.b: by an RDMA Read, or by a memory
+// grant that is sent later. lkey is the local key of f.b.
 func (c *conn) fetch(f *fetch, lkey uint32) {
 	x := f.x
 	f.at, f.under = time.Now(), c.rx.pace.ask(len(f.b))
@@ -109,17 +116,19 @@ func (c *conn) fetch(f *fetch, lkey uint32) {
 	wr := b.next()
 	wr.ID, wr.Op, wr.Flags, wr.RemoteAddr, wr.RKey = fetchID, ibv.OpRead, ibv.SendSignaled, from, x.key
 	b.element(wr, f.b, lkey)
-	c.wait.Interrupt() // it may sleep for receives only
+	// The leader may wait for receives only.
+	c.wait.Interrupt()
 }
 
-// fetched handles the completion of an RDMA Read.
+// fetched handles the completion of an RDMA Read of a transfer.
 func (c *conn) fetched(wc *ibv.WC) {
 	f := c.rx.inFlight.Pop()
 	if wc.Status == ibv.WCSuccess {
 		c.live.received, c.live.probing = true, false
 		c.arrived(f, len(f.b))
 		if f.x.recalled && f.x.landed < f.x.length {
-			c.send.responseDue = true // for the peer's remainingPatience
+			// Each message extends the peer's wait for its memory (remainingPatience).
+			c.send.responseDue = true
 		}
 		return
 	}
@@ -127,7 +136,7 @@ func (c *conn) fetched(wc *ibv.WC) {
 	c.status(wc, ibv.WCRead)
 }
 
-// fetchCanceled ends the latest fetch, whose RDMA Read was not posted.
+// fetchCanceled ends the latest fetch, because its RDMA Read was not posted.
 func (c *conn) fetchCanceled() {
 	last := c.rx.inFlight.At(c.rx.inFlight.Len() - 1)
 	f := *last
@@ -136,7 +145,8 @@ func (c *conn) fetchCanceled() {
 	c.landed(f)
 }
 
-// written handles the peer's word that it has answered a grant.
+// written handles a written message: the peer has answered a memory grant, or withdraws its
+// transfer.
 func (c *conn) written(t *transferHeader) error {
 	in := &c.rx
 	if in.mode != transferWrite {
@@ -145,7 +155,8 @@ func (c *conn) written(t *transferHeader) error {
 	n := int(t.Length)
 	if t.Flags&transferEnd == 0 {
 		if in.inFlight.Len() == in.unsentGrants.Len() {
-			return errTransferCount // nothing that it has been told of
+			// No memory grant was sent that is not answered.
+			return errTransferCount
 		}
 		if f := *in.inFlight.At(0); t.ID != f.x.id || n != len(f.b) {
 			return errTransferLength
@@ -163,7 +174,8 @@ func (c *conn) written(t *transferHeader) error {
 	for in.inFlight.Len() > 0 && (*in.inFlight.At(0)).x == x {
 		f := in.inFlight.Pop()
 		if f.into != nil {
-			f.into.asked -= len(f.b) // what comes next goes there
+			// The next fetch uses this memory.
+			f.into.asked -= len(f.b)
 		}
 		c.landed(f)
 	}
@@ -175,7 +187,7 @@ func (c *conn) written(t *transferHeader) error {
 	return nil
 }
 
-// arrived notes that n bytes of f are there.
+// arrived notes that n bytes of f have arrived.
 func (c *conn) arrived(f *fetch, n int) {
 	f.got = n
 	f.x.landed += n
@@ -186,12 +198,13 @@ func (c *conn) arrived(f *fetch, n int) {
 	c.stats.TransferBytesReceived += uint64(n)
 	c.landed(f)
 	c.retire()
-	if c.rx.readsAhead || c.rx.reading == 0 { // neglected, then
+	// More is fetched ahead for a reader that takes little at a time, or for none.
+	if c.rx.readsAhead || c.rx.reading == 0 {
 		c.readAhead()
 	}
 }
 
-// landed notes that the device is done with the memory of f.
+// landed notes that the device no longer uses the memory of f.
 func (c *conn) landed(f *fetch) {
 	f.over = true
 	if f.got > 0 {
@@ -200,7 +213,8 @@ func (c *conn) landed(f *fetch) {
 		c.rx.pace.drop(len(f.b))
 	}
 	if f.mr != nil {
-		if f.mr.Close() != nil && f.in != nil { // before anybody looks at what came
+		// The peer's key is closed before the data is read.
+		if f.mr.Close() != nil && f.in != nil {
 			f.in.stuck = true
 		}
 		f.mr = nil
@@ -215,7 +229,8 @@ func (c *conn) landed(f *fetch) {
 	c.wait.Interrupt()
 }
 
-// retire tells the peer of transfers of which everything is there.
+// retire removes the transfers that have arrived as a whole from live. It has a done
+// message sent for them if the peer does not know that they are over.
 func (c *conn) retire() {
 	in := &c.rx
 	for in.live.Len() > 0 {
@@ -224,14 +239,15 @@ func (c *conn) retire() {
 			return
 		}
 		in.live.Pop()
-		if in.mode == transferRead || x.dropped { // else it knows
+		// A peer that has written all of the data knows that the transfer is over.
+		if in.mode == transferRead || x.dropped {
 			in.doneDue, in.done, in.length = true, x.id, x.length
 		}
 	}
 }
 
-// withdrawn handles the peer's wish to have a transfer back: what has been asked
-// for comes, nothing more.
+// withdrawn handles the withdrawal of a transfer by RDMA Read. The data that was asked for
+// still arrives, and no more is asked for.
 func (c *conn) withdrawn(t *transferHeader) error {
 	in := &c.rx
 	if in.mode != transferRead {
@@ -246,7 +262,8 @@ func (c *conn) withdrawn(t *transferHeader) error {
 	return nil
 }
 
-// truncate ends a transfer with what has been asked for. If that is all it is too late.
+// truncate shortens a withdrawn transfer to the bytes that were asked for. If these are
+// all, the withdrawal has come too late and changes nothing.
 func (c *conn) truncate(x *recvTransfer, t *transferHeader) {
 	if x.asked == x.length {
 		return
@@ -261,10 +278,12 @@ func (c *conn) truncate(x *recvTransfer, t *transferHeader) {
 	c.readers.WakeAll()
 }
 
-// dropWithdrawn takes a transfer that was withdrawn as a whole off the unread queue: a peer
-// could fill memory with such while nobody reads. It stays if it tells of the end of
-// its message, if there is something behind it, or for a call that reads, which may
-// be at it and must not take the next one for it.
+// dropWithdrawn removes a transfer that was withdrawn as a whole from the unread queue.
+// Otherwise a peer could fill memory with such transfers while no call reads.
+//
+// The transfer stays if a segment follows it, or if it marks the end of its message. It
+// also stays while a call reads: the call may be at it, and must not take the next segment
+// for it.
 func (c *conn) dropWithdrawn(x *recvTransfer) {
 	if x.length > 0 || c.rx.reading > 0 || c.in.unread.Len() == 0 {
 		return
@@ -277,8 +296,7 @@ func (c *conn) dropWithdrawn(x *recvTransfer) {
 	}
 }
 
-// nextReceiverControl returns what the peer is to be told next of the transfers that
-// come in.
+// nextReceiverControl returns the next message to send about incoming transfers.
 func (c *conn) nextReceiverControl() transferHeader {
 	in := &c.rx
 	if in.doneDue {
@@ -289,8 +307,9 @@ func (c *conn) nextReceiverControl() transferHeader {
 	return transferHeader{Kind: transferGrant, ID: f.x.id, Addr: f.addr, Key: f.key, Length: uint32(len(f.b))}
 }
 
-// findWithdrawn returns the transfer that the peer gives up: the latest, and only one
-// that is alone. nil and no error means that it was over here before the peer knew.
+// findWithdrawn returns the transfer that the peer withdraws. Only the latest transfer can
+// be withdrawn, and only if no other is under way. A nil transfer without an error was over
+// here before the peer knew.
 func (c *conn) findWithdrawn(t *transferHeader) (*recvTransfer, error) {
 	live := &c.rx.live
 	switch {
@@ -302,7 +321,7 @@ func (c *conn) findWithdrawn(t *transferHeader) (*recvTransfer, error) {
 	return *live.At(0), nil
 }
 
-// readAhead asks for what is offered, into scratch.
+// readAhead fetches offered data into bounce buffers, as far as it may.
 func (c *conn) readAhead() {
 	for i := 0; i < c.rx.live.Len(); i++ {
 		x := *c.rx.live.At(i)
@@ -314,8 +333,8 @@ func (c *conn) readAhead() {
 	}
 }
 
-// askPiece asks for the next piece of x. Pieces that are shorter than a landing share it,
-// if they are of one transfer.
+// askPiece asks for the next bytes of x, into a bounce buffer, and reports whether it
+// could. Short fetches of the same transfer share a bounce buffer.
 func (c *conn) askPiece(x *recvTransfer) bool {
 	l := c.rx.filling
 	if l == nil {
@@ -342,11 +361,12 @@ func (c *conn) askPiece(x *recvTransfer) bool {
 	return true
 }
 
-// openPiece lets the peer write to f.b. What cannot be registered is made smaller,
-// or replaced by what this connection keeps.
+// openPiece lets the peer write to f.b, and reports whether it could. If the memory cannot
+// be registered, openPiece makes f.b shorter, or uses the reserved bounce buffer.
 func (c *conn) openPiece(f *fetch) bool {
 	mr, err := f.in.mr, error(nil)
-	at := f.in.used // of mr's bytes
+	// at is the offset of f.b in the memory of mr.
+	at := f.in.used
 	if mr == nil {
 		at = 0
 		mr, err = c.dom.Expose(c.lane.qp, f.b, peerWrites)
@@ -359,7 +379,8 @@ func (c *conn) openPiece(f *fetch) bool {
 	if err != nil {
 		c.rx.refused = err
 		if f.in == c.rx.filling {
-			c.rx.filling = nil // goes with its last piece
+			// The bounce buffer is given back with its last fetch.
+			c.rx.filling = nil
 			return false
 		}
 		c.putBounceBuffer(f.in)
@@ -374,12 +395,14 @@ func (c *conn) openPiece(f *fetch) bool {
 	return true
 }
 
-// getBounceBuffer returns memory for one piece. When there is no scratch, one buffer at a
-// time has to do. nil means neither.
+// getBounceBuffer returns memory for fetches, or nil if there is none. If there is no
+// chunk, the connection has one bounce buffer at a time: its reserved one, or else a
+// receive buffer.
 func (c *conn) getBounceBuffer() *bounceBuffer {
 	var s *regmem.Chunk
 	var err error
-	if c.rx.mode == transferWrite { // registered for each grant
+	// For RDMA Writes the chunk is registered anew for each memory grant.
+	if c.rx.mode == transferWrite {
 		s = c.dom.GetChunk(c.set.transferMemory)
 	} else {
 		s, err = c.dom.GetRegisteredChunk(c.set.transferMemory, c)
@@ -400,8 +423,8 @@ func (c *conn) getBounceBuffer() *bounceBuffer {
 	return &bounceBuffer{b: buf.B, lkey: buf.LKey, buf: buf}
 }
 
-// takeReserved returns the landing that this connection keeps, nil if it keeps none
-// or it is in use.
+// takeReserved returns the reserved bounce buffer, or nil. It returns nil also while any
+// other bounce buffer is in use.
 func (c *conn) takeReserved() *bounceBuffer {
 	if c.rx.bounceBuffers > 0 {
 		return nil
@@ -411,22 +434,23 @@ func (c *conn) takeReserved() *bounceBuffer {
 	return l
 }
 
-// putBounceBuffer takes back what landing has returned.
+// putBounceBuffer takes back what getBounceBuffer or takeReserved has returned.
 func (c *conn) putBounceBuffer(l *bounceBuffer) {
 	over := c.life.closed || c.life.over()
 	switch {
 	case l.stuck, l.chunk != nil && over && !l.chunk.Unregister():
-		// The device may still use it.
+		// The device may still use the memory, so it is never used again.
 	case l.buf != nil && !over && c.rx.hasReserved && c.rx.reserved == nil:
-		c.rx.reserved = l // there may be scratch next time
+		// The buffer stays reserved for the next time that there is no chunk.
+		c.rx.reserved = l
 	default:
 		l.release()
 	}
 }
 
-// reserveBounceBuffer gets the memory without which what the peer offers could not be read
-// when no more can be registered. What the peer is to write to is registered for
-// that beforehand: it holds nothing but what this peer has sent.
+// reserveBounceBuffer reserves a bounce buffer on devices that pin memory. Without it a
+// transfer could not be read when no more memory can be registered. For RDMA Writes the
+// buffer is registered for the peer in advance: it never holds data of another peer.
 func (c *conn) reserveBounceBuffer() error {
 	if c.rx.mode == transferNone || !regmem.PinsMemory(c.lane.id.Device()) {
 		return nil
@@ -446,6 +470,7 @@ func (c *conn) reserveBounceBuffer() error {
 	return nil
 }
 
+// releaseReserved releases the reserved bounce buffer, if it is not in use.
 func (c *conn) releaseReserved() {
 	if c.rx.reserved != nil {
 		c.rx.reserved.release()
@@ -453,7 +478,8 @@ func (c *conn) releaseReserved() {
 	}
 }
 
-// donePiece gives back the memory of a piece that has been read.
+// donePiece notes that the data of f was read or dropped. The last fetch in a bounce buffer
+// gives the bounce buffer back.
 func (c *conn) donePiece(f *fetch) {
 	if f.in.pieces--; f.in.pieces == 0 {
 		if c.rx.filling == f.in {
@@ -467,25 +493,25 @@ func (c *conn) donePiece(f *fetch) {
 	}
 }
 
-// discard ends a transfer that nobody will read. The peer is told that it was
-// taken.
+// discard ends a transfer that no call will read. The peer gets a done message as if all of
+// the data had been taken.
 func (c *conn) discard(x *recvTransfer) {
 	x.dropped = true
-	x.landed += x.length - x.asked // as if
+	// The bytes that were not asked for count as arrived.
+	x.landed += x.length - x.asked
 	x.asked = x.length
 	c.retire()
 }
 
-// dropPieces gives back the pieces that are there of a transfer that nobody will
-// read.
+// dropPieces drops the fetches of x that are over and that no call will read.
 func (c *conn) dropPieces(x *recvTransfer) {
 	for x.pieces.Len() > 0 && (*x.pieces.At(0)).over {
 		c.donePiece(x.pieces.Pop())
 	}
 }
 
-// releaseFetches gives back the memory of what will not arrive. The queue pair is
-// closed, and what was unread has been dropped.
+// releaseFetches gives back the memory of fetches that will not arrive. The queue pair is
+// closed, and the unread data was dropped.
 func (c *conn) releaseFetches() {
 	for c.rx.inFlight.Len() > 0 {
 		c.landed(c.rx.inFlight.Pop())

@@ -1,9 +1,14 @@
 package rdmanet
 
-// takeTransfer takes bytes of the transfer at the head of the unread queue. With
-// wait it waits until something has changed if there are none; message bounds it
-// to one message, and last says that this has ended. A return of 0 and no error
-// means to look again, or without wait that nothing is there.
+// This file has the calls that read take data of transfers. directread.go has Reads whose
+// memory the device fills, fetch.go fills bounce buffers, and recv.go has the calls.
+
+// takeTransfer takes bytes of the transfer at the head of the unread queue. If there are
+// none yet and wait is set, it waits until something has changed. With message set, it
+// takes bytes of one message at most. last reports whether a message has ended.
+//
+// A result of 0 without an error means that the caller has to look again. Without wait it
+// may also mean that there is nothing yet.
 func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err error) {
 	x := c.in.unread.At(0).transfer
 	switch {
@@ -18,7 +23,8 @@ func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 		if n, last, err := c.readDirect(p, message); n > 0 || err != nil || x.taken == x.length {
 			return n, last, err
 		}
-		c.rx.readsAhead = true // p cannot be registered, or nothing may be asked for now
+		// p cannot be registered, or nothing may be asked for now.
+		c.rx.readsAhead = true
 	}
 	c.readAhead()
 	if x.pieces.Len() > 0 || x.taken == x.length {
@@ -27,7 +33,7 @@ func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 	return 0, false, c.awaitPiece(x)
 }
 
-// awaitRead waits for something to happen and returns why a Read cannot go on.
+// awaitRead waits until something has changed, or returns why a Read cannot go on.
 func (c *conn) awaitRead() error {
 	if c.stopsReading() {
 		return c.stopReadErr()
@@ -36,8 +42,8 @@ func (c *conn) awaitRead() error {
 	return nil
 }
 
-// takeFetch takes the next piece, in scratch, of the transfer at the head of the
-// unread queue. nil and no error means to look again.
+// takeFetch takes the next fetch in a bounce buffer of the transfer at the head of the
+// unread queue. The result is nil without an error if the caller has to look again.
 func (c *conn) takeFetch() (*fetch, error) {
 	x := c.in.unread.At(0).transfer
 	c.rx.readsAhead = true
@@ -62,8 +68,8 @@ func (c *conn) takeFetch() (*fetch, error) {
 	return f, nil
 }
 
-// awaitPiece waits until a piece of x can be asked for, or returns why there is no
-// memory for one. What was asked for and did not come ends the connection soon.
+// awaitPiece waits until a fetch of x can be asked for or has arrived, or returns why there
+// is no memory for one. A fetch that fails ends the connection, which ends the wait.
 func (c *conn) awaitPiece(x *recvTransfer) error {
 	if c.rx.bounceBuffers > 0 || x.asked == x.length || !c.canAsk() {
 		return c.awaitRead()
@@ -71,16 +77,17 @@ func (c *conn) awaitPiece(x *recvTransfer) error {
 	return c.rx.refused
 }
 
-// noPiece handles a piece at the head that did not come.
+// noPiece handles a fetch at the head of x that has brought no data.
 func (c *conn) noPiece(x *recvTransfer) error {
 	if c.life.over() {
 		return c.stopReadErr()
 	}
-	c.donePiece(x.pieces.Pop()) // it was withdrawn
+	// The transfer was withdrawn.
+	c.donePiece(x.pieces.Pop())
 	return nil
 }
 
-// takePiece copies from the oldest piece of the transfer at the head.
+// takePiece copies from the oldest fetch of the transfer at the head of the unread queue.
 func (c *conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
 	x := c.in.unread.At(0).transfer
 	f := *x.pieces.At(0)
@@ -94,7 +101,8 @@ func (c *conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
 		return 0, false, c.noPiece(x)
 	}
 	data := f.b[f.taken:f.got]
-	c.unlocked(func() { n = copy(p, data) }) // only the reader, who holds readMu, takes from the queue
+	// Only the reader, which holds readMu, removes from the queue, so the copy needs no mu.
+	c.unlocked(func() { n = copy(p, data) })
 	c.stats.BytesCopied += uint64(n)
 	f.taken += n
 	x.taken += n

@@ -6,19 +6,23 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// drop gives a buffer back that was posted and will not be again.
+// This file posts receives and takes their buffers back. credit.go decides how many
+// receives are posted, and delivery.go handles what arrives in them.
+
+// drop releases the buffer of a completed receive, which is not posted again.
 func (c *conn) drop(buf *regmem.Buffer) {
 	c.credits.posted--
 	buf.Release()
 }
 
-// reuse posts a buffer again, or gives it back when the window is full.
+// reuse posts a buffer again, or releases it if enough receives are posted.
 func (c *conn) reuse(buf *regmem.Buffer) {
 	if !c.life.posts() || c.credits.room(c.in.held, c.send.wantsCredit) == 0 {
 		buf.Release()
 		return
 	}
-	if buf.Pool() != c.pool { // posted before the size was agreed on
+	// The buffer was posted before the size of receives was agreed on.
+	if buf.Pool() != c.pool {
 		if fit, err := c.pool.Get(); err == nil {
 			buf.Release()
 			buf = fit
@@ -27,12 +31,13 @@ func (c *conn) reuse(buf *regmem.Buffer) {
 		buf = c.pool.Older(buf)
 	}
 	if c.idle.trimmed && c.stats.moved() == c.idle.moved && c.pool.Drops() {
-		dropPosted(buf.B) // a message without payload leaves nothing to read
+		// The connection is idle: a message without payload leaves nothing to read.
+		dropPosted(buf.B)
 	}
 	c.postRecv(buf)
 }
 
-// postRecv posts one receive.
+// postRecv posts one receive. An error ends the connection.
 func (c *conn) postRecv(buf *regmem.Buffer) {
 	c.in.sge[0] = buf.SGE(int(c.agreed.maxReceive))
 	c.in.wr[0].SGL = c.in.sge[:]
@@ -48,15 +53,16 @@ func (c *conn) postRecv(buf *regmem.Buffer) {
 		c.signalWritable()
 	}
 	if c.send.wantsCredit && c.credits.spendable() > 0 {
-		// A writer with one credit left has a grant to send it with now. The
-		// peer may be in the same place: neither would hear of the other.
+		// A writer with one credit left can send now, because it has a grant to send along.
+		// The peer may be in the same state, so that nothing else would wake the writer.
 		c.writers.WakeAll()
-		c.wait.Interrupt() // it may be the leader, whoever else waits
+		// The writer may be the leader, which Wake does not reach.
+		c.wait.Interrupt()
 	}
 }
 
-// replenish posts receives up to the window. On a queue pair that has failed they
-// would come back at once, again and again until the event tells why.
+// replenish posts receives up to the window. After a failure of the queue pair it posts
+// none: they would complete with an error at once, again and again.
 func (c *conn) replenish() {
 	for c.life.posts() && c.credits.room(c.in.held, c.send.wantsCredit) > 0 {
 		buf, err := c.pool.Get()
@@ -67,16 +73,17 @@ func (c *conn) replenish() {
 			if c.in.posted.Len()+c.in.held == 0 {
 				c.fail(err)
 			}
-			return // fewer will do
+			// Fewer receives are enough to go on.
+			return
 		}
 		c.idle.pagesTouched = c.idle.pagesTouched || buf.Stale
 		c.postRecv(buf)
 	}
 }
 
-// evict moves the latest payload that waits for the reader into ordinary memory, and
-// returns the buffer that it came in: nil if there is none to be had. The first one
-// stays, which the reader may be at.
+// evict moves the latest payload in the unread queue to ordinary memory, and returns the
+// buffer that it was in, or nil. The head of the queue stays where it is, because a reader
+// may be copying from it.
 func (c *conn) evict() *regmem.Buffer {
 	for i := c.in.unread.Len() - 1; i > 0; i-- {
 		if s := c.in.unread.At(i); s.buf != nil {

@@ -1,9 +1,14 @@
 package rdmanet
 
-// consumed takes the head of the unread queue off after its last byte was read.
+// This file removes segments from the unread queue and gives back what they hold.
+// delivery.go adds the segments, and recv.go has the calls that read them.
+
+// consumed removes the head of the unread queue, after its last byte was read or to drop
+// it.
 func (c *conn) consumed() { c.done(c.in.unread.Pop()) }
 
-// done gives back what a segment held.
+// done gives back the memory of a segment that was removed from the unread queue, and the
+// credit that the segment has used.
 func (c *conn) done(s segment) {
 	if s.transfer != nil {
 		if s.transfer.taken < s.transfer.length {
@@ -18,26 +23,28 @@ func (c *conn) done(s segment) {
 	}
 	c.in.held--
 	c.credits.oweGrant(s.flags&NoResponse != 0)
-	if s.buf == nil { // evicted
+	// The payload was moved to ordinary memory, and its buffer was posted again (evict).
+	if s.buf == nil {
 		c.replenish()
 	} else {
 		c.reuse(s.buf)
 	}
 }
 
-// dropUnread throws away what nobody will read.
+// dropUnread removes all segments, which no call will read.
 func (c *conn) dropUnread() {
 	for c.in.unread.Len() > 0 {
 		c.consumed()
 	}
 }
 
-// doneReading notes that a call that read has ended; what it has left is neglected
-// if no other comes.
+// doneReading notes that a call that reads has ended. If no other call follows, the rest of
+// an offer is prefetched.
 func (c *conn) doneReading() {
 	c.rx.reading--
 	if c.life.closed {
-		c.dropUnread() // Close leaves it to the call that reads
+		// Close leaves this to the calls that read.
+		c.dropUnread()
 	}
 	if n := c.rx.live.Len(); c.rx.reading == 0 && n > 0 && !c.life.closed {
 		if x := *c.rx.live.At(n - 1); x.asked < x.length {
@@ -46,8 +53,8 @@ func (c *conn) doneReading() {
 	}
 }
 
-// popFinished takes transfers that have been read off the queue and reports whether
-// a message has ended.
+// popFinished removes the transfers at the head of the unread queue that were read as a
+// whole, and reports whether a message has ended.
 func (c *conn) popFinished() (last bool) {
 	for c.in.unread.Len() > 0 {
 		s := c.in.unread.At(0)

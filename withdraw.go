@@ -6,19 +6,23 @@ import (
 	"time"
 )
 
-// withdrawWithin is how long a call that has to give up a transfer waits, while nothing
-// is heard of the peer, for it to let go of the memory, and withdrawTimes how many times
-// as long in any case. After that the connection is broken: the memory is the caller's
-// again, and the peer may be in the middle of reading it.
+// This file bounds how long a call that has to end waits until the peer lets go of the
+// call's memory. write_transfer.go has such waits of Write (giveUp), and directread.go
+// those of Read (readDirect).
+
+// withdrawWithin is how long a call that has to end waits for its memory while nothing
+// arrives from the peer. After that the connection is broken: the memory becomes the
+// caller's again, and the peer may still use it.
 var withdrawWithin = 5 * time.Second
 
+// withdrawTimes bounds the whole wait of a call that has to end, as a multiple of
+// withdrawWithin.
 const withdrawTimes = 12
 
-// closedShare is the part of withdrawWithin that such a call waits after Close: nobody
-// will use the connection any more.
+// closedShare divides withdrawWithin after Close: no call will use the connection any more.
 const closedShare = 5
 
-// withdrawPatience is how long a call that has a reason to end waits for a silent peer.
+// withdrawPatience returns how long a call that has to end waits for a silent peer.
 func (c *conn) withdrawPatience() time.Duration {
 	if c.life.closed {
 		return withdrawWithin / closedShare
@@ -28,9 +32,9 @@ func (c *conn) withdrawPatience() time.Duration {
 
 var errTransferHeld = &resetError{syscall.ETIMEDOUT, errors.New("the peer does not let go of a transfer")}
 
-// remainingPatience returns how much longer a call that has a reason to end since then waits for
-// the peer to let go of its memory, unless something more is heard. Not more than 0 is
-// no longer.
+// remainingPatience returns how much longer a call waits that has had to end since the
+// given time. The wait grows with each message of the peer and each RDMA Write that
+// completes. A result of 0 or less means that the wait is over.
 func (c *conn) remainingPatience(since time.Time) time.Duration {
 	whole := withdrawTimes*withdrawWithin - time.Since(since)
 	for _, t := range []time.Time{c.live.lastReceived, c.tx.wrote} {

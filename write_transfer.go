@@ -8,7 +8,17 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// large reports whether a Write or WriteMsg of p is to be a transfer.
+// This file sends data by transfers; send.go sends it by segments.
+//
+//  1. large decides which Writes go by transfers, and writeChunk does so for ReadFrom.
+//  2. openMemory registers the data.
+//  3. offer sends an offer or a request.
+//  4. awaitTransfer waits until the transfer is over. A call that has to end earlier
+//     withdraws it (giveUp).
+//
+// transfer_send.go has the state, and transfer_progress.go handles the peer's answers.
+
+// large reports whether a Write or WriteMsg of p goes by a transfer.
 func (c *conn) large(p []byte, message bool) bool {
 	switch {
 	case c.tx.mode == transferNone:
@@ -19,11 +29,13 @@ func (c *conn) large(p []byte, message bool) bool {
 	return len(p) >= c.set.ofBuffer && regmem.Find(p) != nil
 }
 
-// writeLarge sends p by transfers. The caller has the turn, and does not hold mu.
+// writeLarge sends p by transfers. The caller has acquired the send queue, and does not
+// hold mu.
 func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
-	initial, open := 0, c.queue.partial // only who has the turn changes that
+	// Only the send that has the queue changes partial, so mu is not needed.
+	initial, open := 0, c.queue.partial
 	if regmem.Find(p) == nil {
-		// What is copied anyway goes along, and can be read at once.
+		// The beginning of data outside a Buffer goes as payload, and can be read at once.
 		initial = min(int(c.agreed.maxSend)-transferOffset, len(p)-1)
 	}
 	for len(p) > 0 {
@@ -52,8 +64,8 @@ func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
 	return n, nil
 }
 
-// transferChunk is copyMuch by way of a chunk, which it gives back in the end: while the
-// peer fetches from one, r fills the next.
+// transferChunk is copyMuch with a chunk, which it releases in the end. While the peer
+// fetches from one chunk, r fills the next.
 func (c *conn) transferChunk(s *regmem.Chunk, r io.Reader) (written int64, more bool, err error) {
 	n, err := s.Fill(r)
 	w, werr := c.writeChunk(s, n)
@@ -63,8 +75,8 @@ func (c *conn) transferChunk(s *regmem.Chunk, r io.Reader) (written int64, more 
 	return int64(w), n == regmem.ChunkSize, err
 }
 
-// writeCopied sends p by segments: who reads into p goes on when the device has it, not
-// when the peer has.
+// writeCopied sends p by segments. It returns when the device has taken p, and does not
+// wait for the peer.
 func (c *conn) writeCopied(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -78,7 +90,8 @@ func (c *conn) writeCopied(p []byte) (int, error) {
 	return c.writeSegments(p, sendOptions{})
 }
 
-// writeChunk sends the first n bytes of s, which is given back in the end.
+// writeChunk sends the first n bytes of s, by a transfer if they are enough for one. s is
+// released when its data is no longer needed.
 func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -104,7 +117,7 @@ func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 	return n, nil
 }
 
-// openMemory registers what is to be sent.
+// openMemory registers the data of o. The caller does not hold mu.
 func (c *conn) openMemory(o *sendTransfer) (err error) {
 	if c.tx.mode == transferRead {
 		o.open, err = c.dom.Expose(c.lane.qp, o.p, ibv.AccessRemoteRead)
@@ -119,14 +132,14 @@ func (c *conn) openMemory(o *sendTransfer) (err error) {
 	return err
 }
 
-// openChunk is openMemory for who holds mu.
+// openChunk is openMemory for a caller that holds mu.
 func (c *conn) openChunk(o *sendTransfer) (err error) {
 	c.unlocked(func() { err = c.openMemory(o) })
 	return err
 }
 
-// writeCopying sends p where its memory cannot be registered. begun says that it
-// is the rest of a message that began with a transfer.
+// writeCopying sends p without a transfer, because the memory of p cannot be registered.
+// begun is set if p is the rest of a message that began with a transfer.
 func (c *conn) writeCopying(p []byte, begun bool, m sendOptions) (n int, err error) {
 	if !m.message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
 		c.mu.Lock()
@@ -144,25 +157,30 @@ func (c *conn) writeCopying(p []byte, begun bool, m sendOptions) (n int, err err
 	return n, nil
 }
 
-// truncateMessage notes that a message has begun and will not end.
+// truncateMessage notes, if cut is set, that a message has begun and will not end.
 func (c *conn) truncateMessage(cut bool) {
 	c.mu.Lock()
 	c.send.truncated = c.send.truncated || cut
 	c.unlock()
 }
 
-// reopen says that the message that was withdrawn as a whole has never been, and
-// whether one was open before it.
+// reopen undoes the beginning of a message that was withdrawn as a whole. open is the value
+// of queue.partial before it.
 func (c *conn) reopen(open bool) {
 	c.mu.Lock()
 	c.queue.partial, c.send.midMessage = open, false
 	c.unlock()
 }
 
-// offer tells the peer of o, alone if a call waits for it, which may have to
-// withdraw it, with the bytes in front of it; left bytes of what is sent follow
-// later. o is nil where those bytes are all. It reports whether o is under way: with
-// an error as well if the device has refused what was to tell the peer.
+// offer sends an offer or a request for o, with initial as payload in front of the data.
+// left is how many bytes of the data that the program has passed follow later. A nil o
+// means that initial is all.
+//
+// A transfer that a call waits for begins only when no other is under way, because the call
+// may have to withdraw it.
+//
+// offer reports whether o is under way. It is under way with an error too, if the device
+// has refused the message.
 func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (bool, error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -221,9 +239,9 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 	return true, c.post(sendBatch{p: initial, segs: 1, all: all, bufs: bufs, head: &t})
 }
 
-// awaitTransfer waits until o is over, or gives it up, and returns how much of it was
-// moved. On a connection that is dead what came before its end may still be heard
-// afterwards.
+// awaitTransfer waits until o is over, or withdraws it, and returns how many bytes were
+// moved. A transfer that is over as a whole counts as sent, even if the connection has
+// ended.
 func (c *conn) awaitTransfer(o *sendTransfer) (moved int, _ error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -240,8 +258,8 @@ func (c *conn) awaitTransfer(o *sendTransfer) (moved int, _ error) {
 	return o.moved, nil
 }
 
-// giveUp ends o early: when it returns the peer has let go of the memory, or
-// the connection is dead.
+// giveUp withdraws o. When it returns, the peer has let go of the memory or the connection
+// is over.
 func (c *conn) giveUp(o *sendTransfer) {
 	if c.life.over() {
 		return
@@ -265,7 +283,8 @@ func (c *conn) giveUp(o *sendTransfer) {
 	defer late.Stop()
 	for hurried := c.life.closed; !o.over && !c.life.over(); {
 		if c.life.closed && c.set.linger < 0 {
-			c.fail(errPeerClosed) // this connection does not linger
+			// The connection does not linger.
+			c.fail(errPeerClosed)
 			break
 		}
 		if c.life.closed && !hurried {
