@@ -5,22 +5,33 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// sendBatch is what one batch sends: the segments of one message.
-type sendBatch struct {
-	p     []byte
-	segs  int             // segments that p makes
-	rest  int             // bytes of the message that follow later
-	all   uint16          // flags for each segment
-	flags uint16          // further flags for the last segment
-	token uint32          // the key that the first segment invalidates, if not 0
-	bufs  regmem.Buffers  // for the segments that do not go inline
-	head  *transferHeader // for the only segment
-	grant *grant          // answered by an RDMA Write in front of the message
+// This file builds work requests and queues them in the lane: segments, messages without
+// payload, and the RDMA operations that probe the peer's device. send.go and control.go
+// decide what to send, fetch.go builds the RDMA Reads of transfers, and lane.go posts what
+// is queued.
 
-	control bool // nothing in it is the program's
+// sendBatch is what one batch sends: the segments of one message, or messages without
+// payload.
+type sendBatch struct {
+	p []byte // p is the payload.
+
+	// segs is how many segments, or messages without payload, the batch has.
+	segs int
+
+	rest  int             // rest is how many bytes of the message follow later.
+	all   uint16          // all has the flags of each segment.
+	flags uint16          // flags has further flags of the last segment.
+	token uint32          // token is the key that the first segment invalidates, or 0.
+	bufs  regmem.Buffers  // bufs are for the segments that do not go inline.
+	head  *transferHeader // head is the transfer header of the only segment, or nil.
+
+	// grant is answered by an RDMA Write in front of the message, or is nil.
+	grant *grant
+
+	control bool // control is set if nothing in the batch is the program's.
 }
 
-// queueBatch queues a batch for the device, as the segments of one message.
+// queueBatch builds the work requests of a batch and queues them.
 func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
 	l := &c.lane
 	if c.life.over() {
@@ -82,7 +93,7 @@ func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
 	return b, nil
 }
 
-// answerGrant adds the RDMA Write that goes in front of a message.
+// answerGrant adds the RDMA Write that answers a memory grant.
 func (c *conn) answerGrant(b *postBatch, g *grant) {
 	l := &c.lane
 	wr := b.next()
@@ -93,9 +104,11 @@ func (c *conn) answerGrant(b *postBatch, g *grant) {
 	g.o.writing++
 	c.tx.writing++
 	c.stats.Signaled++
-	c.wait.Interrupt() // the leader may sleep for receives only
+	// The leader may wait for receives only.
+	c.wait.Interrupt()
 }
 
+// countSent counts a Send with n bytes of payload.
 func (s *Stats) countSent(n int) {
 	if n == 0 {
 		s.EmptySent++
@@ -105,10 +118,10 @@ func (s *Stats) countSent(n int) {
 	s.BytesSent += uint64(n)
 }
 
-// sendBuffers returns the registered buffers for segs segments with size bytes,
-// one for each that is too long to go inline. Where there are not enough it
-// makes do with fewer segments: none when the connection's own buffer is in
-// use, which the completion of a send brings back.
+// sendBuffers returns the registered buffers for segs segments with size bytes, one for
+// each that is too long to go inline. If there are not enough, it returns fewer segments
+// and their bytes. It returns no segments while the connection's own buffer is in use,
+// which the completion of a send brings back.
 func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs regmem.Buffers) {
 	full := segmentData(size, int(c.agreed.maxSend))
 	if headerLen(full)+full <= c.lane.inline {
@@ -128,8 +141,8 @@ func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs regmem.Buffers) {
 	return segs, size, bufs
 }
 
-// transferBuffers is sendBuffers for one message with a transfer header in front
-// of n bytes: it returns 0 where there is no buffer for it.
+// transferBuffers is sendBuffers for one message with a transfer header and n bytes of
+// payload. It returns 0 segments if there is no buffer.
 func (c *conn) transferBuffers(n int) (segs int, bufs regmem.Buffers) {
 	if transferOffset+n <= c.lane.inline {
 		return 1, bufs
@@ -141,7 +154,7 @@ func (c *conn) transferBuffers(n int) (segs int, bufs regmem.Buffers) {
 	return segs, bufs
 }
 
-// headerLen is the length of the header before n bytes of payload.
+// headerLen returns the length of the header in front of n bytes of payload.
 func headerLen(n int) int {
 	if n == 0 {
 		return dataHeaderLen
@@ -149,7 +162,7 @@ func headerLen(n int) int {
 	return dataOffset
 }
 
-// stage copies a send that is too long to go inline into a registered buffer.
+// stage copies what wr sends into a registered buffer, because it is too long to go inline.
 func (c *conn) stage(wr *ibv.SendWR, buf *regmem.Buffer) {
 	n := 0
 	for _, e := range wr.SGL {
@@ -160,9 +173,9 @@ func (c *conn) stage(wr *ibv.SendWR, buf *regmem.Buffer) {
 	wr.Flags &^= ibv.SendInline
 }
 
-// answerFlags are the flags of a message that takes the place of the answer
-// and the probe that are due. The answer does not ask back: two peers would
-// never stop.
+// answerFlags returns the flags of a message that is sent in place of the answer and the
+// probe that are due. An answer does not ask for another answer: two peers would never
+// stop.
 func (c *conn) answerFlags() uint16 {
 	s := &c.send
 	s.responseDue = false
@@ -174,8 +187,8 @@ func (c *conn) answerFlags() uint16 {
 	return flagResponseRequested
 }
 
-// requested is what we tell the peer of how many credits we want: few when
-// there is nothing to send, see keepalive.go.
+// requested returns the CreditsRequested of the next message. An idle connection asks for
+// few credits, see keepalive.go.
 func (c *conn) requested() uint16 {
 	if c.send.idle {
 		return uint16(c.set.initial)
@@ -183,13 +196,14 @@ func (c *conn) requested() uint16 {
 	return uint16(c.set.target)
 }
 
-// midMessage reports whether a message of ours is unfinished. To a peer that
-// follows the letter of [MS-SMBD] 3.1.5.8 nothing may come between its segments.
+// midMessage reports whether a message is unfinished that nothing may interrupt. A peer
+// that follows [MS-SMBD] 3.1.5.8 to the letter accepts nothing between its segments.
+// rdmanet peers accept messages without payload there.
 func (c *conn) midMessage() bool { return c.send.midMessage && !c.peer.rdmanet }
 
-// emptyBuffers is sendBuffers for messages without payload, or with a transfer
-// header only. When it has none, the completion that brings one back will be heard
-// of.
+// emptyBuffers returns the buffers for n messages without payload, or with head set for one
+// message with a transfer header. If it has none, the next completion of a send is handled
+// soon, as it may bring a buffer back.
 func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs regmem.Buffers) {
 	if head {
 		segs, bufs = c.transferBuffers(0)
@@ -214,8 +228,8 @@ func (c *conn) queueEmpty(n int) bool {
 	return err == nil
 }
 
-// queueFIN ends the stream if that can be done now, and reports whether it could. FIN has a
-// credit of its own.
+// queueFIN queues FIN if that is possible now, and reports whether it did. FIN has a credit
+// of its own.
 func (c *conn) queueFIN() bool {
 	if c.credits.have == 0 || !c.hasSlots(1) {
 		return false
@@ -230,8 +244,9 @@ func (c *conn) queueFIN() bool {
 	return err == nil
 }
 
-// queueEmptyWrite has the device find out whether the peer's is there: an RDMA Write of no
-// bytes needs neither a credit nor a key.
+// queueEmptyWrite queues an RDMA Write of no bytes, if the queue pair's send queue has
+// room. The Write needs neither a credit nor a key. It shows whether the peer's device is
+// there, and its completion stands for all sends before it.
 func (c *conn) queueEmptyWrite() {
 	if c.freeSlots() == 0 || c.life.over() {
 		return
@@ -244,9 +259,9 @@ func (c *conn) queueEmptyWrite() {
 	c.stats.Signaled++
 }
 
-// queueBarrier has the peer's device say that it has got everything: an RDMA Read of no
-// bytes, or of the peer's probe target, needs no credit and is answered behind what was sent
-// before. It reports whether one is under way, of which there is one at most.
+// queueBarrier queues an RDMA Read, of no bytes or of the peer's probe target, unless one
+// is under way. Its completion shows that the peer's device has got everything that was
+// sent before. It needs no credit. queueBarrier reports whether such a Read is under way.
 func (c *conn) queueBarrier() bool {
 	if c.send.barrier {
 		return true
@@ -265,7 +280,7 @@ func (c *conn) queueBarrier() bool {
 	return true
 }
 
-// canSend reports whether one more message, empty or not, may be posted now.
+// canSend reports whether a message without payload may be sent now.
 func (c *conn) canSend() bool {
 	return c.credits.maySendControl() && c.freeSlots() > 0
 }

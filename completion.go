@@ -7,14 +7,15 @@ import (
 	"github.com/rdmanet/rdmanet/internal/cqwait"
 )
 
-// Completions of the connection's queue pair. Package cqwait decides which goroutine waits
-// for them; that goroutine handles whatever has arrived, for all, and wakes those that it
-// concerns: readers wait in Conn.readers, everything else in Conn.writers.
+// This file handles completions of the connection's queue pair. Package cqwait decides
+// which goroutine waits for them. That goroutine handles whatever has arrived, for all
+// goroutines, and wakes those that it concerns: readers wait in conn.readers, all others in
+// conn.writers. delivery.go has the completions of receives.
 
-// completions is a connection as package cqwait sees it.
+// completions implements cqwait.Owner for a connection.
 type completions conn
 
-// startWaiting readies the wait for completions, and the timer, of a new connection.
+// startWaiting prepares a new connection to wait for completions, and its timer.
 func (c *conn) startWaiting(attr *ibv.DeviceAttr) {
 	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: c.lane.cq, Lock: (*locker)(c), Groups: []*cqwait.Group{&c.readers, &c.writers},
 		BusyPoll: c.set.busyPoll, Polls: !attr.Caps.Has(ibv.CapWaitReceives), Background: cqwait.WhenVacant})
@@ -36,29 +37,31 @@ func (o *completions) Stopped(answer bool) bool {
 	return o.life.over() || o.life.closed || o.readDue.Expired() || o.writeDue.Expired()
 }
 
-// Silent reports false on a broken connection while memory is to be had back from the
-// device, and after a disconnect until the peer's end has come.
+// Silent reports whether no event is to be expected any more. A broken connection still
+// expects some while the device uses memory, and a disconnected one until the peer has
+// ended its direction.
 func (o *completions) Silent() bool {
 	return o.life.over() && !o.conn().moving() && !o.life.draining()
 }
 
-// Solicited reports whether a leader may sleep for receives only. A peer that is rdmanet
-// marks its messages as solicited. Completions of this side's sends then wake nobody, but
-// those of transfers must. Soft-RoCE does not wake for a send that failed either; keep-alive
-// finds it, so there must be one.
+// Solicited reports whether a leader may sleep until a solicited message arrives. A peer
+// that is rdmanet marks its messages as solicited. Completions of sends then wake no
+// goroutine, but RDMA operations of transfers need it. Soft-RoCE does not wake for a send
+// that failed, so keep-alive must be on to find that.
 func (o *completions) Solicited() bool {
 	return o.peer.rdmanet && o.set.keepAlive > 0 && !o.wantsSendCompletion && !o.conn().moving()
 }
 
-// Background reports true on a broken connection too, while the device may still use memory.
+// Background reports whether a leader in the background is of use. It is, too, on a broken
+// connection while the device may still use memory.
 func (o *completions) Background() bool {
 	return !o.life.closed && (!o.life.over() || o.conn().moving() && !o.wait.HasFailed())
 }
 
-// poll handles the completions that are there and returns how many, one more when it
-// finds the end of the connection. The caller holds mu.
+// poll handles the completions that have arrived and returns how many these are. One more
+// counts if poll finds the end of the connection. The caller holds mu.
 func (c *conn) poll() int {
-	// The event is looked at first: what it ends was completed before it.
+	// The event is loaded first: everything that completed before it is handled before it.
 	event := c.event.Load()
 	total := 0
 	for {
@@ -87,7 +90,8 @@ func (c *conn) poll() int {
 		total++
 	}
 	if c.life.over() {
-		c.credits.charge.Lower(c.in.held) // its receives come back, and no more will be posted
+		// The posted receives come back, and none are posted again.
+		c.credits.charge.Lower(c.in.held)
 	}
 	if total > 0 {
 		c.replenish()
@@ -110,9 +114,9 @@ func (c *conn) complete(wc *ibv.WC) {
 	}
 }
 
-// notify hears from the device that the connection is over. It comes from the
-// device's goroutines and takes no lock. A port that is down may come back while
-// the device still tries; if it does not, the completions tell.
+// notify receives the device's events: the connection has ended, or its port is down. It is
+// called by the device's goroutines and takes no lock. A port that is down may come back
+// while the device retries. If it does not, a completion fails.
 func (c *conn) notify(e ibv.Event) {
 	if e.Kind == ibv.EventPortError {
 		c.set.log.Debug("rdmanet: port went down", "device", c.lane.id.Device().Name(), "port", c.lane.id.Port(), "local", c.local, "remote", c.remote)
@@ -122,7 +126,7 @@ func (c *conn) notify(e ibv.Event) {
 	c.lane.cq.Interrupt()
 }
 
-// sent handles the completion of a work request of the send queue.
+// sent handles the completion of a work request of the queue pair's send queue.
 func (c *conn) sent(wc *ibv.WC) {
 	s, ok, op := &c.send, wc.Status == ibv.WCSuccess, ibv.WCSend
 	switch wc.ID {
@@ -134,7 +138,8 @@ func (c *conn) sent(wc *ibv.WC) {
 		if ok {
 			c.live.probing = false
 			if c.live.lastReceived.Before(c.live.probedAt) {
-				c.live.lastReceived = c.live.probedAt // nobody has waited for the answer: it may be old
+				// The answer may be old, because its completion has woken no goroutine.
+				c.live.lastReceived = c.live.probedAt
 			}
 		}
 	default:
@@ -162,17 +167,17 @@ func (c *conn) sent(wc *ibv.WC) {
 	}
 }
 
-// lost reports whether the device did not carry out a send with something of the
-// program's. A failed send is noticed even if no completion of its own tells of it, and all
-// sends behind it fail too.
+// sendsLost reports whether the device did not carry out a send with data of the program's.
+// All sends behind a failed one fail too, so a failed send counts even without a completion
+// of its own.
 func (c *conn) sendsLost() bool {
 	return c.lane.failed != 0 && c.lane.failed <= c.send.data
 }
 
-// postFailed ends the connection because the device has refused a work request.
+// postFailed implements [laneOwner]: the device has refused a work request.
 func (c *conn) postFailed(err error) { c.fail(err) }
 
-// requestCanceled notes that a work request was not posted.
+// requestCanceled implements [laneOwner]: a work request was not posted.
 func (c *conn) requestCanceled(id uint64, t *sendTransfer) {
 	switch {
 	case id == fetchID:

@@ -4,29 +4,36 @@ import (
 	"time"
 )
 
-// Messages without payload: grants of credits, answers, what the peer is told of transfers,
-// and FIN. What is due is made when mu is let go of and nothing else is queued (flush), so
-// nobody has to see to it that it is sent.
+// This file sends messages without payload that have become due: grants, answers, probes,
+// and messages about transfers. When a goroutine lets go of mu and nothing else is queued,
+// lane.flush calls queueDue. So a function that makes something due does not have to send
+// it. batch.go builds the messages, and credit.go decides when a grant is due.
 
-// queueDue is queueControl for what has become due when nothing else is queued.
+// queueDue implements [laneOwner]. It is queueControl for when nothing else is queued.
 func (c *conn) queueDue() bool { return c.queueControl(c.wait.Sleeping()) }
 
-// queueControl queues a message without payload that is due, and reports whether it did:
-// grants that nothing else would carry, the answer that the peer has asked for, this side's
-// probe, and what the peer is to be told of transfers. idle says that nothing else is about
-// to be sent, as far as one can tell.
+// queueControl queues a message without payload if one is due, and reports whether it did.
+// It may carry a grant that no other message would carry, the answer that the peer has
+// asked for, or this side's probe. Otherwise it is about a transfer. idle is set if no
+// other message seems about to be sent.
 func (c *conn) queueControl(idle bool) bool {
 	switch {
 	case c.credits.toGrant() == 0 && !c.send.responseDue && !c.send.probeDue && !c.rx.hasControl() && !c.tx.hasControl():
-		return false // as mostly
+		// Nothing is due, as in most calls.
+		return false
 	case !idle && c.lane.seq == 0:
-		return false // the first message of the program takes the first grant along
+		// The program's first message carries the first grant.
+		return false
 	}
-	transfer := c.rx.hasControl() || c.tx.hasControl() && c.hasSlots(2) // one may be for a Write
+	// An RDMA Write may go in front of the message, and takes up room as well.
+	transfer := c.rx.hasControl() || c.tx.hasControl() && c.hasSlots(2)
 	if c.send.wantsCredit && !c.send.responseDue && !c.send.probeDue && !transfer && c.credits.spendable() > 0 {
-		return false // the writer that waits takes the grant along; it would need this credit
+		// The writer that waits for a credit carries the grant, and needs the credit that
+		// this message would use.
+		return false
 	}
-	busy := c.in.held > 0 && !c.in.discarding && c.in.copyBreakBytes == 0 // else receives come free without the reader
+	// busy is set if receives become free only when the reader goes on.
+	busy := c.in.held > 0 && !c.in.discarding && c.in.copyBreakBytes == 0
 	grant := c.credits.grantDue(c.in.held, busy, idle)
 	due := c.send.responseDue || c.send.probeDue || grant || transfer
 	if !due || c.midMessage() || !c.credits.maySendControl() || !c.hasSlots(1) {
@@ -41,7 +48,8 @@ func (c *conn) queueControl(idle bool) bool {
 	return c.queueEmpty(1)
 }
 
-// queueTransferControl queues what the peer is to be told next of transfers.
+// queueTransferControl queues the next message about a transfer, and reports whether it
+// did.
 func (c *conn) queueTransferControl() bool {
 	n, bufs := c.emptyBuffers(1, true)
 	if n == 0 {

@@ -7,45 +7,55 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// What time does to a connection, with one timer.
+// This file has what a connection does after some time without events. Each connection has
+// one timer, which calls tick. liveness.go has the state, and probe.go the memory for
+// probes.
 //
-// Keep-alive, [MS-SMBD] 3.1.5.9 and its timers: when nothing has come from the
-// peer for KeepAlive, it is asked for a message; if none comes either, the
-// connection is broken. That question and its answer need a credit each, which
-// are not to be had while a program does not read what the other end writes, for
-// as long as it likes. Then an RDMA Read (queueBarrier) asks the peer's device, which
-// answers whatever the program does. Where the connection allows no Reads, or the
-// peer's device is known to fail at empty ones and there is no pulse, it is a Write,
-// which must complete. Over iWARP that says only that TCP has taken it: whether
-// anybody acknowledges it is up to TCP.
+// Keep-alive, [MS-SMBD] 3.1.5.9: if nothing has arrived from the peer for KeepAlive, this
+// side asks the peer for a message (sendProbe). If nothing arrives then either, the
+// connection is broken.
 //
-// A sender whose data goes one way may hear nothing for long: an RDMA Read is served by
-// its device, and the grants for segments come when a good part of a window has been
-// used up. Its own probe queues behind the data, and the answer may come too late. So
-// an end that receives data and sends nothing says something every confirmEvery (confirm).
+// The question and the answer need a credit each. There may be none while a program does
+// not read what the peer sends. Then an RDMA Read (queueBarrier) asks the peer's device,
+// which answers whatever the program does. An empty RDMA Write takes the place of the Read
+// if the connection allows no Reads, or if the peer's device fails at empty ones and there
+// is no probe target. Over iWARP the Write completes when TCP has taken it, so there TCP
+// alone finds out that nobody answers.
 //
-// Giving memory back: credits cannot be called in, as posted receives cannot
-// be taken out of a queue pair. But their holder can use them up: a side where
-// nothing moves for idleAfter, but for such questions and answers, asks for few
-// credits (CreditsRequested) and spends the rest on empty messages, and the peer
-// does not post those receives again. Only done to peers that are rdmanet; within the
-// rules for any. What stays posted keeps no pages of the system's where the device
-// does not pin them, and lies close together where it does.
+// Confirmations: the sender of much data may receive nothing for long. Its device serves
+// the RDMA Reads, and grants for segments come only when a good part of a window was used
+// up. Its own probe queues behind the data, so the answer may come too late. So an end that
+// receives data and sends nothing sends a message every confirmEvery (confirmReceipt).
+//
+// Idle memory: a grant cannot be taken back, because posted receives cannot be taken out of
+// a queue pair. But the holder of credits can use them up. If no payload moves for
+// idleAfter, a side asks for few credits (CreditsRequested) and spends its other credits on
+// empty messages (returnCredits). The peer does not post those receives again. The
+// specification allows this with any peer, but only rdmanet peers get such messages.
+//
+// Receives that stay posted keep little memory (trimMemory). Their pages go back to the
+// system if the device does not pin them. Otherwise the receives are moved close together.
 
 const (
+	// idleAfter is how long no payload moves until a connection is idle.
 	idleAfter = 5 * time.Second
-	lookEvery = idleAfter / 4 // while there may be something to give back
+
+	// lookEvery is how often the timer looks for an idle connection while there may be
+	// something to give back.
+	lookEvery = idleAfter / 4
 )
 
+// startTimer sets the timer for keep-alive. A queue pair that has failed has set it already
+// (status).
 func (c *conn) startTimer() {
 	c.live.lastReceived = time.Now()
-	if c.set.keepAlive > 0 && !c.life.failing() { // else reasonWithin runs already
+	if c.set.keepAlive > 0 && !c.life.failing() {
 		c.setTimer(c.set.keepAlive)
 	}
 }
 
-// scheduleTrim has the timer look soon when the connection has taken more memory than one
-// that is idle needs.
+// scheduleTrim has the timer look for an idle connection if this one has more memory than
+// an idle one needs.
 func (c *conn) scheduleTrim() {
 	if c.idle.trimmable || !c.hasIdleMemory() {
 		return
@@ -53,21 +63,25 @@ func (c *conn) scheduleTrim() {
 	c.idle.trimmable, c.idle.trimmed = true, false
 	c.idle.checkedAt = time.Now()
 	c.idle.moved, c.idle.movedAt = c.stats.moved(), c.idle.checkedAt
-	if c.set.keepAlive <= 0 || c.live.timerAt.Sub(c.idle.checkedAt) > lookEvery { // else keep-alive looks sooner
+	// The timer may be set to a sooner time for keep-alive already.
+	if c.set.keepAlive <= 0 || c.live.timerAt.Sub(c.idle.checkedAt) > lookEvery {
 		c.setTimer(lookEvery)
 	}
 }
 
-// hasIdleMemory reports whether there is something to give back when idle.
+// hasIdleMemory reports whether there is something to give back when the connection is
+// idle.
 func (c *conn) hasIdleMemory() bool {
 	return c.idle.pagesTouched || c.credits.window > c.set.initial || c.credits.have > c.credits.idleReceives()
 }
 
+// tick does what is due when the timer fires, and sets the timer again.
 func (c *conn) tick() {
 	c.mu.Lock()
 	defer c.unlock()
 	wait := c.runTimer(time.Now())
-	if wait <= 0 || c.life.closed || c.life.over() { // by now: to send something it lets go of mu
+	// runTimer may have ended the connection.
+	if wait <= 0 || c.life.closed || c.life.over() {
 		return
 	}
 	if c.life.failing() {
@@ -76,10 +90,13 @@ func (c *conn) tick() {
 	c.setTimer(wait)
 }
 
-// runTimer does what is due, and returns when to runTimer again, 0 for never.
+// runTimer does what is due at the given time. It returns how long to wait until the next
+// call, or 0 or less if there is to be none.
 func (c *conn) runTimer(now time.Time) time.Duration {
 	if !c.life.closed && !c.life.over() {
-		c.wait.Poll() // the device's answer wakes nobody, and is none to what is asked from here on
+		// Completions that have woken no goroutine are handled first. They do not answer a
+		// probe that is sent from here on.
+		c.wait.Poll()
 	}
 	if c.life.closed || c.life.over() {
 		return 0
@@ -125,8 +142,8 @@ func (c *conn) runTimer(now time.Time) time.Duration {
 	return wait
 }
 
-// confirmReceipt has a message sent to a peer whose data has been coming for a while in which
-// nothing was sent.
+// confirmReceipt has a message sent to a peer if data has been arriving for a while and
+// this side has sent nothing.
 func (c *conn) confirmReceipt(now time.Time) {
 	o := &c.live.oneWay
 	switch {
@@ -138,11 +155,12 @@ func (c *conn) confirmReceipt(now time.Time) {
 	}
 }
 
-// sendProbe wants an answer from the peer, or where that may not be possible from its
-// device.
+// sendProbe asks the peer for an answer. If the peer may be unable to send one, it asks the
+// peer's device.
 func (c *conn) sendProbe() {
 	c.send.probeSeq = 0
-	able := c.credits.posted > c.credits.reserveIn+1 // is the peer, to answer
+	// able is set if the peer has a credit for an answer.
+	able := c.credits.posted > c.credits.reserveIn+1
 	if !able && c.live.answersReads && c.queueBarrier() {
 		c.live.probing = true
 		return
@@ -155,7 +173,9 @@ func (c *conn) sendProbe() {
 		return
 	}
 	c.queueEmptyWrite()
-	if n := c.lane.signaled.Len(); n > 0 { // with a full queue it is another's
+	// If the queue pair's send queue was full there is no new Write, and the completion of
+	// an earlier send is the answer.
+	if n := c.lane.signaled.Len(); n > 0 {
 		c.live.probing, c.send.probeSeq = true, c.lane.signaled.At(n-1).seq
 	}
 }
@@ -163,7 +183,9 @@ func (c *conn) sendProbe() {
 // shrinkIdle brings an idle connection back to its initial size.
 func (c *conn) shrinkIdle() {
 	c.credits.window = c.set.initial
-	again := !c.idle.trimmed // once more: the peer's last messages come after this, and bring pages back
+	// The timer looks once more, because the peer's last messages arrive later and touch
+	// pages again.
+	again := !c.idle.trimmed
 	c.idle.trimmable, c.idle.trimmed, c.idle.pending = false, true, true
 	c.idle.compactions = 2 * (c.set.initial + c.credits.transferReserve)
 	if c.peer.rdmanet {
@@ -172,12 +194,14 @@ func (c *conn) shrinkIdle() {
 		c.idle.trimmable = c.credits.have > c.credits.idleReceives()
 	}
 	c.trimMemory()
-	c.idle.trimmable = c.idle.trimmable || again || c.credits.charge.Charged() > 0 || c.lane.signaled.Len() > 0 // buffers of sends that nobody polls for
+	// Sends that have not completed hold buffers, and their completions may wake no
+	// goroutine.
+	c.idle.trimmable = c.idle.trimmable || again || c.credits.charge.Charged() > 0 || c.lane.signaled.Len() > 0
 }
 
 // returnCredits sends empty messages for the credits beyond the initial ones, so that the
-// peer does not post those receives again. It goes on when sends complete if the queue
-// pair has no room for all of them.
+// peer does not post those receives again. If the queue pair has no room for all of them,
+// it is called again when sends complete.
 func (c *conn) returnCredits() {
 	c.idle.returnsCredits = false
 	for !c.life.closed && !c.life.over() && c.credits.have > c.set.initial && c.canSend() && !c.send.midMessage {
@@ -190,24 +214,26 @@ func (c *conn) returnCredits() {
 	c.idle.returnsCredits = c.credits.have > c.set.initial && !c.life.failing() && !c.hasSlots(1)
 }
 
-// grantedLate reports whether an idle connection has been granted receives since it used
-// up its credits, as a peer does that becomes idle later. One more than the initial credits
-// is what the peer's reserve makes. Only where receives keep slabs pinned is that worth
-// messages, which bring pages of receives back elsewhere.
+// grantedLate reports whether an idle connection was granted receives after it had used up
+// its credits. A peer that becomes idle later does so. One credit more than the initial
+// ones comes from the peer's reserve.
+//
+// Messages are worth it only if receives keep slabs pinned. Otherwise they would bring
+// pages of receives back into memory.
 func (c *conn) grantedLate() bool {
 	return c.idle.trimmed && c.dom != nil && c.dom.Private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
 }
 
-// trimAfter looks, when a message with so many bytes of payload has come, whether an idle connection has got back what its peer
-// held, and can give up more.
+// trimAfter is called when a message with so many bytes of payload has arrived. If the
+// connection is idle, it may have got back what its peer held, and can give up more.
 func (c *conn) trimAfter(payload int) {
 	if c.idle.trimmed && payload == 0 && (c.idle.pending || c.idle.compactions > 0) {
 		c.trimMemory()
 	}
 }
 
-// trimMemory gives back what an idle connection does not need for what it still has: memory of
-// queues, and pages of receives that are posted. It comes once more when the peer has
+// trimMemory gives back what an idle connection does not need for its remaining receives:
+// memory of queues, and pages of posted receives. It does so once more when the peer has
 // used up the credits that it does not need.
 func (c *conn) trimMemory() {
 	c.credits.lowerCharge(c.in.held)
@@ -226,8 +252,9 @@ func (c *conn) trimMemory() {
 		}
 		c.idle.pagesTouched = false
 	}
-	// A receive that lies apart keeps a slab pinned. The next message uses the oldest one
-	// up, and the one that is posted in its place lies with the others.
+	// A receive that lies apart keeps a slab pinned. The next message uses up the oldest
+	// receive, and the one that is posted in its place lies with the others. So the peer is
+	// asked for a message.
 	if c.dom != nil && c.dom.Private && c.idle.compactions > 0 && !c.idle.pending && c.peer.rdmanet {
 		if c.idle.compactions--; c.pool.Scattered(&c.in.posted) {
 			c.send.probeDue = true
@@ -237,5 +264,5 @@ func (c *conn) trimMemory() {
 	}
 }
 
-// dropPosted gives back the pages of a buffer that is in use and holds nothing.
+// dropPosted gives the pages of a posted buffer, which holds no data, back to the system.
 func dropPosted(b []byte) { regmem.DropPages(b[:cap(b)]) }

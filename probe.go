@@ -7,13 +7,15 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// An RDMA Read asks the peer's device whether it is there, and has it say that it
-// has got what was sent before: see keepalive.go and postBarrier. One of no bytes
-// does, but for devices that may answer that with garbage
-// (ibv.Quirks.EmptyReadsGarbled). Their ends offer the peer one byte to read in
-// its place, for as long as the connection lives: the pulse, a zero.
+// This file has the memory for keep-alive probes by RDMA Read. Such a Read asks the peer's
+// device whether it is there, and whether it has got what was sent before (queueBarrier).
+//
+// A Read of no bytes does, except with devices that may answer it with stale bytes
+// (ibv.Quirks.EmptyReadsGarbled). An end with such a device offers the peer a probe target:
+// one byte, a zero, that the peer may read as long as the connection exists. keepalive.go
+// and close.go decide when to read it.
 
-// probeTarget is where a peer's is, as the peer says behind its private data.
+// probeTarget is where a probe target is, as the peer's private data gives it.
 type probeTarget struct {
 	addr uint64
 	key  uint32
@@ -24,13 +26,14 @@ const (
 	probeBytes     = 1
 )
 
+// append adds the wire form to b, big-endian.
 func (p probeTarget) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, p.addr)
 	return binary.BigEndian.AppendUint32(b, p.key)
 }
 
-// parseProbeTarget finds the pulse in the private data of a request or a response, nil if
-// there is none. It follows the early negotiation message, which would end at early.
+// parseProbeTarget returns the probe target in the private data b of a request or a
+// response, or nil. It follows the early negotiation message, which would end at early.
 func parseProbeTarget(b []byte, early int) *probeTarget {
 	at := privateLen
 	features := parsePrivate(b).features
@@ -44,8 +47,8 @@ func parseProbeTarget(b []byte, early int) *probeTarget {
 	return &probeTarget{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}
 }
 
-// probeMemory is this end's memory for pulses: the first byte is our own pulse, where mr
-// opens it, and the second one where the peer's goes.
+// probeMemory is this end's memory for probes. The first byte is its own probe target,
+// which mr opens to the peer. The second byte is where the peer's probe target is read to.
 type probeMemory struct {
 	buf *regmem.Buffer
 	mr  ibv.MR
@@ -53,7 +56,7 @@ type probeMemory struct {
 
 const probeMemoryBytes = 2 * probeBytes
 
-// hold gets the memory.
+// hold gets the memory, unless that was done before.
 func (b *probeMemory) hold(d *regmem.Domain) error {
 	if b.buf != nil {
 		return nil
@@ -67,7 +70,7 @@ func (b *probeMemory) hold(d *regmem.Domain) error {
 	return nil
 }
 
-// open lets the peer of the queue pair read our pulse.
+// open lets the peer of the queue pair read this end's probe target.
 func (b *probeMemory) open(d *regmem.Domain, qp ibv.QP) (*probeTarget, error) {
 	if err := b.hold(d); err != nil {
 		return nil, err
@@ -80,7 +83,7 @@ func (b *probeMemory) open(d *regmem.Domain, qp ibv.QP) (*probeTarget, error) {
 	return &probeTarget{mr.Addr(), mr.RKey()}, nil
 }
 
-// answer is where the bytes of a peer's probe target go.
+// answer returns the memory that the peer's probe target is read to.
 func (b *probeMemory) answer() []byte { return b.buf.B[probeBytes:probeMemoryBytes] }
 
 // close gives the memory back. The queue pair is closed.
@@ -88,7 +91,8 @@ func (b *probeMemory) close() (err error) {
 	if b.mr != nil {
 		err = b.mr.Close()
 	}
-	if b.buf != nil && err == nil { // else the device may still use it
+	// If the registration could not be closed, the device may still use the memory.
+	if b.buf != nil && err == nil {
 		b.buf.Release()
 	}
 	*b = probeMemory{}

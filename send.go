@@ -5,27 +5,30 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// The way out.
+// This file sends data by segments.
 //
-//  1. Write acquires the send queue (sendqueue.go). Then it waits until it may send: for
-//     credits from the peer, and for room in the queue pair (waitToSend).
+//  1. Write acquires the send queue (write.go, acquire.go). Then it waits until it may
+//     send: for credits of the peer, and for room in the queue pair (waitToSend).
 //  2. It cuts what may go now into segments, queues them as one batch, and returns when the
-//     device has taken the last batch (post). Each batch of a stream is a message of its own,
-//     so no message of a stream straddles a wait; the message of WriteMsg may.
-//  3. Payload goes inline where the device takes that much, else through registered
+//     device has taken the last batch (post). Each batch of a stream is a message of its
+//     own, so no message of a stream straddles a wait. The message of a WriteMsg may.
+//  3. Payload goes inline if the device takes that much, and otherwise through registered
 //     buffers. Either way the caller's memory is free on return.
-//  4. Only some sends are signaled. A completion stands for all sends before it (sent).
+//  4. Only some sends are signaled. A completion stands for all sends before it (sent,
+//     completion.go).
 //
-// control.go has the messages without payload, and lane.go the batches that wait for the
-// device.
+// write_transfer.go sends data by transfers, control.go messages without payload. batch.go
+// builds the work requests, and lane.go posts them.
 
-// waitToSend waits for what keeps canSend, or a batch with payload, from going.
+// waitToSend waits until a message that could not be sent may be sent: for credits, or for
+// room in the queue pair.
 func (c *conn) waitToSend() {
 	s := &c.send
 	switch {
 	case c.credits.spendable() == 0:
 		s.wantsCredit = true
-		c.replenish() // for a grant that the last credit may go with
+		// The last credit may be spent only with a grant, for which a receive is posted.
+		c.replenish()
 		if c.credits.spendable() > 0 {
 			s.wantsCredit = false
 			return
@@ -42,9 +45,10 @@ func (c *conn) waitToSend() {
 	s.wantsCredit = false
 }
 
-// writeSegments is writeInTurn for what is not large.
+// writeSegments sends p by segments. The caller has acquired the send queue, and holds mu.
 func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
-	// What may end in the middle goes in pieces, each a message for SMB Direct.
+	// A send that may end in the middle goes in pieces. For SMB Direct each piece is a
+	// message of its own.
 	wait := m.flags&NonBlocking == 0
 	pieces := !m.message || !wait && c.messages
 	if !pieces {
@@ -80,7 +84,8 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			segs, size, bufs = c.sendBuffers(segs, size)
 		}
 		switch {
-		case !wait && !pieces && (segs == 0 || size < len(p)): // all or nothing
+		// The message goes as a whole or not at all.
+		case !wait && !pieces && (segs == 0 || size < len(p)):
 			c.lane.putBuffers(bufs)
 			full := segmentData(len(p), int(c.agreed.maxSend))
 			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: (len(p) + full - 1) / full, bytes: len(p), buffer: size < room})
@@ -107,16 +112,17 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		if err := c.post(o); err != nil {
 			return n, err
 		}
-		m.token = 0 // [MS-SMBD] 3.1.5.4: exactly one segment carries it
+		m.token = 0 // Exactly one segment carries the token, [MS-SMBD] 3.1.5.4.
 		n += size
 		if p = p[size:]; len(p) == 0 {
-			return n, nil // whatever has happened meanwhile
+			// All of it was taken, whatever has happened meanwhile.
+			return n, nil
 		}
 	}
 }
 
-// sendable returns how many segments with how much payload may be posted now,
-// of n bytes to be sent.
+// sendable returns how many segments may be posted now of n bytes to be sent, and how many
+// bytes of payload these carry.
 func (c *conn) sendable(n int) (segs, size int) {
 	budget := batchBudget - c.lane.inFlight
 	if budget <= 0 && c.wait.Poll() > 0 {
@@ -129,12 +135,12 @@ func (c *conn) sendable(n int) (segs, size int) {
 	full := segmentData(n, int(c.agreed.maxSend))
 	size = min(n, segs*full, max(budget, full), int(c.agreed.maxFragmentedSend))
 	if size < n && size > full {
-		size -= size % full // the rest follows: no short segment before it
+		size -= size % full // Only the last segment is short.
 	}
 	return (size + full - 1) / full, size
 }
 
-// sendEmpty sends a message without payload because the caller wants one.
+// sendEmpty sends a message without payload for a call of the program.
 func (c *conn) sendEmpty(m sendOptions) error {
 	for {
 		if err := c.writeErr(); err != nil {
@@ -167,8 +173,8 @@ func (c *conn) sendEmpty(m sendOptions) error {
 	}
 }
 
-// post queues a batch, and returns when the device has taken it. The caller holds mu and
-// has seen that all of it may go. The device takes batches without mu.
+// post queues a batch, and returns when the device has taken it. The caller holds mu, and
+// has checked that all of the batch may be sent. The device takes batches without mu.
 func (c *conn) post(o sendBatch) error {
 	b, err := c.queueBatch(o)
 	if err != nil {
@@ -181,19 +187,22 @@ func (c *conn) post(o sendBatch) error {
 	return nil
 }
 
-// wouldBlock ends a non-blocking send of which n bytes were taken.
+// wouldBlock ends a non-blocking send of which n bytes were taken. short is what the send
+// lacked for more.
 func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 	q := &c.queue
 	short.done = c.lane.done
 	q.wantsWritable, q.lacking = true, short
 	if c.credits.spendable() == 0 {
-		c.send.wantsCredit = true // as in waitToSend
+		// A receive may be posted for the last credit, as in waitToSend.
+		c.send.wantsCredit = true
 		c.replenish()
 		c.send.wantsCredit = false
 	}
 	c.wantSendCompletion()
 	if !c.wait.Leading() {
-		go c.wait.Run() // else nobody hears of credits for a while
+		// Without a leader nobody would handle new credits for a while.
+		go c.wait.Run()
 	}
 	if n > 0 {
 		return n, nil
@@ -201,8 +210,8 @@ func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 	return 0, errno.EAGAIN
 }
 
-// signalAll makes sure that the completion of everything queued can be waited for, as long
-// as wanted says so.
+// signalAll makes sure that a completion will stand for everything that is queued. It goes
+// on as long as wanted reports true.
 func (c *conn) signalAll(wanted func() bool) {
 	for c.lane.unsignaledSends > 0 && wanted() {
 		if c.hasSlots(1) {

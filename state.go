@@ -8,19 +8,24 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// fail ends the connection because of err, the first one only.
+// This file ends a connection for other reasons than Close, and wakes the goroutines that
+// wait for a change of its state. life.go has the phases of a connection, and close.go has
+// Close.
+
+// fail ends the connection because of err, unless it is over already.
 func (c *conn) fail(err error) {
 	if !c.life.fail(broken(err)) {
 		return
 	}
 	c.logBroken(err)
 	c.lane.qp.SetError()
-	c.lane.id.Disconnect() // InfiniBand's connection manager does not watch the queue pair
+	// The connection managers of InfiniBand and RoCE do not watch the queue pair.
+	c.lane.id.Disconnect()
 	c.wakeAll()
 }
 
-// peerEnded notes what the device has told of the end of the connection. Calls see it when
-// everything that arrived before has been handled.
+// peerEnded handles the device's event for the end of the connection. Everything that
+// arrived before the event has been handled.
 func (c *conn) peerEnded(event *ibv.Event) {
 	if event.Kind == ibv.EventDisconnected && event.Err == nil {
 		c.life.peerEnded()
@@ -35,11 +40,12 @@ func (c *conn) peerEnded(event *ibv.Event) {
 	c.wakeAll()
 }
 
+// logBroken logs why the connection is broken.
 func (c *conn) logBroken(err error) {
 	c.set.log.Debug("rdmanet: connection broken", "local", c.local, "remote", c.remote, "err", err)
 }
 
-// wakeAll makes every goroutine that waits look again, the leader included.
+// wakeAll wakes every goroutine that waits, and interrupts the leader.
 func (c *conn) wakeAll() {
 	c.readers.WakeAll()
 	c.writers.WakeAll()
@@ -48,7 +54,7 @@ func (c *conn) wakeAll() {
 	c.recheckQueue()
 }
 
-// recheckQueue is for when something has changed that those who wait should know of.
+// recheckQueue checks the waits for the send queue and for SendPossible after a change.
 func (c *conn) recheckQueue() {
 	q := &c.queue
 	if q.waiting > 0 {
@@ -59,8 +65,8 @@ func (c *conn) recheckQueue() {
 	}
 }
 
-// failWaiters ends the wait of all in line if nothing can be sent. Who has stepped
-// aside gets the turn back, to find out for itself.
+// failWaiters ends the waits of all entries in the send queue if nothing can be sent. A
+// send that has yielded the queue gets it back, and finds the error itself.
 func (c *conn) failWaiters() {
 	q := &c.queue
 	err := c.writeErr()
@@ -85,6 +91,7 @@ func (c *conn) failWaiters() {
 	}
 }
 
+// writableChan returns the channel of SendPossible, and makes it on the first call.
 func (c *conn) writableChan() chan struct{} {
 	if c.queue.writable == nil {
 		c.queue.writable = make(chan struct{}, 1)
@@ -92,12 +99,14 @@ func (c *conn) writableChan() chan struct{} {
 	return c.queue.writable
 }
 
-// signalWritable tells who waits for it that there is what a send was short of.
+// signalWritable sends to the channel of SendPossible if there is what a non-blocking send
+// lacked, or if nothing can be sent any more.
 func (c *conn) signalWritable() {
 	q, l, short := &c.queue, &c.lane, &c.queue.lacking
 	if c.writeErr() == nil {
 		if !q.available(short.kind) || c.credits.spendable() < short.segments {
-			return // who changes that looks again
+			// The function that changes this calls signalWritable again.
+			return
 		}
 		if room := batchBudget - l.inFlight; c.freeSlots()-reservedSlots < short.segments ||
 			room <= 0 || room < short.bytes && l.inFlight > 0 || short.buffer && short.done == l.done && l.busy() {
@@ -112,17 +121,18 @@ func (c *conn) signalWritable() {
 	}
 }
 
-// wantSendCompletion makes sure that the next completion of a send is noticed. Where somebody
-// wants that already the leader is not roused: it wakes others, who come here again.
+// wantSendCompletion makes sure that the next completion of a send is handled soon. If a
+// goroutine wants that already, the leader need not be interrupted.
 func (c *conn) wantSendCompletion() {
 	if !c.wantsSendCompletion {
 		c.wantsSendCompletion = true
-		c.wait.Interrupt() // it may sleep for receives only
+		// The leader may wait for receives only.
+		c.wait.Interrupt()
 	}
 }
 
-// freeSlots is the room in the queue pair's send queue. One that was flushed has none: the
-// end of the connection is on its way.
+// freeSlots returns how many work requests the queue pair's send queue has room for. A
+// queue pair that has failed has no room.
 func (c *conn) freeSlots() int {
 	if c.life.failing() {
 		return 0
@@ -130,8 +140,8 @@ func (c *conn) freeSlots() int {
 	return c.lane.freeSlots()
 }
 
-// hasSlots reports whether the send queue has room for n. If it has not, the
-// completion that makes some will be heard of.
+// hasSlots reports whether the queue pair's send queue has room for n work requests. If it
+// has not, the next completion of a send is handled soon.
 func (c *conn) hasSlots(n int) bool {
 	if c.freeSlots() >= n {
 		return true
@@ -140,7 +150,7 @@ func (c *conn) hasSlots(n int) bool {
 	return false
 }
 
-// setTimer sets the timer.
+// setTimer sets the connection's timer, which calls tick.
 func (c *conn) setTimer(d time.Duration) {
 	c.live.timerAt = time.Now().Add(d)
 	if c.live.timer == nil {
@@ -150,13 +160,13 @@ func (c *conn) setTimer(d time.Duration) {
 	}
 }
 
-// reasonWithin is how long the device may take to tell why a queue pair has failed.
+// reasonWithin is how long the device may take to report why a queue pair has failed.
 var reasonWithin = 5 * time.Second
 
-// status ends the connection over a failed completion. Flushed requests are
-// the consequence of an end, not its cause: the device reports that on its own,
-// or when it is asked to end the connection, which its queue pair no longer has. A device
-// that does not, as Soft-RoCE does not where its link is down, is given reasonWithin.
+// status ends the connection because of a failed completion. Flushed requests are a
+// consequence of an end, not its cause. The device reports the cause by an event, by itself
+// or when it is asked to disconnect. Soft-RoCE does not when its link is down, so the
+// device has reasonWithin for it.
 func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 	if wc.Status == ibv.WCFlushErr {
 		if c.life.posts() && c.event.Load() == nil {

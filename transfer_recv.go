@@ -134,7 +134,8 @@ const (
 	// and the transfers of ReadFrom and of queued sends that it sends at a time.
 	maxBounceBuffers = 4
 
-	// readSlots is how many work requests of the send queue are for RDMA Reads, at most.
+	// readSlots is how many work requests of the queue pair's send queue are for RDMA
+	// Reads, at most.
 	readSlots = 8
 
 	// prefetchAfter is how long an offer waits for a call that reads until its data is
