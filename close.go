@@ -14,61 +14,73 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// The end of a connection that the program closes.
+// This file ends a connection that the program closes.
 //
-//  1. Close marks the connection closed. Calls in progress return, and what arrives from
-//     then on is dropped.
+//  1. Close marks the connection closed (beginClose). Calls in progress return, and what
+//     arrives from then on is dropped.
 //  2. endStream hands the end of the stream (FIN) to the device, waits until the device has
 //     everything that was written, and disconnects.
-//  3. The disconnect ends the phase in which work requests are posted (life.go): neither a
-//     send nor a receive is posted afterwards. The peer's device reads what is on its way, with
-//     the receives that it has posted for it, and ends its direction in turn.
+//  3. The disconnect ends the phase in which work requests are posted (life.go). The peer's
+//     device still takes what is on its way, with the receives that were posted for it, and
+//     ends its direction in turn.
 //  4. awaitPeer waits for that end, and meanwhile receives and drops what the peer still
-//     sends: a socket that is closed with bytes unread resets the connection, and the
-//     peer would lose what it has not read.
+//     sends. Without the wait the peer could lose what it has not read: a socket that is
+//     closed with unread bytes resets its connection.
 //  5. teardown releases the objects.
 //
-// Close waits for steps 1 and 2, closeGrace at most and no longer than the peer takes
-// bytes. The goroutine of lingerOn sees to the rest, as the kernel does for a TCP socket
-// that was closed.
+// Close waits for steps 1 and 2, but only while the peer takes bytes and closeGrace at
+// most. The goroutine of lingerOn does the rest, as the kernel does for a TCP socket that
+// was closed.
+//
+// linger.go has the state, and state.go the end of a connection for other reasons.
 
 const (
-	// closeGrace bounds the time for which Close waits until everything that was
-	// written has left the process.
+	// closeGrace is how long Close waits at most until everything that was written has left
+	// the process.
 	closeGrace = 100 * time.Millisecond
 
-	// closeStall is how long Close waits while nothing moves. A program may close many
-	// connections one after another, under a lock as net/http does: when one of them
-	// has stalled, those that follow within a second wait for closeHurry only.
+	// closeStall is how long Close waits while nothing moves.
 	closeStall = 30 * time.Millisecond
+
+	// closeHurry takes the place of closeStall in the second after a Close has waited in
+	// vain. A program such as net/http closes many connections one after another under a
+	// lock, and should not wait long for each.
 	closeHurry = 2 * time.Millisecond
 
-	// lingerTimes is how many times Config.LingerTimeout a connection lingers at most
-	// after Close, if its peer takes a few bytes now and then.
+	// lingerTimes bounds the whole linger, as a multiple of Config.LingerTimeout. It ends a
+	// linger whose peer takes a few bytes now and then.
 	lingerTimes = 12
 )
 
-// maxLingering is how many closed connections of a process may wait for their peers. For
-// one more the oldest is given up.
+// maxLingering is how many closed connections of a process may linger. One more gives up
+// the oldest.
 var maxLingering = 4096
 
-// lingering holds the closed connections of the process whose peers have not ended
-// their direction yet.
+// lingering has the closed connections of the process that have not been torn down.
 var lingering struct {
 	mu    sync.Mutex
-	conns list.List // of *conn, the oldest first
+	conns list.List // conns has values of type *conn, the oldest first.
 	stats LingerStats
 
-	stalled time.Time // when a Close last gave up waiting
+	stalled time.Time // stalled is when a Close last gave up waiting.
 }
 
-// LingerStats counts connections that were closed by the program and that the peer has
-// not ended yet; see Config.LingerTimeout.
+// LingerStats counts connections that the program has closed and that linger, or have
+// lingered; see Config.LingerTimeout.
 type LingerStats struct {
-	Now     int    // connections that linger at this moment
-	Total   uint64 // connections that were closed since the process began, however short they lingered
-	Expired uint64 // of these, connections that were given up after LingerTimeout
-	Evicted uint64 // of these, connections that were given up because 4096 others lingered
+	// Now is the number of connections that linger at this moment.
+	Now int
+
+	// Total is the number of connections that were closed since the process began, however
+	// short they lingered.
+	Total uint64
+
+	// Expired is the number of connections of Total that were given up after LingerTimeout.
+	Expired uint64
+
+	// Evicted is the number of connections of Total that were given up because 4096 others
+	// lingered.
+	Evicted uint64
 }
 
 // Lingering returns the counters of the process.
@@ -109,7 +121,7 @@ func (c *conn) CloseContext(ctx context.Context) error {
 	}
 }
 
-// beginClose marks the connection closed. It reports false if it was before.
+// beginClose marks the connection closed. It reports false if that was done before.
 func (c *conn) beginClose() bool {
 	c.mu.Lock()
 	defer c.unlock()
@@ -121,14 +133,14 @@ func (c *conn) beginClose() bool {
 	return true
 }
 
-// abort closes the connection without lingering: the peer is reset. Nobody has used it.
+// abort closes a connection that no program has used, without lingering. The peer is reset.
 func (c *conn) abort() {
 	if c.beginClose() {
 		c.teardown()
 	}
 }
 
-// closeBound is how long Close waits.
+// closeBound returns the bound for the wait of Close.
 func closeBound() bound {
 	l := &lingering
 	l.mu.Lock()
@@ -141,8 +153,8 @@ func closeBound() bound {
 	return p
 }
 
-// closeWithin flushes the connection and waits until nothing of it is left on this host,
-// while p allows.
+// closeWithin ends the stream and waits until nothing of it is left on this host, as long
+// as p allows.
 func (c *conn) closeWithin(p bound) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -166,7 +178,8 @@ func (c *conn) closeWithin(p bound) {
 	}
 }
 
-// lingerOn sees the connection off after Close. place is its place in lingering.
+// lingerOn does what is left of the end of a connection after Close. place is its place in
+// lingering.
 func (c *conn) lingerOn(place *list.Element) {
 	c.mu.Lock()
 	if c.set.linger >= 0 {
@@ -190,8 +203,8 @@ func (c *conn) lingerOn(place *list.Element) {
 	}
 }
 
-// enterLingering counts a connection among those that linger, and gives up the oldest
-// where there are too many. The caller does not hold mu.
+// enterLingering adds a connection to those that linger, and gives up the oldest if there
+// are too many. The caller does not hold mu.
 func enterLingering(c *conn) *list.Element {
 	l := &lingering
 	l.mu.Lock()
@@ -212,25 +225,27 @@ func enterLingering(c *conn) *list.Element {
 	return place
 }
 
+// leaveLingering removes a connection from those that linger. expired is set if it was
+// given up after LingerTimeout.
 func leaveLingering(place *list.Element, expired bool) {
 	l := &lingering
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.conns.Remove(place) // no effect on one that was evicted
+	l.conns.Remove(place) // Remove does nothing for a connection that was evicted.
 	if expired {
 		l.stats.Expired++
 	}
 }
 
-// allow begins a wait that p bounds.
+// allow begins a wait that p limits.
 func (c *conn) allow(p bound) {
 	p.seen = c.progress()
 	c.end.bound = p
 	c.writeDue.Set(time.Now().Add(p.stall))
 }
 
-// lingers reports whether the wait may go on: something has moved in the last
-// bound.stall, or that is not over yet.
+// lingers reports whether the wait may go on. It may while something has moved in the last
+// bound.stall, and until bound.ends.
 func (c *conn) lingers() bool {
 	p := &c.end.bound
 	switch {
@@ -248,11 +263,12 @@ func (c *conn) lingers() bool {
 	return true
 }
 
+// progress returns what has moved until now.
 func (c *conn) progress() progress {
 	return progress{sent: c.lane.done, received: c.stats.received(), unsent: c.unsent()}
 }
 
-// unsent is how many bytes of what was written are still on this host, as far as the
+// unsent returns how many bytes of what was written are still on this host, as far as the
 // device can tell.
 func (c *conn) unsent() int {
 	if f, ok := c.lane.id.(ibv.Unsender); ok {
@@ -261,8 +277,8 @@ func (c *conn) unsent() int {
 	return 0
 }
 
-// endStream takes the steps up to the disconnect that were not taken yet, for as long as
-// lingers says so. It reports whether all are. The caller holds mu.
+// endStream takes those steps up to the disconnect that were not taken before, as long as
+// lingers allows. It reports whether this side has disconnected. The caller holds mu.
 func (c *conn) endStream() bool {
 	e, s := &c.end, &c.send
 	going := func() bool { return !c.life.over() && c.lingers() }
@@ -274,12 +290,15 @@ func (c *conn) endStream() bool {
 			return c.life.draining()
 		}
 	}
-	if c.rx.reading == 0 { // else doneReading does it
-		c.unlocked(c.readMu.Lock) // CloseRead, or a call that has just ended, may be holding it
+	// If a call reads, doneReading drops the unread data.
+	if c.rx.reading == 0 {
+		// CloseRead, or a call that has just ended, may hold readMu.
+		c.unlocked(c.readMu.Lock)
 		c.dropUnread()
 		c.readMu.Unlock()
 	}
-	for c.fin && !s.finSent && !s.truncated && !c.queue.partial && going() { // no end where a message has none
+	// FIN is not sent if a message has no end.
+	for c.fin && !s.finSent && !s.truncated && !c.queue.partial && going() {
 		if !c.queueFIN() {
 			c.waitToSend()
 		}
@@ -290,18 +309,21 @@ func (c *conn) endStream() bool {
 	if !e.marked && going() {
 		buffered := c.lane.id.Device().Attr().Quirks.SendsBuffered
 		if buffered {
-			c.awaitSends(func() bool { return s.barrier && going() }) // keep-alive's is not behind everything
+			// A Read that keep-alive has queued is not behind everything.
+			c.awaitSends(func() bool { return s.barrier && going() })
 		}
 		c.signalAll(going)
 		if going() {
 			if buffered {
 				c.queueBarrier()
 			}
-			e.last, e.marked = c.lane.seq, true // what is sent from here on, such as grants, may be lost
+			// What is sent from here on, such as grants, may be lost.
+			e.last, e.marked = c.lane.seq, true
 		}
 	}
 	c.awaitSends(func() bool { return (c.lane.done < e.last || s.barrier) && going() })
-	for !c.lane.quiet() && going() { // a grant, which must not meet the disconnect
+	// A grant that is being posted must not meet the disconnect.
+	for !c.lane.quiet() && going() {
 		c.lane.awaitQuiet()
 	}
 	if going() && e.marked && c.lane.id.Disconnect() == nil {
@@ -310,11 +332,12 @@ func (c *conn) endStream() bool {
 	return c.life.draining()
 }
 
-// ending reports whether this side has disconnected and the peer has not ended yet: the
-// link lives, and the peer's device may be at work on memory that it was granted.
+// ending reports whether this side has disconnected and the peer has not ended its
+// direction yet. The queue pair still works then, and the peer's device may use memory that
+// it was granted.
 func (c *conn) ending() bool { return c.life.draining() && c.event.Load() == nil }
 
-// awaitSends waits for completions of sends while wanted says so.
+// awaitSends waits for completions of sends as long as wanted reports true.
 func (c *conn) awaitSends(wanted func() bool) {
 	for wanted() {
 		c.wantsSendCompletion = true
@@ -334,19 +357,23 @@ var (
 	errUntaken  = &resetError{errno.ECONNRESET, errors.New("the peer ended the connection before its device had taken all that was written")}
 )
 
-// lost returns why the peer may not have everything that was written, nil if it has.
+// lost returns why the peer may not have everything that was written, or nil if it has.
 func (c *conn) lost() error {
 	event := c.event.Load()
 	if event != nil {
-		c.poll() // of sends that failed
+		// Completions of sends that failed may not have been handled.
+		c.poll()
 	}
 	switch {
 	case c.life.draining() && event != nil && event.Err != nil && !errors.Is(event.Err, io.ErrUnexpectedEOF):
 		return broken(event.Err)
-	case c.sendsLost() && !c.lane.id.Device().Attr().Quirks.SendsBuffered: // with that quirk, sends that have arrived may fail too
+	// With SendsBuffered, sends may fail whose data has arrived.
+	case c.sendsLost() && !c.lane.id.Device().Attr().Quirks.SendsBuffered:
 		return errUntaken
 	case c.life.draining() && event != nil:
-		return nil // also where the peer's device has met our end in the middle of what it sent
+		// The peer's device may have met this side's end in the middle of what it sent,
+		// which is no loss.
+		return nil
 	case c.life.draining(), !c.life.over():
 		return errLingered
 	case !c.life.peerClosed():
@@ -356,19 +383,23 @@ func (c *conn) lost() error {
 	case c.fin && !c.in.eof:
 		return errTruncated
 	}
-	return nil // the peer closed first, in an orderly way, and the device knows of nothing that it did not take
+	// The peer closed first, in an orderly way, and the device knows of nothing that it did
+	// not take.
+	return nil
 }
 
-// teardown releases what the connection holds, in the order that verbs want.
+// teardown releases what the connection holds, in the order that verbs require.
 func (c *conn) teardown() error {
 	c.mu.Lock()
 	c.life.giveUp()
 	if c.event.Load() == nil {
-		c.lane.qp.SetError() // calls that wait for the device get its answer
+		// The device completes the requests that calls wait for.
+		c.lane.qp.SetError()
 	}
 	c.wakeAll()
 	c.unlock()
-	c.readMu.Lock() // a call that copies from a buffer, or reads by RDMA, is over now
+	// With readMu held, no call copies from a buffer or reads by RDMA.
+	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	for c.queue.busy && !c.end.turn {
@@ -410,7 +441,8 @@ func (c *conn) CloseRead() error {
 	if !c.beginDiscarding() {
 		return c.opError("close", net.ErrClosed)
 	}
-	c.readMu.Lock() // whoever copies from a buffer is out now
+	// With readMu held, no call copies from a buffer.
+	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	defer c.unlock()
@@ -418,7 +450,7 @@ func (c *conn) CloseRead() error {
 	return nil
 }
 
-// beginDiscarding has what arrives dropped from now on. It reports false after Close.
+// beginDiscarding has all that arrives dropped. It reports false after Close.
 func (c *conn) beginDiscarding() bool {
 	c.mu.Lock()
 	defer c.unlock()

@@ -16,60 +16,75 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// conn is what a Conn leads to. Everything that outlives a call refers to it, and not to
-// the Conn, which the garbage collector finds when the program has dropped it.
+// conn is the connection that a Conn refers to. Everything that outlives a call refers to
+// the conn and not to the Conn. So the garbage collector finds a Conn that the program has
+// dropped (dropped.go).
+//
+// The parts of the connection have their state in files of their own. This file has what
+// the parts share, and the methods that concern several parts: deadlines, the errors of
+// calls, the lock, and the wait for completions.
 type conn struct {
-	set      settings
-	dom      *regmem.Domain
-	pool     *regmem.Pool // receive buffers
-	agreed   agreement
-	fin      bool // half-close was agreed
-	messages bool // and expedited, partial and empty messages
-	peer     privateData
-	local    *net.TCPAddr
-	remote   *net.TCPAddr
+	set    settings
+	dom    *regmem.Domain
+	pool   *regmem.Pool // pool has the receive buffers.
+	agreed agreement    // agreed is the result of the negotiation.
+	fin    bool         // fin is set if half-close was agreed.
 
-	// readMu lets one Read in at a time and is held while it waits. Writers take turns.
+	// messages is set if expedited, partial and empty messages were agreed.
+	messages bool
+
+	peer   privateData // peer is the private data of the peer.
+	local  *net.TCPAddr
+	remote *net.TCPAddr
+
+	// readMu lets one call read at a time, and is held while the call waits. Calls that
+	// write take turns by queue.
 	readMu sync.Mutex
 
-	event atomic.Pointer[ibv.Event] // the end of the connection, from the device
+	// event is the device's event for the end of the connection, or nil.
+	event atomic.Pointer[ibv.Event]
 
-	// mu guards what follows. It is never held while waiting.
+	// mu guards all fields below. It is never held while a goroutine waits.
 	mu    sync.Mutex
 	lane  lane
 	life  life
 	stats Stats
 
-	end closing
+	end closing // end is the state of Close, see linger.go.
 
-	// Completions: see completion.go.
-	wait                cqwait.Waiter
-	readers             cqwait.Group // readers that wait for something to read
-	writers             cqwait.Group // goroutines that wait for anything else
-	sentAtReceive       uint64       // Stats.MessagesSent when the peer last sent something
-	wcs                 [8]ibv.WC    // memory for polling
-	wantsSendCompletion bool         // a writer waits for the completion of a send
+	// wait decides which goroutine waits for completions, see completion.go.
+	wait    cqwait.Waiter
+	readers cqwait.Group // readers are goroutines that wait for something to read.
+	writers cqwait.Group // writers are goroutines that wait for anything else.
 
-	credits credits
+	// sentAtReceive is Stats.MessagesSent at the time when the peer last sent something.
+	sentAtReceive uint64
 
-	in recvQueue // what arrives, until the program has read it
+	wcs [8]ibv.WC // wcs is memory for polling.
+
+	// wantsSendCompletion is set if the completion of a send is to be handled soon.
+	wantsSendCompletion bool
+
+	credits credits // credits is the flow control, see credit.go.
+
+	// in has what has arrived and the program has not read, see recvqueue.go.
+	in recvQueue
 
 	readDue  deadline.Deadline
 	writeDue deadline.Deadline
 
-	// Sending: see sendqueue.go and send.go.
-	queue sendQueue
-	send  sending
+	queue sendQueue // queue decides which send is next, see sendqueue.go.
+	send  sending   // send is the state of the outgoing stream, see sending.go.
 
-	// Large transfers: see transfer.go.
-	tx transferSender
-	rx transferReceiver
+	tx transferSender   // tx is the state of outgoing transfers, see transfer_send.go.
+	rx transferReceiver // rx is the state of incoming transfers, see transfer_recv.go.
 
-	live liveness  // signs of life of the peer, and the timer
-	idle idleState // what an idle connection gives back
+	live liveness  // live has the signs of life of the peer, and the timer; see liveness.go.
+	idle idleState // idle is what an idle connection gives back, see liveness.go.
 }
 
-// newConn returns a Conn that uses no more than slots of the send queue, which may be longer.
+// newConn returns a conn that uses no more than slots work requests of the queue pair's
+// send queue, which may have room for more.
 func newConn(set settings, dom *regmem.Domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, slots int) *conn {
 	c := &conn{set: set, dom: dom}
 	c.local, c.remote = tcpAddr(id.LocalAddr()), tcpAddr(id.RemoteAddr())
@@ -79,7 +94,8 @@ func newConn(set settings, dom *regmem.Domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, 
 		invalidates: attr.Caps.Has(ibv.CapSendInvalidate), signalEach: attr.Quirks.SendsBuffered}
 	lock := (*locker)(c)
 	c.readers.Init(lock, true)
-	c.writers.Init(lock, false) // some of them do not lead
+	// Some of the writers do not lead.
+	c.writers.Init(lock, false)
 	c.lane.posters.Init(lock, false)
 	c.readDue.Init(c.readExpired)
 	c.writeDue.Init(c.writeExpired)
@@ -178,7 +194,7 @@ func (c *conn) opError(op string, err error) error {
 	return opError(op, c.local, c.remote, err)
 }
 
-// readErr is why Read cannot go on when nothing is unread.
+// readErr returns why Read cannot go on when nothing is unread, or nil.
 func (c *conn) readErr() error {
 	switch {
 	case c.life.closed:
@@ -190,14 +206,14 @@ func (c *conn) readErr() error {
 	case c.in.unread.Len() > 0:
 		return nil
 	case c.life.peerClosed() && (c.fin || c.in.reasm.remaining > 0 || c.in.reasm.rest > 0):
-		return errTruncated // rdmanet peers say FIN before they go
+		return errTruncated // An rdmanet peer sends FIN before it closes.
 	case c.life.peerClosed():
 		return io.EOF
 	}
 	return c.life.cause
 }
 
-// writeErr is why Write cannot go on.
+// writeErr returns why Write cannot go on, or nil.
 func (c *conn) writeErr() error {
 	switch {
 	case c.life.closed:
@@ -214,22 +230,22 @@ func (c *conn) writeErr() error {
 	return nil
 }
 
-// unlock hands what is queued to the device, and what has become due meanwhile, and lets go
-// of mu. A goroutine that finds another one posting leaves its batches to that one.
+// unlock hands to the device what is queued and what has become due, and lets go of mu. If
+// another goroutine is posting, it leaves the queued batches to that one.
 func (c *conn) unlock() {
 	c.lane.flush()
 	c.mu.Unlock()
 }
 
-// unlocked runs f without mu: f takes time, or another lock. Callers look at their state
-// again.
+// unlocked runs f without mu, because f takes time or takes another lock. The state may
+// have changed when it returns.
 func (c *conn) unlocked(f func()) {
 	c.unlock()
 	defer c.mu.Lock()
 	f()
 }
 
-// locker is Conn.mu for those that wait for something under it.
+// locker is mu as a sync.Locker, for goroutines that wait under mu.
 type locker conn
 
 func (l *locker) Lock() { l.mu.Lock() }
@@ -237,31 +253,32 @@ func (l *locker) Lock() { l.mu.Lock() }
 func (l *locker) Unlock() { (*conn)(l).unlock() }
 
 // await waits until something may have changed, as a goroutine of g. The caller holds mu,
-// and again on return.
+// and holds it again on return.
 func (c *conn) await(g *cqwait.Group) {
 	c.wait.Await(g, g == &c.readers && c.answerDue())
 }
 
-// answerDue reports whether a Read that waits does so for an answer: this side has sent
-// something since the peer last sent something, and there is nothing to read.
+// answerDue reports whether a Read that waits does so for an answer. That is so if there is
+// nothing to read and this side was the last to send.
 func (c *conn) answerDue() bool {
 	return c.stats.MessagesSent != c.sentAtReceive && !c.answered() && !c.stopsReading()
 }
 
-// answered reports whether there is something to read, or never will be.
+// answered reports whether there is something to read, or the peer has ended its stream.
 func (c *conn) answered() bool { return c.in.unread.Len() > 0 || c.in.eof }
 
-// moving reports whether RDMA Reads or Writes of transfers are under way.
+// moving reports whether RDMA Reads or Writes of transfers are under way on this side's
+// queue pair.
 func (c *conn) moving() bool {
 	return c.tx.writing > 0 || c.rx.mode == transferRead && c.rx.inFlight.Len() > 0
 }
 
-// stopsReading reports whether a Read that waits has a reason not to.
+// stopsReading reports whether a Read that waits has a reason to stop.
 func (c *conn) stopsReading() bool {
 	return c.life.closed || c.in.discarding || c.readDue.Expired() || c.life.over()
 }
 
-// stopReadErr is readErr where there is something in the queue that cannot be had.
+// stopReadErr returns why Read cannot go on when data in the unread queue cannot be had.
 func (c *conn) stopReadErr() error {
 	switch {
 	case c.life.closed, c.readDue.Expired():
@@ -274,5 +291,5 @@ func (c *conn) stopReadErr() error {
 	return c.life.cause
 }
 
-// over reports whether nothing is posted any more.
+// over implements [laneOwner]: it reports whether no batch may be posted any more.
 func (c *conn) over() bool { return c.life.over() }

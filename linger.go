@@ -2,29 +2,40 @@ package rdmanet
 
 import "time"
 
-// closing is what a connection knows of its end. It is guarded by Conn.mu.
+// closing is the state of the end of a connection, which close.go brings about. Conn.mu
+// guards it.
 type closing struct {
-	turn    bool   // the send queue is Close's for good
-	marked  bool   // the completion of last stands for all that was written
-	last    uint64 // the number of that send
-	evicted bool   // the process has too many connections that linger
+	turn bool // turn is set when Close has acquired the send queue, which it keeps.
 
-	bound  bound
-	result error         // why the peer may not have everything
-	over   chan struct{} // closed when result is set
+	// marked is set when last is known.
+	marked bool
+
+	// last is the number of the send whose completion stands for all that was written.
+	last uint64
+
+	// evicted is set if the connection is given up because too many others linger.
+	evicted bool
+
+	bound  bound // bound limits the wait of Close, or of the linger.
+	result error // result is why the peer may not have everything, or nil.
+
+	// over is closed when result is set. It is nil without CloseContext.
+	over chan struct{}
 }
 
-// bound bounds a wait by how long nothing moves, and as a whole.
+// bound limits a wait: by the time for which nothing moves, and as a whole.
 type bound struct {
+	// stall is how long the wait goes on while nothing moves.
 	stall time.Duration
-	ends  time.Time
-	seen  progress
-	over  bool // it is over, whatever moves afterwards
+
+	ends time.Time // ends is when the wait ends in any case.
+	seen progress  // seen is the progress when it was last looked at.
+	over bool      // over is set when the wait has ended, whatever moves afterwards.
 }
 
 // progress is what moves while a connection ends.
 type progress struct {
-	sent     uint64 // sends that have completed
-	received uint64 // messages
-	unsent   int    // bytes that are still on this host
+	sent     uint64 // sent is how many sends have completed.
+	received uint64 // received is how many Data Transfer messages have arrived.
+	unsent   int    // unsent is how many bytes are still on this host.
 }

@@ -5,29 +5,38 @@ import (
 	"fmt"
 )
 
-// The first message each way on a connection is a Negotiate Request from the
-// active side and a Negotiate Response from the passive one. All fields are
-// little-endian, [MS-SMBD] 2.2.1 and 2.2.2. Longer messages are taken by their
-// beginning, as the text only asks for "at least" these lengths.
+// This file has the negotiation messages and their rules. The first message of the active
+// side is a Negotiate Request, and the first one of the passive side a Negotiate Response.
+// All fields are little-endian, [MS-SMBD] 2.2.1 and 2.2.2. Only the beginning of a longer
+// message counts, because the text asks for "at least" these lengths. setup.go sends the
+// messages, or puts them into the private data (privatedata.go).
+
 const (
 	negotiateRequestLen  = 20
 	negotiateResponseLen = 32
 
-	smbdVersion uint16 = 0x0100 // 1.0, the only one there is
+	// smbdVersion is version 1.0, the only version that exists.
+	smbdVersion uint16 = 0x0100
 )
 
-// What the specification requires of every peer, and where we stop.
+// These sizes are what the specification requires of every peer, and where this side stops.
 const (
-	minReceiveSize    = 128        // least MaxReceiveSize
-	minFragmentedSize = 128 * 1024 // least MaxFragmentedSize
-	sizeCeiling       = 1 << 30    // bytes, of anything: keeps sizes far from the ends of int32 and uint32
+	// minReceiveSize is the least MaxReceiveSize in bytes.
+	minReceiveSize = 128
+
+	// minFragmentedSize is the least MaxFragmentedSize in bytes.
+	minFragmentedSize = 128 * 1024
+
+	// sizeCeiling bounds every size in bytes. It keeps sizes far from the largest int32 and
+	// uint32.
+	sizeCeiling = 1 << 30
 )
 
-// The NTSTATUS codes of a Negotiate Response that we send.
+// These are the NTSTATUS codes that this side sends in a Negotiate Response.
 const (
 	statusOK                    uint32 = 0
-	statusInsufficientResources uint32 = 0xC000009A // no receive could be posted
-	statusNotSupported          uint32 = 0xC00000BB // no common version
+	statusInsufficientResources uint32 = 0xC000009A // No receive could be posted.
+	statusNotSupported          uint32 = 0xC00000BB // There is no common version.
 )
 
 var (
@@ -41,7 +50,7 @@ var (
 	errPreferredToSend = &protocolError{"PreferredSendSize", "more than the MaxReceiveSize offered"}
 )
 
-// A statusError is the reason that the passive side gave for refusing.
+// statusError is the reason that the passive side gave for a refusal.
 type statusError uint32
 
 func (e statusError) Error() string {
@@ -79,7 +88,7 @@ func (m *negotiateRequest) put(b []byte) int {
 	return negotiateRequestLen
 }
 
-// parse reads one received message; it checks no more than the length.
+// parse reads a received message. It checks only the length.
 func (m *negotiateRequest) parse(b []byte) error {
 	if len(b) < negotiateRequestLen {
 		return errRequestShort
@@ -100,7 +109,10 @@ type negotiateResponse struct {
 	MaxVersion        uint16
 	NegotiatedVersion uint16
 	CreditsRequested  uint16
-	CreditsGranted    uint16 // receives posted before the response is sent
+
+	// CreditsGranted counts the receives posted before the response is sent.
+	CreditsGranted uint16
+
 	Status            uint32
 	MaxReadWriteSize  uint32
 	PreferredSendSize uint32
@@ -108,8 +120,8 @@ type negotiateResponse struct {
 	MaxFragmentedSize uint32
 }
 
-// refusal returns the response that turns a peer away: all but the versions
-// and the status is zero, [MS-SMBD] 3.1.5.3.
+// refusal returns the response that refuses a peer. All fields but the versions and the
+// status are zero, [MS-SMBD] 3.1.5.3.
 func refusal(status uint32) negotiateResponse {
 	return negotiateResponse{MinVersion: smbdVersion, MaxVersion: smbdVersion, Status: status}
 }
@@ -132,7 +144,7 @@ func (m *negotiateResponse) put(b []byte) int {
 	return negotiateResponseLen
 }
 
-// parse reads one received message; it checks no more than the length.
+// parse reads a received message. It checks only the length.
 func (m *negotiateResponse) parse(b []byte) error {
 	if len(b) < negotiateResponseLen {
 		return errResponseShort
@@ -151,32 +163,56 @@ func (m *negotiateResponse) parse(b []byte) error {
 	return nil
 }
 
-// limits is what one end brings to the negotiation: sizes in bytes, credits
-// in messages. Sizes out of bounds are moved to the nearest one allowed, so
-// buffers are sized from the agreement, not from here.
+// limits is what one end brings to the negotiation: sizes in bytes, and credits in
+// messages. A size out of bounds is moved to the nearest one allowed. So buffers get their
+// size from the agreement and not from the limits.
 type limits struct {
-	maxSend          uint32 // largest Send we make
-	maxReceive       uint32 // largest Send we take
-	maxFragmented    uint32 // longest message we reassemble
-	creditsRequested uint16 // credits we would like for sending (SendCreditTarget)
-	creditsGranted   uint16 // most receives we post at a time (ReceiveCreditMax); 0: as many as are asked for
-	maxReadWrite     uint32 // longest RDMA Read or Write for one request
+	maxSend    uint32 // maxSend is the largest Send that this side makes.
+	maxReceive uint32 // maxReceive is the largest Send that this side takes.
+
+	// maxFragmented is the longest message that this side reassembles.
+	maxFragmented uint32
+
+	// creditsRequested is how many credits this side would like for sending
+	// (SendCreditTarget).
+	creditsRequested uint16
+
+	// creditsGranted is how many receives this side posts at a time, at most
+	// (ReceiveCreditMax). 0 means as many as the peer asks for.
+	creditsGranted uint16
+
+	maxReadWrite uint32 // maxReadWrite is the longest RDMA Read or Write for one request.
 }
 
-// agreement is what both ends hold to once the negotiation is over.
+// agreement is the result of the negotiation, which both ends keep to.
 type agreement struct {
-	maxSend              uint32 // bytes of a Send, header and padding included; at least 128
-	maxReceive           uint32 // size of the receives to post; at least 128
-	maxFragmentedSend    uint32 // longest message the peer reassembles
-	maxFragmentedReceive uint32 // longest message we reassemble
-	sendCredits          uint16 // in hand now; 0 on the passive side until the peer's first message
-	receiveCreditTarget  uint16 // receives to keep posted, at least 1; the peer's wish, bounded by ours
-	maxReadWrite         uint32 // longest RDMA Read or Write for one request
+	// maxSend is the most bytes of a Send, header and padding included: at least 128.
+	maxSend uint32
+
+	// maxReceive is the size of the receives to post in bytes: at least 128.
+	maxReceive uint32
+
+	// maxFragmentedSend is the length of the longest message that the peer reassembles.
+	maxFragmentedSend uint32
+
+	// maxFragmentedReceive is the length of the longest message that this side reassembles.
+	maxFragmentedReceive uint32
+
+	// sendCredits is how many credits this side has. It is 0 on the passive side until the
+	// peer's first message, except after an early negotiation.
+	sendCredits uint16
+
+	// receiveCreditTarget is how many receives to keep posted: as many as the peer wishes,
+	// at least 1, at most this side's limit.
+	receiveCreditTarget uint16
+
+	// maxReadWrite is the longest RDMA Read or Write for one request, in bytes.
+	maxReadWrite uint32
 }
 
-// bounded returns l with every size between its floor and its ceiling. The
-// floors lie above the minima of the specification because ksmbd refuses a
-// peer that offers exactly those.
+// bounded returns l with every size between its least and its greatest value. The least
+// values are above those of the specification, because ksmbd refuses a peer that offers
+// exactly those.
 func (l limits) bounded() limits {
 	l.maxSend = min(max(l.maxSend, minReceiveSize), sizeCeiling)
 	l.maxReceive = min(max(l.maxReceive, minReceiveSize+8), sizeCeiling)
@@ -185,7 +221,7 @@ func (l limits) bounded() limits {
 	return l
 }
 
-// request returns the active side's opening message, [MS-SMBD] 3.1.5.2.
+// request returns the active side's first message, [MS-SMBD] 3.1.5.2.
 func (l limits) request() negotiateRequest {
 	l = l.bounded()
 	return negotiateRequest{
@@ -198,13 +234,13 @@ func (l limits) request() negotiateRequest {
 	}
 }
 
-// acceptRequest is the passive side's answer to the first message received,
-// [MS-SMBD] 3.1.5.6. There are three outcomes:
+// acceptRequest handles the first message that the passive side receives, [MS-SMBD]
+// 3.1.5.6. There are three outcomes:
 //
-//   - err is nil: a holds. Post receives, set resp.CreditsGranted to their
-//     number and send resp; where none can be posted, send a refusal instead.
-//   - err is not nil and status is not statusOK: send resp, then disconnect.
-//   - err is not nil and status is statusOK: disconnect without a word.
+//   - err is nil. The agreement is a. The caller posts receives, sets resp.CreditsGranted
+//     to their number, and sends resp. If none can be posted, it sends a refusal instead.
+//   - err is not nil and status is not statusOK. The caller sends resp and disconnects.
+//   - err is not nil and status is statusOK. The caller disconnects without an answer.
 func (l limits) acceptRequest(msg []byte) (a agreement, resp negotiateResponse, status uint32, err error) {
 	var req negotiateRequest
 	if err := req.parse(msg); err != nil {
@@ -237,8 +273,8 @@ func (l limits) acceptRequest(msg []byte) (a agreement, resp negotiateResponse, 
 	return a, resp, statusOK, nil
 }
 
-// acceptResponse is what the active side makes of the answer to its request,
-// [MS-SMBD] 3.1.5.7. The connection ends where err is not nil.
+// acceptResponse handles the response to the active side's request, [MS-SMBD] 3.1.5.7. With
+// an error the connection ends.
 func (l limits) acceptResponse(msg []byte) (agreement, error) {
 	var resp negotiateResponse
 	if err := resp.parse(msg); err != nil {
@@ -246,7 +282,8 @@ func (l limits) acceptResponse(msg []byte) (agreement, error) {
 	}
 	l = l.bounded()
 	switch {
-	case resp.Status != statusOK: // first, for a refusal has nothing else in it
+	// The status is checked first, because a refusal has no other values.
+	case resp.Status != statusOK:
 		return agreement{}, statusError(resp.Status)
 	case resp.NegotiatedVersion != smbdVersion:
 		return agreement{}, errNegotiated
@@ -267,10 +304,12 @@ func (l limits) acceptResponse(msg []byte) (agreement, error) {
 	return a, nil
 }
 
-// agree combines l, bounded, with the peer's checked values: the part that is
-// the same on both sides. Nothing of ours is sized by a value of the peer's
-// that is larger than our own; maxFragmentedSend alone follows the peer, up to
-// sizeCeiling, as it only bounds what we may be asked to send.
+// agree combines l, which is bounded, with the checked values of the peer. It is the part
+// of the rules that both sides share.
+//
+// Nothing on this side gets its size from a value of the peer that is larger than this
+// side's own. Only maxFragmentedSend follows the peer, up to sizeCeiling, because it only
+// bounds what this side sends.
 func (l limits) agree(preferredSend, maxReceive, maxFragmented uint32, creditsRequested uint16) agreement {
 	a := agreement{
 		maxSend:              min(l.maxSend, maxReceive),

@@ -2,66 +2,79 @@ package rdmanet
 
 import "time"
 
-// pace bounds the bytes of large transfers that a receiver has asked for and that have
-// not come yet. A call whose deadline passes must wait for them, since the device is at
-// work on its memory, and a keep-alive probe queues behind them. A fixed number of bytes
-// would be too few for a fast link or take a slow one many seconds.
+// pace bounds how many bytes of transfers a receiver has asked for and not received. A call
+// whose deadline passes must wait for those bytes, because the device uses the call's
+// memory, and a keep-alive probe queues behind them. A fixed number of bytes would be too
+// few for a fast link, or take many seconds on a slow one.
 //
 // So the budget follows the link. The bytes of a connection arrive in the order in which
-// they were asked for: when a fetch lands, everything that was under way when it was
-// asked for has landed too. Bytes divided by time is what the link delivers, and the
-// budget is what it delivers in the shortest time that a fetch takes plus paceSlack. The
-// link is never idle with that much asked for, and the queue in front of it is paceSlack
-// long. This is a bandwidth-delay product as TCP's BBR estimates it, with the requests
-// of RDMA Reads, or grants, in place of segments.
+// they were asked for. When a fetch has arrived, everything that was under way when it was
+// asked for has arrived too. These bytes, divided by the time of the fetch, are the rate of
+// the link. The budget is what the link carries at that rate in the shortest time of a
+// fetch plus paceSlack. With so many bytes asked for the link is never idle, and the queue
+// in front of it is paceSlack long. This is a bandwidth-delay product as TCP's BBR
+// estimates it. The requests of RDMA Reads, or memory grants, take the place of segments.
 //
-// The estimate starts small, at paceStart, and doubles with each round trip as slow start
-// does, as long as the link keeps up. It lives as long as the connection.
+// The budget starts at paceStart, and doubles with each round trip as long as the link
+// keeps up, as in slow start. It lives as long as the connection.
 type pace struct {
-	budget   int           // bytes that may be under way
-	most     int           // the largest budget
-	parts    int           // fetches that share the budget
-	under    int           // bytes under way
-	settled  bool          // the link's limit has been met
-	shortest time.Duration // the time of the fastest fetch since baseline
-	baseline time.Time
-	stale    bool // shortest is too old to go by
-	alone    bool // the fetch that measures it anew is under way, with others behind it
+	budget   int           // budget is how many bytes may be under way.
+	most     int           // most is the largest budget.
+	parts    int           // parts is how many fetches share the budget, at most.
+	under    int           // under is how many bytes are under way.
+	settled  bool          // settled is set when the limit of the link has been reached.
+	shortest time.Duration // shortest is the time of the fastest fetch since baseline.
+	baseline time.Time     // baseline is when shortest was measured.
+	stale    bool          // stale is set when shortest is too old to be used.
+
+	// alone is set while the fetch is under way that measures shortest anew. It was asked
+	// for when no other was under way.
+	alone bool
 }
 
 const (
-	// fetchSize is the most bytes of one RDMA Read, and of a reader's memory that is
-	// registered at a time.
+	// fetchSize is the greatest number of bytes of one RDMA Read, and of a Read's memory
+	// that is registered at a time.
 	fetchSize = 4 << 20
 
-	paceLeast = 8 << 10 // bytes of a fetch
-	paceParts = 8       // fetches at a time at most: all but one are on their way for the length of a long path
-	paceUnit  = 64      // fetches are multiples of a cache line, but at the end of a transfer
+	// paceLeast is the least length of a fetch in bytes, except at the end of a transfer.
+	paceLeast = 8 << 10
 
-	// paceLife is how long the fastest fetch stands for the link's delay. A path may
-	// become longer, which a minimum would never show.
+	// paceParts is how many fetches share a budget at most. On a long path, all but one of
+	// them are on their way.
+	paceParts = 8
+
+	// paceUnit is what the length of a fetch is a multiple of, except at the end of a
+	// transfer. It is the size of a cache line in bytes.
+	paceUnit = 64
+
+	// paceLife is how long shortest stands for the delay of the link. A path may become
+	// longer, which a minimum would never show.
 	paceLife = 10 * time.Second
 )
 
 // paceStart is the first budget in bytes, and paceSlack the time by which a budget exceeds
-// the link's delay. A Write that gives up waits for two budgets, one that is in front of
-// its withdrawal and one that was asked for meanwhile: at 1 MB/s these take some 120 ms.
-// A shorter slack would cost throughput where a busy processor notices completions late.
+// the delay of the link.
+//
+// A Write that gives up waits for two budgets: one that is in front of its withdrawal, and
+// one that was asked for meanwhile. At 1 MB/s these take some 120 ms. A shorter slack would
+// cost throughput if a busy processor notices completions late.
 var (
 	paceStart = 64 << 10
 	paceSlack = 50 * time.Millisecond
 )
 
-// newPace returns the pace of a connection that may have that many fetches under way.
+// newPace returns the pace of a connection that may have so many fetches under way.
 func newPace(fetches int) pace {
 	most := fetches * fetchSize
 	return pace{budget: min(paceStart, most), most: most, parts: min(fetches, paceParts)}
 }
 
-// next returns how many bytes the next fetch may have, 0 if none may be asked for now.
-// When the delay is to be measured anew, what is under way lands first, and a short fetch
-// is asked for ahead of all others. That costs the link one delay every paceLife. With the
-// largest budget the delay makes no difference.
+// next returns how many bytes the next fetch may have, or 0 if none may be asked for now.
+//
+// When the delay is to be measured anew, next waits until nothing is under way. Then it
+// lets a short fetch go first. That costs the link one delay every paceLife. It is not done
+// with the largest budget, for which the delay makes no difference.
 func (p *pace) next() int {
 	parts := max(1, min(p.budget/paceLeast, p.parts))
 	n := min(max(p.budget/parts/paceUnit*paceUnit, paceLeast), fetchSize)
@@ -70,27 +83,30 @@ func (p *pace) next() int {
 		return paceLeast
 	case p.under == 0:
 		return n
-	case p.stale && !p.alone && p.budget < p.most, p.under+n/2 > p.budget: // half of one is let through, as those under way may be longer than this one
+	// A fetch may go if half of it fits, because those under way may be longer than this
+	// one.
+	case p.stale && !p.alone && p.budget < p.most, p.under+n/2 > p.budget:
 		return 0
 	}
 	return n
 }
 
-// ask notes that n bytes are asked for, and returns how many are under way with them.
+// ask notes that n bytes are asked for, and returns how many bytes are under way with
+// these.
 func (p *pace) ask(n int) (under int) {
 	p.alone = p.alone || p.stale && p.under == 0
 	p.under += n
 	return p.under
 }
 
-// drop notes that n bytes that were asked for will not come.
+// drop notes that n bytes that were asked for will not arrive.
 func (p *pace) drop(n int) {
 	p.under -= n
 	p.alone = false
 }
 
-// land notes that n bytes have come that were asked for at the given time, when under
-// bytes were under way with them.
+// land notes that n bytes have arrived. They were asked for at the given time, when under
+// bytes were under way with these.
 func (p *pace) land(n, under int, at, now time.Time) {
 	p.under -= n
 	took := max(now.Sub(at), time.Microsecond)
@@ -107,7 +123,9 @@ func (p *pace) land(n, under int, at, now time.Time) {
 		p.budget = min(fits, p.budget+n/2)
 	case fits > p.budget:
 		p.budget = min(fits, p.budget+2*n)
-	case took > target: // else too few bytes were asked for to tell
+	// The link is slower than the budget assumes. A fetch within the target time shows
+	// nothing, because too few bytes were asked for.
+	case took > target:
 		p.budget = max(fits, p.budget/2, min(2*paceLeast, p.most))
 		p.settled = true
 	}

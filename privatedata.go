@@ -5,42 +5,64 @@ import (
 	"math/bits"
 )
 
-// The private data that both ends give to the connection manager. Its first
-// eight bytes are the IRD and ORD that SMB Direct exchanges on iWARP; what
-// follows lets two rdmanet peers recognise each other and is ignored by any
-// other. All fields are big-endian; docs/protocol.md has the layout.
+// This file has the private data that both ends give to the connection manager. Its first
+// eight bytes are the IRD and ORD that SMB Direct exchanges on iWARP. Other peers ignore
+// the rest, by which two rdmanet peers recognise each other. All fields are big-endian,
+// except for the negotiation messages behind them; docs/protocol.md has the layout.
+// setup.go sends the private data.
+
 const (
 	privateMagic   = "RDNT"
 	privateVersion = 1
 	privateLen     = 20
 
-	depthLen = 8   // the IRD/ORD pair
-	maxDepth = 255 // verbs carry both depths in eight bits
+	depthLen = 8   // depthLen is the length of the IRD and the ORD.
+	maxDepth = 255 // maxDepth is the greatest depth: verbs have both in eight bits.
 )
 
-// Bits of privateData.features. An extension is used only where both ends set
-// its bit; bits not named here are sent as 0 and ignored.
+// These are the bits of privateData.features. An extension is used only if both ends set
+// its bit. Other bits are sent as 0 and ignored.
 const (
-	featureFIN         uint16 = 1 << 0 // half-close by flagFIN
-	featureMessages    uint16 = 1 << 1 // expedited, partial and empty messages
-	featureTransfer    uint16 = 1 << 3 // large transfers, transfer.go
-	featureEarly       uint16 = 1 << 4 // the negotiation message follows here
-	featureNoRead      uint16 = 1 << 5 // large transfers without RDMA Read, either way
-	featureNoEmptyRead uint16 = 1 << 6 // to be spared RDMA Reads of no bytes
-	featurePulse       uint16 = 1 << 7 // memory follows to be read in their place, probe.go
+	// featureFIN is half-close by flagFIN.
+	featureFIN uint16 = 1 << 0
+
+	// featureMessages is expedited, partial and empty messages.
+	featureMessages uint16 = 1 << 1
+
+	// featureTransfer is large transfers, see transfer.go.
+	featureTransfer uint16 = 1 << 3
+
+	// featureEarly is set if a negotiation message follows in the private data.
+	featureEarly uint16 = 1 << 4
+
+	// featureNoRead is set if large transfers must not use RDMA Reads, in either direction.
+	featureNoRead uint16 = 1 << 5
+
+	// featureNoEmptyRead is set if the peer must not post RDMA Reads of no bytes.
+	featureNoEmptyRead uint16 = 1 << 6
+
+	// featurePulse is set if a probe target follows in the private data, see probe.go.
+	featurePulse uint16 = 1 << 7
 )
 
-// privateData is what one end says of itself before the negotiation.
+// privateData is what one end announces before the negotiation.
 type privateData struct {
-	ird, ord uint32 // RDMA Reads taken and issued at a time, at most maxDepth; 0: not said
+	// ird is how many RDMA Reads the end serves at a time, and ord how many it issues. Both
+	// are at most maxDepth; 0 means not announced.
+	ird, ord uint32
 
-	rdmanet    bool   // the peer is rdmanet; without it the fields below are 0
-	features   uint16 // offered, not yet agreed
-	maxReceive uint32 // bytes of the largest segment the sender is willing to receive
+	// rdmanet is set if the end is rdmanet. If it is not, features and maxReceive are 0.
+	rdmanet bool
+
+	// features has the extensions that the end offers.
+	features uint16
+
+	// maxReceive is the largest segment that the end is willing to receive, in bytes.
+	maxReceive uint32
 }
 
-// append adds the wire form to b: privateLen bytes, or the bare IRD/ORD pair
-// where rdmanet is false.
+// append adds the wire form to b: privateLen bytes, or only the IRD and the ORD if rdmanet
+// is not set.
 func (p privateData) append(b []byte) []byte {
 	be := binary.BigEndian
 	b = be.AppendUint32(b, min(p.ird, maxDepth))
@@ -54,8 +76,8 @@ func (p privateData) append(b []byte) []byte {
 	return be.AppendUint32(b, p.maxReceive)
 }
 
-// parsePrivate reads private data as it was received: absent, cut short or
-// padded, from any kind of peer. It never fails; what is not said is zero.
+// parsePrivate reads private data as it was received: it may be absent, cut short or
+// padded, and from any kind of peer. It never fails. What is missing is zero.
 func parsePrivate(b []byte) privateData {
 	var p privateData
 	if len(b) < depthLen {
@@ -72,16 +94,16 @@ func parsePrivate(b []byte) privateData {
 	return p
 }
 
-// Early negotiation: two rdmanet peers send the negotiation messages behind
-// their private data and save a round trip. The request is followed by a grant,
-// which saves the active side's first message as well.
+// In an early negotiation two rdmanet peers send the negotiation messages behind their
+// private data, which saves a round trip. The grant behind the request saves the active
+// side's first message as well.
 const (
 	earlyRequestLen  = privateLen + negotiateRequestLen + 2
 	earlyResponseLen = privateLen + negotiateResponseLen
 )
 
-// earlyRequest returns the request and the grant in the private data b of an
-// active side; the request is nil if there is none.
+// earlyRequest returns the negotiation request and the grant in the private data b of an
+// active side. The request is nil if there is none.
 func earlyRequest(b []byte) (msg []byte, granted uint16) {
 	if len(b) < earlyRequestLen || parsePrivate(b).features&featureEarly == 0 {
 		return nil, 0
@@ -89,8 +111,8 @@ func earlyRequest(b []byte) (msg []byte, granted uint16) {
 	return b[privateLen : earlyRequestLen-2], binary.LittleEndian.Uint16(b[earlyRequestLen-2:])
 }
 
-// earlyResponse returns the response in the private data b of a passive side,
-// nil if there is none.
+// earlyResponse returns the negotiation response in the private data b of a passive side,
+// or nil.
 func earlyResponse(b []byte) []byte {
 	if len(b) < earlyResponseLen || parsePrivate(b).features&featureEarly == 0 {
 		return nil
@@ -98,9 +120,9 @@ func earlyResponse(b []byte) []byte {
 	return b[privateLen:earlyResponseLen]
 }
 
-// parseDepth reads an IRD or ORD. Convention has it big-endian, but there are
-// Linux clients that send it in the byte order of the host. As no depth needs
-// more than sixteen bits, the smaller reading is the one that was meant.
+// parseDepth reads an IRD or an ORD. By convention it is big-endian, but some Linux clients
+// send it in the byte order of the host. No depth needs more than sixteen bits, so the
+// smaller of the two readings is the right one.
 func parseDepth(b []byte) uint32 {
 	v := binary.BigEndian.Uint32(b)
 	return min(v, bits.ReverseBytes32(v), maxDepth)

@@ -11,28 +11,42 @@ var (
 	errMessageInside  = &protocolError{"Flags", "a message inside one of the other kind"}
 )
 
-// A reassembler follows where one message ends and the next begins in the
-// segments received. It holds no data: payload is handed on as it arrives.
+// reassembler finds where a message of the upper layer ends and the next one begins in the
+// Data Transfer messages received. It holds no data: payload is handed on as it arrives
+// (delivery.go). It does no I/O and takes no lock.
 type reassembler struct {
-	max uint32 // MaxFragmentedRecvSize, the longest message we said we take
-	fin bool   // featureFIN was agreed: heed flagFIN
+	// max is the length of the longest message that this side accepts, the
+	// MaxFragmentedRecvSize of [MS-SMBD].
+	max uint32
 
-	messages bool // featureMessages was agreed: heed its flags
+	fin bool // fin is set if featureFIN was agreed, so that flagFIN counts.
 
-	remaining uint32 // FragmentReassemblyRemaining; 0 between messages
-	rest      uint64 // of a message that comes by transfers, what follows the last one
-	ended     bool   // flagFIN was received: no payload may follow
+	// messages is set if featureMessages was agreed, so that its flags count.
+	messages bool
 
-	flags  uint16 // flagExpedited and flagPartial of the message under way, or of the last one
-	before uint16 // and of the one before the last that came by transfers
+	// remaining is the FragmentReassemblyRemaining of [MS-SMBD], 0 between messages.
+	remaining uint32
+
+	// rest is how many bytes of a message that comes by transfers follow the last transfer.
+	rest uint64
+
+	ended bool // ended is set when flagFIN has arrived: no payload may follow.
+
+	// flags has flagExpedited and flagPartial of the message under way, or else of the last
+	// one.
+	flags uint16
+
+	// before has flagExpedited and flagPartial of the message before the last one that came
+	// by transfers.
+	before uint16
 }
 
-// open reports whether the last message was a piece of a longer one.
+// open reports whether the last message was a piece that is not the last of its message.
 func (r *reassembler) open() bool { return r.flags&flagPartial != 0 }
 
-// flagged checks the flags of a segment of a message, which may be its first, and
-// returns those that belong to the message. A message that comes in several must
-// be ended before one of the other kind begins.
+// flagged checks the flags of a segment, and returns those that belong to its message.
+// first is set if the segment begins the message. A message in pieces must end before a
+// message of the other kind begins.
 func (r *reassembler) flagged(h *segmentHeader, first bool) (uint16, error) {
 	if !r.messages {
 		return 0, nil
@@ -47,22 +61,22 @@ func (r *reassembler) flagged(h *segmentHeader, first bool) (uint16, error) {
 	return flags, nil
 }
 
-// accept takes the next segment, in the order of arrival, its header parsed
-// before. first and last say whether a message begins and ends with it; the
-// state is unchanged where err is not nil.
+// accept takes the next segment, in the order of arrival, whose header was parsed before.
+// first and last report whether a message begins and ends with it. With an error the state
+// is unchanged.
 //
-// [MS-SMBD] 3.1.5.8 bounds the sum of both lengths and lets the remainder fall
-// by DataLength with each segment, so what is announced must be exactly that
-// remainder. A message with neither payload nor remainder carries credits, a
-// keep-alive or FIN only: it belongs to no message, leaves the reassembly alone
-// and is neither first nor last. Read literally the text ends the connection
-// when one arrives between two segments, but Linux sends them there. A segment
-// may be empty and announce a remainder, as the text allows: it begins a
-// message, or repeats the remainder of the current one.
+// [MS-SMBD] 3.1.5.8 bounds the sum of both lengths, and lets the remainder fall by
+// DataLength with each segment. So the announced remainder must be exactly what is left. A
+// segment may be empty and announce a remainder, as the text allows: it begins a message,
+// or repeats the remainder of the current one.
 //
-// Where featureMessages was agreed, flagEmpty makes a message of what has neither.
+// A message with neither payload nor remainder has only credits, a keep-alive probe or its
+// answer, or FIN. It belongs to no message of the upper layer, does not change the
+// reassembly, and is neither first nor last. Read literally, the text ends the connection
+// over one between two segments, but Linux sends them there. If featureMessages was agreed,
+// flagEmpty makes it an empty message.
 func (r *reassembler) accept(h *segmentHeader) (first, last bool, err error) {
-	sum := uint64(h.DataLength) + uint64(h.Remaining) // cannot wrap
+	sum := uint64(h.DataLength) + uint64(h.Remaining) // The sum cannot overflow.
 	if sum > uint64(r.max) {
 		return false, false, errMessageSize
 	}
@@ -104,11 +118,11 @@ func (r *reassembler) accept(h *segmentHeader) (first, last bool, err error) {
 	return first, !empty && remaining == 0, nil
 }
 
-// acceptTransfer is accept for a message with an offer or a request, which
-// stands for the payload it carries and what the transfer moves. A message that
-// begins so goes on so.
+// acceptTransfer is accept for an offer or a request, which stands for its payload and for
+// the data of its transfer. A message that begins with an offer or a request continues with
+// such.
 func (r *reassembler) acceptTransfer(h *segmentHeader, t *transferHeader) (first, last bool, err error) {
-	sum := uint64(h.DataLength) + uint64(t.Length) + t.Rest // cannot wrap
+	sum := uint64(h.DataLength) + uint64(t.Length) + t.Rest // The sum cannot overflow.
 	switch {
 	case r.ended:
 		return false, false, errDataAfterFIN
@@ -131,6 +145,6 @@ func (r *reassembler) acceptTransfer(h *segmentHeader, t *transferHeader) (first
 	return first, t.Rest == 0, nil
 }
 
-// undo takes back a message of which nothing but its first transfer has come, which
-// was withdrawn as a whole.
+// undo removes a message whose first transfer was withdrawn as a whole and of which nothing
+// else has arrived.
 func (r *reassembler) undo() { r.rest, r.flags = 0, r.before }

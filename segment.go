@@ -7,59 +7,63 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// Every message after the negotiation is a Data Transfer message: one RDMA
-// Send that holds a header and at most one segment of an upper-layer message.
-// All fields are little-endian, [MS-SMBD] 2.2.3.
+// This file has the format of Data Transfer messages, [MS-SMBD] 2.2.3. Every message after
+// the negotiation is one: a single RDMA Send that holds a header and at most one segment of
+// a message of the upper layer. All fields are little-endian. reassemble.go has the rules
+// for the sequence of messages, and transfer.go the header of large transfers.
+
 const (
-	dataHeaderLen = 20 // a message without payload ends here
-	dataOffset    = 24 // where our payload starts: the first multiple of 8 behind the header
+	// dataHeaderLen is the length of a message without payload.
+	dataHeaderLen = 20
+
+	// dataOffset is where the payload of this side begins: the first multiple of 8 behind
+	// the header.
+	dataOffset = 24
 )
 
-// Bits of segmentHeader.Flags. A receiver ignores those it does not know.
+// These are the bits of segmentHeader.Flags. A receiver ignores unknown bits. All but
+// flagResponseRequested are no part of SMB Direct: they are sent, and count, only if both
+// ends have offered the feature that they belong to (docs/protocol.md).
 const (
-	// flagResponseRequested asks for any message in answer, soon: a
+	// flagResponseRequested asks for any message as an answer, soon. It makes the message a
 	// keep-alive probe.
 	flagResponseRequested uint16 = 0x0001
 
-	// flagFIN ends the sender's stream: no payload follows the one it came
-	// with. It is not part of SMB Direct; it is sent, and heeded, only where
-	// both ends offered featureFIN (see docs/protocol.md).
+	// flagFIN ends the sender's stream: no payload follows the payload of this message. It
+	// belongs to featureFIN.
 	flagFIN uint16 = 0x8000
 
-	// flagTransfer says that a transfer header lies between the header and the
-	// payload. It is not part of SMB Direct either; it is sent, and heeded, only
-	// where both ends offered featureTransfer.
+	// flagTransfer is set if a transfer header lies between the header and the payload. It
+	// belongs to featureTransfer.
 	flagTransfer uint16 = 0x4000
 
-	// The following are not part of SMB Direct either; they are sent, and heeded,
-	// only where both ends offered featureMessages. flagExpedited and flagPartial
-	// are those of a message of the upper layer, the same in each of its segments.
-
-	// flagExpedited marks a message that was sent ahead of others.
+	// flagExpedited marks a message of the upper layer that was sent ahead of others. It is
+	// set in each of its segments. It belongs to featureMessages.
 	flagExpedited uint16 = 0x2000
 
-	// flagPartial says that more of the message comes in another one.
+	// flagPartial marks a piece of a message that is not the last one. It is set in each of
+	// its segments. It belongs to featureMessages.
 	flagPartial uint16 = 0x1000
 
-	// flagEmpty makes what carries no payload a message of the upper layer.
+	// flagEmpty makes a Data Transfer message without payload an empty message of the upper
+	// layer. It belongs to featureMessages.
 	flagEmpty uint16 = 0x0800
 
-	// flagNoResponse says that the sender needs no credits soon.
+	// flagNoResponse is set if the sender needs no credits soon. It belongs to
+	// featureMessages.
 	flagNoResponse uint16 = 0x0400
 )
 
-// ErrMessageTooLong is returned for a message longer than the peer said that
-// it reassembles ([Info].MaxFragmentedSize), where no large transfer carries it;
-// one of exactly that length passes.
-// Nothing of the message was sent and the connection stays usable. It matches
-// syscall.EMSGSIZE.
+// ErrMessageTooLong is returned for a message that is longer than the peer reassembles
+// ([Info].MaxFragmentedSize), where no large transfer carries it. A message of exactly that
+// length is sent. Nothing of a message that is too long was sent, and the connection stays
+// usable. The error matches syscall.EMSGSIZE.
 var ErrMessageTooLong = fmt.Errorf("rdmanet: longer than the peer takes in segments (Info.MaxFragmentedSize): %w", errno.EMSGSIZE)
 
-// A protocolError says which field of a received message broke which rule.
-// The connection cannot go on after one. They are made once and compared by
-// identity.
+// protocolError names the field of a received message that broke a rule. The connection
+// cannot go on after it. Each value is made once and compared by identity.
 type protocolError struct {
-	field string // as [MS-SMBD] spells it
+	field string // field is spelled as in [MS-SMBD].
 	rule  string
 }
 
@@ -76,17 +80,30 @@ var (
 
 // segmentHeader is the header of a Data Transfer message, [MS-SMBD] 2.2.3.
 type segmentHeader struct {
-	CreditsRequested uint16 // total that the sender would like to hold, at least 1
-	CreditsGranted   uint16 // receives newly posted, to be added
-	Flags            uint16
-	Remaining        uint32 // RemainingDataLength: bytes of the message still to come after this segment
-	DataOffset       uint32 // from the first byte of the header; 0 without payload
-	DataLength       uint32 // bytes of payload
+	// CreditsRequested is how many credits the sender would like to hold in all, at least
+	// 1.
+	CreditsRequested uint16
+
+	// CreditsGranted is how many receives were newly posted. The peer adds it to its
+	// credits.
+	CreditsGranted uint16
+
+	Flags uint16
+
+	// Remaining is RemainingDataLength: how many bytes of the message follow this segment.
+	Remaining uint32
+
+	// DataOffset is where the payload begins, from the first byte of the header. It may be
+	// 0 without payload.
+	DataOffset uint32
+
+	// DataLength is the length of the payload in bytes.
+	DataLength uint32
 }
 
-// put writes the header, and before a payload the padding up to DataOffset,
-// to the front of b, which must have room for it. It returns the bytes
-// written: dataHeaderLen, or DataOffset, where the payload belongs.
+// put writes the header to the front of b, and in front of a payload the padding up to
+// DataOffset. b must have room for it. put returns the number of bytes written:
+// dataHeaderLen, or DataOffset, where the payload belongs.
 func (h *segmentHeader) put(b []byte) int {
 	_ = b[dataHeaderLen-1]
 	le := binary.LittleEndian
@@ -98,20 +115,21 @@ func (h *segmentHeader) put(b []byte) int {
 	le.PutUint32(b[12:], h.DataOffset)
 	le.PutUint32(b[16:], h.DataLength)
 	if h.DataLength == 0 {
-		return dataHeaderLen // neither padding nor buffer, [MS-SMBD] 3.1.5.4
+		// A message without payload has no padding either, [MS-SMBD] 3.1.5.4.
+		return dataHeaderLen
 	}
 	clear(b[dataHeaderLen:h.DataOffset])
 	return int(h.DataOffset)
 }
 
-// parse reads the header of b, exactly one received message, and checks what
-// [MS-SMBD] 3.1.5.8 asks of a single message; what it asks of a sequence is
-// checked by reassembler. The payload aliases b.
+// parse reads the header of b, which is exactly one received message, and checks what
+// [MS-SMBD] 3.1.5.8 requires of a single message. The reassembler checks what it requires
+// of a sequence. The payload aliases b.
 //
-// Tolerated, as there: bytes behind the payload, a non-zero Reserved field or
-// padding, unknown flags, and an aligned DataOffset inside a message without
-// payload. That a payload must not overlap the header is our own reading: the
-// text bounds DataOffset only from above.
+// As in the specification, parse accepts bytes behind the payload, a non-zero Reserved
+// field or padding, unknown flags, and an aligned DataOffset inside a message without
+// payload. A payload must not overlap the header; the specification does not say so, and
+// bounds DataOffset only from above.
 func (h *segmentHeader) parse(b []byte) (payload []byte, err error) {
 	if len(b) < dataHeaderLen {
 		return nil, errSegmentShort
@@ -124,7 +142,7 @@ func (h *segmentHeader) parse(b []byte) (payload []byte, err error) {
 	h.DataOffset = le.Uint32(b[12:])
 	h.DataLength = le.Uint32(b[16:])
 
-	end := uint64(h.DataOffset) + uint64(h.DataLength) // cannot wrap
+	end := uint64(h.DataOffset) + uint64(h.DataLength) // The sum cannot overflow.
 	switch {
 	case h.CreditsRequested == 0:
 		return nil, errCreditsRequested
@@ -140,15 +158,15 @@ func (h *segmentHeader) parse(b []byte) (payload []byte, err error) {
 	return b[h.DataOffset:end:end], nil
 }
 
-// segmentData returns how many payload bytes the next segment carries of a
-// message with left bytes unsent, when a Send may have maxSend bytes:
-// all that fit behind dataOffset, [MS-SMBD] 3.1.5.4.
+// segmentData returns how many bytes of payload the next segment carries of a message with
+// left bytes unsent. maxSend is the most bytes of a Send. Each segment but the last one is
+// full, [MS-SMBD] 3.1.5.4.
 func segmentData(left, maxSend int) int {
 	return min(left, maxSend-dataOffset)
 }
 
-// checkMessageLength returns ErrMessageTooLong when a message of n bytes is
-// more than the peer reassembles, [MS-SMBD] 3.1.5.4.
+// checkMessageLength returns ErrMessageTooLong if a message of n bytes is longer than the
+// peer reassembles, [MS-SMBD] 3.1.5.4.
 func checkMessageLength(n int, maxFragmentedSend uint32) error {
 	if uint64(n) > uint64(maxFragmentedSend) {
 		return ErrMessageTooLong
