@@ -12,140 +12,189 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// Config adjusts connections. The zero value serves well; sizes that are out
-// of range are refused by Dial and Listen, not silently changed. A Config must
-// not be changed while a Dialer or ListenConfig that holds it is in use.
+// Config holds the settings of connections and of datagrams. The zero value is ready for
+// use. Dial and Listen return an error for a size that is out of range. A Config must not
+// be changed while a Dialer or ListenConfig that holds it is in use.
 type Config struct {
-	// Device names the device to use: "iwarp" is the software device, "rdma"
-	// any RDMA device, and else it is one of those by its name, "mlx5_0" for
-	// instance. Empty means the RDMA device that leads to the address if there
-	// is one, then the software device; a Listener listens on both. The
-	// environment variable RDMANET_DEVICE overrides it.
+	// Device names the device to use. "iwarp" is the software device, and "rdma" is any
+	// RDMA device. Any other name is that of one RDMA device, such as "mlx5_0". Empty means
+	// the RDMA device that leads to the address, and then the software device; a Listener
+	// uses both. The environment variable RDMANET_DEVICE overrides this field.
 	Device string
 
-	// RequireRDMA forbids the software device: without an RDMA device that
-	// leads to the address Dial and Listen fail.
+	// RequireRDMA forbids the software device. Dial and Listen fail if no RDMA device leads
+	// to the address.
 	RequireRDMA bool
 
-	// Provider, if not nil, is where devices come from, and Device, RequireRDMA
-	// and RDMANET_DEVICE are not looked at: for tests, and for a device that
-	// was set up in a special way (see package ibv/rdmacore).
+	// Provider, if not nil, is where all devices come from. It overrides Device,
+	// RequireRDMA and RDMANET_DEVICE. It is for tests, and for devices that the program has
+	// set up itself (see package ibv/rdmacore).
 	Provider ibv.Provider
 
-	// MaxSendSize and MaxReceiveSize bound a segment, one RDMA Send, in bytes,
-	// headers included: 256 to 1 MiB. 0 means 65560 (64 KiB and a header) on
-	// devices whose registered memory costs nothing until it is used, 8192 on
-	// others. Each receive buffer has MaxReceiveSize bytes. To peers that are
-	// not rdmanet at most 8136 are offered, the most that all known ones take.
-	MaxSendSize    int
+	// MaxSendSize bounds a segment that this side sends, in bytes: 256 to 1 MiB. A segment
+	// is one RDMA Send with its headers. 0 means 65560 (64 KiB and a header) on devices
+	// whose registered memory costs nothing until it is used, and 8192 on others. With a
+	// peer that is not rdmanet the bound is 8136 at most, which all known peers accept.
+	MaxSendSize int
+
+	// MaxReceiveSize bounds a segment that the peer sends, in bytes: 256 to 1 MiB. Each
+	// receive buffer has this size. 0 means 65560 (64 KiB and a header) on devices whose
+	// registered memory costs nothing until it is used, and 8192 on others. With a peer
+	// that is not rdmanet the bound is 8136 at most, which all known peers accept.
 	MaxReceiveSize int
 
-	// MaxFragmentedSize bounds a message that comes in segments, in bytes: 131080
-	// to 1 GiB, 0 means 1 MiB. It concerns what the peer sends with WriteMsg; Write
-	// and Read carry any amount. Between rdmanet peers longer messages go as large
-	// transfers, unless TransferSize is negative on either side.
+	// MaxFragmentedSize bounds a message that the peer sends in segments with WriteMsg, in
+	// bytes: 131080 to 1 GiB. 0 means 1 MiB. Write and Read carry any amount. Between
+	// rdmanet peers longer messages go by large transfers, unless TransferSize is negative
+	// on either side.
 	MaxFragmentedSize int
 
-	// TransferSize is the length in bytes from which Write and WriteMsg do not cut
-	// data into segments but leave it to the devices to move by RDMA, between
-	// rdmanet peers: 4096 to 1 GiB. Such a Write returns when the peer has taken
-	// the data. 0 means 512 KiB on RDMA devices, and on the software device, which
-	// sends straight from any memory, 4 MiB for what lies in a Buffer and else
-	// never; ReadFrom, which need not wait, does so from 128 KiB on on RDMA devices.
-	// Negative means never, for either direction.
+	// TransferSize is the length in bytes from which Write and WriteMsg send data by a
+	// large transfer, between rdmanet peers: 4096 to 1 GiB. The devices then move the data
+	// by RDMA, and the call returns when the peer has taken it. ReadFrom sends 256 KiB at a
+	// time, so it uses large transfers only if this length is no greater. It does not wait
+	// for the peer.
+	//
+	// On RDMA devices 0 means 512 KiB, and 128 KiB for ReadFrom. On the software device,
+	// which sends straight from any memory, 0 means 4 MiB for data in a Buffer, and never
+	// for other data. A negative value means never, in both directions.
 	TransferSize int
 
-	// NoRDMARead has large transfers go by RDMA Write, as they do where a device
-	// cannot read.
+	// NoRDMARead makes large transfers use RDMA Write in place of RDMA Read, in both
+	// directions. They also do so if a device cannot read.
 	NoRDMARead bool
 
-	// InitialReceiveCredits is how many receive buffers a connection starts
-	// with and returns to when idle: 4 to 255, 0 means 4.
-	// MaxReceiveCredits is how many it may grow to while the peer asks for
-	// more and the reader keeps up: 4 to 255; 0 means as many as make 4 MiB,
-	// at least 16.
+	// InitialReceiveCredits is how many receive buffers a connection starts with, and
+	// returns to when it is idle: 4 to 255. 0 means 4. MaxReceiveCredits bounds it.
 	InitialReceiveCredits int
-	MaxReceiveCredits     int
 
-	// ReceiveMemory bounds the memory, in bytes, that the connections of a device
-	// together have for receive buffers beyond twice InitialReceiveCredits each, which is
-	// what an idle one may keep: 64 KiB to 1 TiB, 0 means 1 GiB. A connection that finds
-	// it used up keeps the buffers that it has, and grows when others have given some
-	// back, which they do when they idle. So however many peers send much and then hold
-	// on to the buffers, they hold no more than that.
+	// MaxReceiveCredits is how many receive buffers a connection may grow to while the peer
+	// asks for more and the reader keeps up: 4 to 255. 0 means as many as make 4 MiB, but
+	// at least 16.
+	MaxReceiveCredits int
+
+	// ReceiveMemory bounds the memory in bytes that all connections of a device together
+	// use for receive buffers: 64 KiB to 1 TiB. 0 means 1 GiB. Twice InitialReceiveCredits
+	// of each connection do not count, because an idle connection may keep that many.
+	//
+	// A connection that finds the memory used up keeps its buffers. It grows when other
+	// connections have given buffers back, which they do when they are idle. So peers that
+	// send much and then stay silent cannot hold more than this.
 	ReceiveMemory int
 
-	// SendCreditTarget is how many receive buffers the peer is asked for: 4 to
-	// 255, 0 means 255.
+	// SendCreditTarget is how many receive buffers the peer is asked for: 4 to 255. 0 means
+	// 255.
 	SendCreditTarget int
 
-	// TransferMemory bounds the memory outside the Go heap, in bytes, that the
-	// connections of a device together hold at a time to bring large writes from
-	// and to ordinary memory on their way: 256 KiB to 1 GiB, 0 means 64 MiB. A
-	// connection that finds it used up goes on by its segments and its receive
-	// buffers. About a second after its last use the memory is given back.
+	// TransferMemory bounds the memory in bytes, outside the Go heap, that all connections
+	// of a device together use to copy large transfers to or from ordinary memory: 256 KiB
+	// to 1 GiB. 0 means 64 MiB. A connection that finds the memory used up goes on with its
+	// segments and its receive buffers. Memory is given back about a second after its last
+	// use.
 	TransferMemory int
 
-	// KeepAlive is the time without a word from the peer after which it is
-	// asked for one; without an answer in the same time again, or 20 s if that
-	// is less, the connection is broken. So when the link is cut Read and Write
-	// fail within twice KeepAlive or KeepAlive and 20 s, with ETIMEDOUT, whatever
-	// they were at. A program need not read for its side to answer: if need be its
-	// device does. 0 means 120 s, negative never, which leaves it to the device;
-	// see the package's comment.
+	// KeepAlive is how long nothing may arrive from the peer until this side asks for an
+	// answer. If none arrives in the same time again, or in 20 s if that is less, the
+	// connection is broken. So when the link is cut, all calls fail with ETIMEDOUT within
+	// twice KeepAlive, or within KeepAlive and 20 s. A side answers even if its program
+	// does not read, by its device if need be.
+	//
+	// 0 means 120 s. A negative value means that this side never asks, and leaves it to the
+	// device to find out; see the package's comment.
 	KeepAlive time.Duration
 
-	// NegotiateTimeout bounds connection set-up after the address is known, on
-	// either side. 0 means 120 s on the active side, where the context's
-	// deadline applies as well, and 20 s on the passive side.
+	// NegotiateTimeout bounds the set-up of a connection after its address is known, on
+	// either side. On the active side the context's deadline applies as well. 0 or a
+	// negative value means 20 s on the passive side. On the active side it means 120 s, and
+	// the device's own bound for the time until the peer answers.
 	NegotiateTimeout time.Duration
 
-	// LingerTimeout bounds how long a connection goes on behind Close, which does not
-	// wait for it, to bring what was written to the peer: it is given up when nothing
-	// has moved for so long, and after twelve times as long in any case. 0 means 5 s;
-	// negative gives up at once and may lose data. At most 4096 connections of a
-	// process linger at a time. Where a call is in the middle of a large transfer when
-	// Close is called, a peer that is silent for a second is given up. See Lingering.
+	// LingerTimeout bounds how long a connection goes on after Close to bring what was
+	// written to the peer. Close does not wait for that. The connection is given up when
+	// nothing has moved for this time, and after twelve times as long in any case. 0 means
+	// 5 s. A negative value gives up at once, and may lose data.
+	//
+	// At most 4096 connections of a process linger at a time; see [Lingering]. If a call is
+	// in the middle of a large transfer at Close, a peer that is silent for a second is
+	// given up.
 	LingerTimeout time.Duration
 
-	// BusyPoll is how long Read and Write poll for a completion before they
-	// sleep. It trades processor time for latency. 0 means that on RDMA devices
-	// a Read that waits for the answer to what was sent polls, for a millisecond
-	// at most, where that has paid before and while fewer connections are being
-	// served than half of GOMAXPROCS; one of a process does at a time. With a
-	// negative BusyPoll none ever does.
+	// BusyPoll is how long Read and Write poll for a completion before they sleep. It
+	// trades processor time for latency. A negative value means that no call ever polls.
+	//
+	// 0 means that a Read polls on RDMA devices while it waits for the answer to what was
+	// sent, for a millisecond at most. It does so only if polling has paid before. It also
+	// needs spare processors: fewer connections than half of GOMAXPROCS are being served,
+	// and no other call of the process polls.
 	BusyPoll time.Duration
 
-	// Logger receives at level Debug what fails: set-ups, connections, queue pairs for
-	// datagrams, devices. It receives at level Warn a line for each Conn, Listener and
-	// PacketConn that the program drops without Close. nil discards the former, and the
-	// warnings go to slog.Default().
+	// Logger receives failures at level Debug: of set-ups, connections, queue pairs for
+	// datagrams, and devices. At level Warn it receives a line for each Conn, Listener and
+	// PacketConn that the program drops without Close. If it is nil, failures are not
+	// logged, and the warnings go to slog.Default().
 	Logger *slog.Logger
 }
 
 const (
-	minSegment        = 256
-	maxSegment        = 1 << 20
-	plainSegment      = 8136 // Windows refuses a PreferredSendSize above
-	pagedSegment      = 64<<10 + dataOffset
-	pinnedSegment     = 8192
-	plainReadWrite    = 8 << 20 // whether any is made is up to the program; Linux on siw cannot connect where none may be
-	creditCeiling     = 255
-	minTransfer       = 4096
-	copiedTransfer    = 512 << 10 // below that waiting for the peer costs more than copying: docs/performance.md
-	scratchTransfer   = 128 << 10
-	inlineTransfer    = 4 << 20
+	// minSegment is the least MaxSendSize and MaxReceiveSize in bytes.
+	minSegment = 256
+
+	// maxSegment is the greatest MaxSendSize and MaxReceiveSize in bytes.
+	maxSegment = 1 << 20
+
+	// plainSegment is the longest segment with a plain peer. Windows refuses a greater
+	// PreferredSendSize.
+	plainSegment = 8136
+
+	// pagedSegment is the default size of a segment on devices that do not pin memory.
+	pagedSegment = 64<<10 + dataOffset
+
+	// pinnedSegment is the default size of a segment on devices that pin memory.
+	pinnedSegment = 8192
+
+	// plainReadWrite is the MaxReadWriteSize in the negotiation. The program decides
+	// whether any such RDMA is used, but Linux on siw cannot connect if none is allowed.
+	plainReadWrite = 8 << 20
+
+	// creditCeiling is the greatest number of credits that a Config may ask for.
+	creditCeiling = 255
+
+	// minTransfer is the least TransferSize in bytes.
+	minTransfer = 4096
+
+	// copiedTransfer is the default TransferSize. For less data, waiting for the peer costs
+	// more than copying (docs/performance.md).
+	copiedTransfer = 512 << 10
+
+	// scratchTransfer is the default length in bytes from which ReadFrom uses a transfer.
+	scratchTransfer = 128 << 10
+
+	// inlineTransfer is the default TransferSize for data in a Buffer, on devices that send
+	// segments straight from the program's memory.
+	inlineTransfer = 4 << 20
+
+	// defaultFragmented is the default MaxFragmentedSize in bytes.
 	defaultFragmented = 1 << 20
-	defaultTransfer   = 64 << 20
-	leastWindows      = 64 << 10
-	mostWindows       = min(1<<40, math.MaxInt)
-	defaultWindows    = 1 << 30
-	defaultLinger     = 5 * time.Second
+
+	// defaultTransfer is the default TransferMemory in bytes.
+	defaultTransfer = 64 << 20
+
+	// leastWindows is the least ReceiveMemory in bytes.
+	leastWindows = 64 << 10
+
+	// mostWindows is the greatest ReceiveMemory in bytes.
+	mostWindows = min(1<<40, math.MaxInt)
+
+	// defaultWindows is the default ReceiveMemory in bytes.
+	defaultWindows = 1 << 30
+
+	// defaultLinger is the default LingerTimeout.
+	defaultLinger = 5 * time.Second
 )
 
 var discardLogger = slog.New(slog.DiscardHandler)
 
-// check reports what is out of range.
+// check returns an error that names all fields that are out of range.
 func (c *Config) check() error {
 	var errs []error
 	inRange := func(name string, v, lo, hi int) {
@@ -167,34 +216,57 @@ func (c *Config) check() error {
 	return errors.Join(errs...)
 }
 
-// log tells the logger, if there is one, of an error.
+// log logs a failure, if there is a Logger.
 func (c *Config) log(msg string, addr net.Addr, err error) {
 	if c.Logger != nil {
 		c.Logger.Debug("rdmanet: "+msg, "remote", addr, "err", err)
 	}
 }
 
-// settings is a Config with the defaults for one device filled in.
+// settings is a Config with the defaults for one device filled in. The fields have the
+// units of Config.
 type settings struct {
 	maxSend, maxReceive, maxFragmented int
-	initial, maximum, target           int // credits
-	transfers                          bool
-	transfer, ofBuffer, ofScratch      int // bytes from which a write is a transfer; one from a Buffer; ReadFrom's
-	noRead                             bool
-	transferMemory, receiveMemory      int
+
+	// initial, maximum and target are credits: InitialReceiveCredits, MaxReceiveCredits and
+	// SendCreditTarget.
+	initial, maximum, target int
+
+	// transfers is set if large transfers are offered to the peer.
+	transfers bool
+
+	// transfer is the length in bytes from which a write goes by a transfer. ofBuffer is
+	// that length for data in a Buffer, and ofScratch for data of ReadFrom.
+	transfer, ofBuffer, ofScratch int
+
+	// noRead is NoRDMARead.
+	noRead bool
+
+	transferMemory, receiveMemory int
+
+	// keepAlive, linger and busyPoll are those of Config. probe is how long this side waits
+	// for the answer to a keep-alive probe.
 	keepAlive, probe, linger, busyPoll time.Duration
-	negotiate                          time.Duration
-	log                                *slog.Logger
-	logger                             *slog.Logger // the program's, nil if it has set none
+
+	negotiate time.Duration
+
+	// log receives failures, and is never nil.
+	log *slog.Logger
+
+	// logger is the program's Logger, or nil.
+	logger *slog.Logger
 }
 
+// settings returns the settings for connections of a device. passive is set for connections
+// that are accepted.
 func (c *Config) settings(dev ibv.Device, passive bool) settings {
 	segment := pagedSegment
 	if regmem.PinsMemory(dev) {
 		segment = pinnedSegment
 	}
 	transfer, ofBuffer, ofScratch := copiedTransfer, copiedTransfer, scratchTransfer
-	if dev.Attr().MaxInline >= segment { // segments are sent from where the data lies
+	// The device sends segments from where the data lies, without a copy.
+	if dev.Attr().MaxInline >= segment {
 		transfer, ofBuffer, ofScratch = math.MaxInt, inlineTransfer, math.MaxInt
 	}
 	or := func(v, def int) int {
@@ -243,7 +315,7 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 	return s
 }
 
-// features is what the private data offers.
+// features returns the extensions that the private data offers.
 func (s *settings) features() uint16 {
 	f := featureFIN | featureMessages
 	if s.transfers {
@@ -255,8 +327,7 @@ func (s *settings) features() uint16 {
 	return f
 }
 
-// limits is what the two of them offer in negotiation to a peer, which is
-// rdmanet or not.
+// limits returns what this end brings to the negotiation with a peer.
 func (s *settings) limits(peer privateData) limits {
 	l := limits{
 		maxSend:          uint32(s.maxSend),

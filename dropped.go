@@ -5,10 +5,11 @@ import (
 	"runtime"
 )
 
-// Connections and listeners that a program drops without Close. The public types are handles: goroutines,
-// timers and devices refer to what is behind them only, so a handle is garbage as soon as
-// the program has dropped it. Its cleanup then closes what is behind it, as package net
-// does by finalizers. Methods that block keep their handle alive until they return.
+// This file closes connections and listeners that the program drops without Close. The
+// public types are handles: goroutines, timers and devices refer only to what is behind
+// them. So a handle is garbage as soon as the program has dropped it, and its cleanup
+// closes what is behind it. Package net does the same by finalizers. Methods that block
+// keep their handle alive until they return. packet.go has the same for a PacketConn.
 
 // newHandle returns the Conn for a connection that is handed out.
 func newHandle(c *conn) *Conn {
@@ -17,21 +18,25 @@ func newHandle(c *conn) *Conn {
 	return h
 }
 
+// dropped closes a connection whose handle the program has dropped.
 func (c *conn) dropped() {
 	if c.beginClose() {
-		go func() { // neither the log nor the connection may hold up other cleanups
+		// Neither the log nor the connection may hold up other cleanups.
+		go func() {
 			warnDropped(c.set.logger, "connection", "local", c.local, "remote", c.remote)
 			c.lingerOn(enterLingering(c))
 		}()
 	}
 }
 
+// newListenerHandle returns the Listener for a listener that is handed out.
 func newListenerHandle(l *listener) *Listener {
 	h := &Listener{l}
 	runtime.AddCleanup(h, (*listener).dropped, l)
 	return h
 }
 
+// dropped closes a listener whose handle the program has dropped.
 func (l *listener) dropped() {
 	select {
 	case <-l.done:
@@ -45,8 +50,8 @@ func (l *listener) dropped() {
 }
 
 // warnDropped logs that the program has dropped something without Close. A nil log means
-// slog.Default(): memory and descriptors were in use until now, so the warning is not
-// discarded.
+// slog.Default(): memory and descriptors were in use until now, so the warning must be
+// seen.
 func warnDropped(log *slog.Logger, what string, args ...any) {
 	if log == nil {
 		log = slog.Default()

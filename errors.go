@@ -11,11 +11,11 @@ import (
 	"github.com/rdmanet/rdmanet/internal/neterr"
 )
 
-// netName is what net.OpError and net.Addr give as the network of errors.
+// netName is the network in the errors and addresses of this package.
 const netName = "rdma"
 
-// opError wraps an error for the caller, once, at the package's edge. io.EOF
-// stays bare, as readers compare it.
+// opError wraps an error for the program, once, in the public methods. A bare io.EOF stays
+// as it is, because readers compare it.
 func opError(op string, source, addr net.Addr, err error) error {
 	if err == nil || err == io.EOF {
 		return err
@@ -23,8 +23,8 @@ func opError(op string, source, addr net.Addr, err error) error {
 	return &net.OpError{Op: op, Net: netName, Source: source, Addr: addr, Err: err}
 }
 
-// join is errors.Join, and a single error itself: net.OpError asks what is right
-// inside it whether it is a timeout.
+// join is errors.Join, but returns a single error itself. net.OpError asks only the error
+// directly inside it whether it is a timeout.
 func join(errs []error) error {
 	if len(errs) == 1 {
 		return errs[0]
@@ -32,11 +32,12 @@ func join(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// dialError is the inner error of a failed Dial or Listen; see [neterr.Setup].
+// dialError returns the inner error of a failed Dial or Listen; see [neterr.Setup].
 func dialError(err error) error { return neterr.Setup(err) }
 
-// resetError says that the connection broke; it matches ECONNRESET, or
-// ETIMEDOUT where the peer has gone silent, and what led to it.
+// resetError is the error of a broken connection. It matches errno, which is ECONNRESET,
+// EPIPE after an end in an orderly way, or ETIMEDOUT for a silent peer. It also matches its
+// cause, if it has one.
 type resetError struct {
 	errno error
 	cause error
@@ -59,7 +60,8 @@ func (e *resetError) Unwrap() []error {
 	return []error{e.errno, e.cause}
 }
 
-// broken turns what ended a connection into the error of Read.
+// broken returns the error of Read and Write for a connection that has ended because of
+// cause.
 func broken(cause error) error {
 	if r, ok := cause.(*resetError); ok {
 		return r
@@ -72,8 +74,8 @@ func broken(cause error) error {
 	return &resetError{number, cause}
 }
 
-// wcErrno is the errno for a completion that failed. A transport that gave up
-// retrying has lost its peer, which TCP calls a timeout.
+// wcErrno returns the errno for a completion that failed. A device that has given up
+// retrying has lost the peer, which TCP reports as a timeout.
 func wcErrno(s ibv.WCStatus) error {
 	switch s {
 	case ibv.WCRetryExcErr, ibv.WCRNRRetryExcErr, ibv.WCRespTimeoutErr:

@@ -7,11 +7,11 @@ import (
 	"github.com/rdmanet/rdmanet/internal/printed"
 )
 
-// Values print as one short line, by package fmt with any verb and by log/slog: their
-// fields hold received payload, and change while they are read. Nothing here takes a
-// lock, so that a value can be logged from anywhere.
+// This file prints the package's values as one short line, for package fmt with any verb
+// and for log/slog. Their fields hold received payload, and change while they are read. No
+// method here takes a lock, so a value can be logged anywhere.
 
-// String names the two ends and the device.
+// String returns the addresses of the two ends and the name of the device.
 func (c *Conn) String() string {
 	if c == nil {
 		return "<nil>"
@@ -19,6 +19,7 @@ func (c *Conn) String() string {
 	return c.conn.String()
 }
 
+// String implements [Conn.String].
 func (c *conn) String() string {
 	if c == nil || c.lane.id == nil {
 		return "rdmanet: no connection"
@@ -32,7 +33,7 @@ func (c *Conn) Format(s fmt.State, verb rune) { printed.Format(s, verb, c.String
 // LogValue logs String's text.
 func (c *Conn) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// String names the address.
+// String returns the address.
 func (l *Listener) String() string {
 	switch {
 	case l == nil:
@@ -49,7 +50,7 @@ func (l *Listener) Format(s fmt.State, verb rune) { printed.Format(s, verb, l.St
 // LogValue logs String's text.
 func (l *Listener) LogValue() slog.Value { return slog.StringValue(l.String()) }
 
-// String names the address, of a connected one those of both ends.
+// String returns the local address, and the peer's if the PacketConn is connected.
 func (p *PacketConn) String() string {
 	switch {
 	case p == nil:
@@ -68,7 +69,7 @@ func (p *PacketConn) Format(s fmt.State, verb rune) { printed.Format(s, verb, p.
 // LogValue logs String's text.
 func (p *PacketConn) LogValue() slog.Value { return slog.StringValue(p.String()) }
 
-// String says how long the memory is.
+// String returns the length of the memory.
 func (b *Buffer) String() string {
 	if b == nil {
 		return "<nil>"
@@ -82,7 +83,7 @@ func (b *Buffer) Format(s fmt.State, verb rune) { printed.Format(s, verb, b.Stri
 // LogValue logs String's text.
 func (b *Buffer) LogValue() slog.Value { return slog.StringValue(b.String()) }
 
-// String says how long the message is, and by which connection it goes.
+// String returns the length of the message, and the connection that sends it.
 func (s *Send) String() string {
 	switch {
 	case s == nil:
@@ -99,7 +100,7 @@ func (s *Send) Format(f fmt.State, verb rune) { printed.Format(f, verb, s.String
 // LogValue logs String's text.
 func (s *Send) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// String says how long Buf is, what of it was received, and the address.
+// String returns the length of Buf, how many bytes of it were received, and the address.
 func (d Datagram) String() string {
 	if !d.Addr.IsValid() {
 		return fmt.Sprintf("rdmanet: datagram, %d of %d bytes", d.N, len(d.Buf))

@@ -9,14 +9,19 @@ import (
 	"net/netip"
 )
 
+// This file parses the network names and addresses that Dial and Listen are given, and
+// looks them up. dial.go and listener.go use the results, and provider.go chooses the
+// devices.
+
 // network is a parsed network name: the port space, "tcp" or "udp", and the address
-// families it allows.
+// families that it allows.
 type network struct {
 	ports string
 	ip4   bool
 	ip6   bool
 }
 
+// parseNetwork parses the name of a network for connections.
 func parseNetwork(name string) (network, error) {
 	switch name {
 	case "rdma", "tcp":
@@ -29,8 +34,8 @@ func parseNetwork(name string) (network, error) {
 	return network{}, net.UnknownNetworkError(name)
 }
 
-// parsePacketNetwork is parseNetwork for datagrams. Where a connection could be meant
-// as well, in Dial, those that begin with "udp" are left for this.
+// parsePacketNetwork parses the name of a network for datagrams. Dial calls it only for
+// names that begin with "udp", because the others are for connections there.
 func parsePacketNetwork(name string) (network, error) {
 	switch name {
 	case "rdma", "udp":
@@ -43,11 +48,11 @@ func parsePacketNetwork(name string) (network, error) {
 	return network{}, net.UnknownNetworkError(name)
 }
 
-// allows reports whether a, which is in its short form, is of a family that the network
-// has; the zero Addr is of both.
+// allows reports whether the network has the address family of a, which is not an
+// IPv4-mapped IPv6 address. The zero Addr belongs to both families.
 func (n network) allows(a netip.Addr) bool { return (n.ip4 || a.Is6()) && (n.ip6 || a.Is4()) }
 
-// addr is a as net has it for the network.
+// addr returns a in the form that package net has for the network.
 func (n network) addr(a netip.AddrPort) net.Addr {
 	if n.ports == "udp" {
 		return udpAddr(a)
@@ -57,10 +62,11 @@ func (n network) addr(a netip.AddrPort) net.Addr {
 
 func udpAddr(a netip.AddrPort) *net.UDPAddr { return net.UDPAddrFromAddrPort(a) }
 
-// isPort reports whether a number is a port's. A conversion to uint16 would make one of any.
+// isPort reports whether n is a port number. A conversion to uint16 would make one of any
+// number.
 func isPort(n int) bool { return n >= 0 && n <= math.MaxUint16 }
 
-// given is a without the nil pointer that may be in it.
+// given returns a, or nil if a is a nil pointer in an interface.
 func given(a net.Addr) net.Addr {
 	switch a := a.(type) {
 	case *net.TCPAddr:
@@ -75,7 +81,7 @@ func given(a net.Addr) net.Addr {
 	return a
 }
 
-// local is the address that Dialer.LocalAddr names, if any.
+// local returns the address of Dialer.LocalAddr, or the zero AddrPort if there is none.
 func (n network) local(a net.Addr) (netip.AddrPort, error) {
 	if given(a) == nil {
 		return netip.AddrPort{}, nil
@@ -98,7 +104,7 @@ func (n network) local(a net.Addr) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
 }
 
-// lookup is what the resolver is asked for.
+// lookup returns the network name for the resolver.
 func (n network) lookup() string {
 	switch {
 	case !n.ip6:
@@ -114,9 +120,12 @@ var (
 	loopback6 = netip.IPv6Loopback()
 )
 
-// unspecified is what an unspecified host stands for, which is 0.0.0.0, :: or, not
-// valid, none. Listening it is every address, the zero netip.Addr, of both families
-// where the network allows them; else this machine. As in net :: may be IPv4, too.
+// unspecified returns the addresses that an unspecified host stands for. host is 0.0.0.0,
+// ::, or the zero Addr for an empty host.
+//
+// For a listener these are every address: the zero Addr if the network allows both
+// families. Otherwise they are this machine's loopback addresses. As in package net, :: may
+// stand for IPv4 too.
 func (n network) unspecified(host netip.Addr, listening bool) []netip.Addr {
 	if listening && n.ip4 && n.ip6 {
 		return []netip.Addr{{}}
@@ -134,7 +143,7 @@ func (n network) unspecified(host netip.Addr, listening bool) []netip.Addr {
 	return []netip.Addr{v4, v6}
 }
 
-// addrs are the addresses of host, of any family.
+// addrs returns the addresses of host, of any family.
 func (n network) addrs(ctx context.Context, r *net.Resolver, host string, listening bool) ([]netip.Addr, error) {
 	a, err := netip.ParseAddr(host)
 	a = a.Unmap()
@@ -149,8 +158,8 @@ func (n network) addrs(ctx context.Context, r *net.Resolver, host string, listen
 
 var errNoAddress = errors.New("missing address")
 
-// resolve turns host:port into addresses as net does: the port may be a service's
-// name, and nothing at all is every address and a port that is free.
+// resolve returns the addresses of host:port, as package net does. The port may be the name
+// of a service. For a listener an empty address means every address and a free port.
 func resolve(ctx context.Context, r *net.Resolver, n network, address string, listening bool) ([]netip.AddrPort, error) {
 	if address == "" {
 		if !listening {

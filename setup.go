@@ -14,38 +14,72 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// Setting a connection up: resources, the connection of the queue pairs, and
+// This file sets a connection up: its resources, the connection of the queue pairs, and the
 // SMB Direct negotiation ([MS-SMBD] 3.1.5.2, 3.1.5.3, 3.1.5.6, 3.1.5.7).
+//
+//  1. begin acquires the queues and buffers on the device of an ID.
+//  2. The active side posts receives and connects (initiate). The passive side accepts
+//     (respond). Between rdmanet peers both do so with the negotiation in the private data
+//     (privatedata.go).
+//  3. Otherwise the negotiation messages follow on the queue pair.
+//  4. newConn makes the conn out of the agreement, and start lets it run.
+//
+// dial.go and listener.go call connect and accept, negotiate.go has the rules of the
+// negotiation.
 
 const (
-	sendSlots    = 128 // work requests in the send queue
-	negotiateBuf = 512 // bytes of a buffer for negotiation
-	readDepth    = 16  // RDMA Reads at a time, where the device can
+	// sendSlots is how many work requests the queue pair's send queue has room for, RDMA
+	// Reads apart.
+	sendSlots = 128
+
+	// negotiateBuf is the size in bytes of a buffer for a negotiation message.
+	negotiateBuf = 512
+
+	// readDepth is how many RDMA Reads are offered and asked for at a time, if the device
+	// can do so many.
+	readDepth = 16
 )
 
-// setup is a connection in the making. What it has acquired is released by
-// abandon, or handed over to the Conn.
+// setup is a connection that is being set up. abandon releases what it has acquired, unless
+// the conn takes it over.
 type setup struct {
 	set settings
 	dom *regmem.Domain
 	id  ibv.ID
 	cq  ibv.CQ
 	qp  ibv.QP
+
+	// due is when the negotiation must have ended.
 	due time.Time
 
-	slots    int // work requests in the send queue, reads and probes included
+	// slots is how many work requests the queue pair's send queue has room for, RDMA Reads
+	// and probes included.
+	slots int
+
 	passive  bool
 	probeMem probeMemory
-	probe    *probeTarget // in it, ours, if the peer is to know one
-	lasting  bool         // see acquireDomain
-	gone     atomic.Pointer[ibv.Event]
-	posted   []*regmem.Buffer // receives, oldest first
-	recv     *regmem.Buffer   // the one that the negotiation message came in
-	send     *regmem.Buffer
+
+	// probe is this end's probe target, or nil if the device needs none.
+	probe *probeTarget
+
+	// lasting is the argument of that name of acquireDomain.
+	lasting bool
+
+	// gone is the device's event for the end of the connection, or nil.
+	gone atomic.Pointer[ibv.Event]
+
+	// posted has the buffers of the posted receives, oldest first.
+	posted []*regmem.Buffer
+
+	// recv is the buffer that the negotiation message arrived in, or nil.
+	recv *regmem.Buffer
+
+	// send is the buffer that a negotiation message is sent from, or nil.
+	send *regmem.Buffer
 }
 
-// begin acquires what a connection needs on the ID's device. It takes the ID
-// over: on error it is closed.
+// begin acquires what a connection needs on the device of an ID. It takes the ID over, and
+// closes it on an error.
 func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
 	s := &setup{id: id, set: cfg.settings(id.Device(), passive), passive: passive, lasting: cfg.Provider == nil}
 	s.due = time.Now().Add(s.set.negotiate)
@@ -59,8 +93,9 @@ func begin(cfg *Config, id ibv.ID, passive bool) (*setup, error) {
 	return s, nil
 }
 
-// decline says why the connection is not accepted, as an early negotiation that
-// fails: in the private data of the rejection. It is in vain after an Accept.
+// decline rejects a connection request for lack of memory, and gives the reason as a
+// refusal in the private data. It has no effect after Accept, for other errors, and for a
+// peer that is not rdmanet.
 func (s *setup) decline(err error) {
 	if !errors.Is(err, errno.ENOBUFS) && !errors.Is(err, errno.ENOMEM) || !parsePrivate(s.id.PrivateData()).rdmanet {
 		return
@@ -70,13 +105,15 @@ func (s *setup) decline(err error) {
 	s.id.Reject(s.param(b[:resp.put(b[:])]).Private)
 }
 
+// acquire creates the domain, the queues and the probe target.
 func (s *setup) acquire() (err error) {
 	dev := s.id.Device()
 	if s.dom, err = acquireDomain(dev, s.lasting); err != nil {
 		return err
 	}
 	attr := dev.Attr()
-	// The completion queue has room for all that may be posted: one that overflows breaks the connection.
+	// The completion queue has room for everything that may be posted. If it overflowed,
+	// the connection would break.
 	s.slots = min(sendSlots+readSlots, attr.MaxQPWR, attr.MaxCQE/2)
 	recvs := min(s.set.maximum+1, attr.MaxQPWR, attr.MaxCQE-s.slots-1)
 	if s.cq, err = dev.CreateCQ(s.slots + recvs + 1); err != nil {
@@ -87,10 +124,11 @@ func (s *setup) acquire() (err error) {
 	if s.qp, err = s.id.CreateQP(s.dom.PD, init); err != nil {
 		return err
 	}
-	// Many devices grant longer queues than were asked for. Only what the completion queue was made for is used.
+	// Many devices make longer queues than were asked for. A connection uses only what its
+	// completion queue has room for.
 	granted := s.qp.Cap()
 	s.slots = min(s.slots, granted.MaxSendWR)
-	// One more than the window may be posted, to have something to grant.
+	// One receive more than the window may be posted, to be granted with the last credit.
 	s.set.maximum = min(s.set.maximum, recvs-1, granted.MaxRecvWR-1)
 	s.set.initial = min(s.set.initial, s.set.maximum)
 	if attr.Quirks.EmptyReadsGarbled {
@@ -115,7 +153,7 @@ func (s *setup) expect(n, size int) error {
 	return nil
 }
 
-// abandon releases everything.
+// abandon releases everything that was acquired.
 func (s *setup) abandon() {
 	if s.qp != nil {
 		s.qp.Close()
@@ -131,6 +169,7 @@ func (s *setup) abandon() {
 	}
 }
 
+// releaseBuffers releases the buffers that the setup has.
 func (s *setup) releaseBuffers() {
 	for _, b := range append(s.posted, s.recv, s.send) {
 		if b != nil {
@@ -140,8 +179,8 @@ func (s *setup) releaseBuffers() {
 	s.posted, s.recv, s.send = nil, nil, nil
 }
 
-// param is what the connection manager carries for us: early, if not nil, is a
-// negotiation message.
+// param returns what the connection manager carries to the peer. early is a negotiation
+// message, or nil.
 func (s *setup) param(early []byte) ibv.ConnParam {
 	attr := s.id.Device().Attr()
 	private := s.private()
@@ -162,7 +201,8 @@ func (s *setup) param(early []byte) ibv.ConnParam {
 	return p
 }
 
-// private is what we say of ourselves.
+// private returns this end's private data, without the negotiation message and the probe
+// target.
 func (s *setup) private() privateData {
 	attr := s.id.Device().Attr()
 	p := privateData{
@@ -178,14 +218,14 @@ func (s *setup) private() privateData {
 	return p
 }
 
-// connect is the active side: from a resolved ID to a connection. It takes the
-// ID over.
+// connect makes a connection on the active side out of a resolved ID, which it takes over.
 func connect(ctx context.Context, cfg *Config, id ibv.ID) (*conn, error) {
 	s, err := begin(cfg, id, false)
 	if err != nil {
 		return nil, err
 	}
-	if cfg.NegotiateTimeout > 0 { // else the device's own bound on connecting does
+	// Without a NegotiateTimeout the device bounds the connecting itself.
+	if cfg.NegotiateTimeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, s.due)
 		defer cancel()
@@ -195,15 +235,17 @@ func connect(ctx context.Context, cfg *Config, id ibv.ID) (*conn, error) {
 	case err == nil:
 		return c, nil
 	case ctx.Err() != nil:
-		go s.abandon() // Linux keeps an iWARP ID until the peer has answered, or for 10 s
+		// Linux keeps an iWARP ID until the peer has answered, or for 10 s.
+		go s.abandon()
 	default:
 		s.abandon()
 	}
 	return nil, err
 }
 
+// initiate connects and negotiates on the active side.
 func (s *setup) initiate(ctx context.Context) (*conn, error) {
-	// These are for the first messages, and can be granted right away.
+	// The receives are for the first messages, and are granted in an early negotiation.
 	err := s.expect(s.set.initial, s.set.maxReceive)
 	if errors.Is(err, errno.ENOBUFS) && len(s.posted) >= minCredits {
 		err = nil
@@ -247,7 +289,8 @@ func (s *setup) initiate(ctx context.Context) (*conn, error) {
 	return s.establish(a, peer, nil)
 }
 
-// explain adds to a rejection what the peer said of the reason.
+// explain adds the peer's reason to the error of a rejected connection, if the rejection
+// carries one.
 func explain(err error) error {
 	var r *ibv.RejectError
 	if !errors.As(err, &r) {
@@ -261,8 +304,8 @@ func explain(err error) error {
 	return err
 }
 
-// accept is the passive side: from a connection request to a connection. It
-// takes the ID over.
+// accept makes a connection on the passive side out of a connection request, whose ID it
+// takes over.
 func accept(ctx context.Context, cfg *Config, id ibv.ID) (*conn, error) {
 	s, err := begin(cfg, id, true)
 	if err != nil {
@@ -277,6 +320,7 @@ func accept(ctx context.Context, cfg *Config, id ibv.ID) (*conn, error) {
 	return c, nil
 }
 
+// respond accepts and negotiates on the passive side.
 func (s *setup) respond(ctx context.Context) (*conn, error) {
 	peer := parsePrivate(s.id.PrivateData())
 	lim := s.set.limits(peer)
@@ -307,9 +351,9 @@ func (s *setup) respond(ctx context.Context) (*conn, error) {
 	return c, err
 }
 
-// respondEarly negotiates by private data if the peer began it there. It returns
-// nothing where that cannot be done: without an answer the peer asks again by a
-// message, and the answer to that can be a refusal.
+// respondEarly negotiates by the private data if the peer has begun so. It returns nil
+// without an error if that cannot be done. Without an answer the peer asks again by a
+// message, and the answer to that message can be a refusal.
 func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) (*conn, error) {
 	request, granted := earlyRequest(s.id.PrivateData())
 	if request == nil || !s.id.MaySendFirst() || s.id.Device().Attr().MaxPrivateData < earlyResponseLen {
@@ -337,7 +381,7 @@ func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) 
 	return c, nil
 }
 
-// refuse sends a failure response and gives it time to arrive.
+// refuse sends a refusal and disconnects, and gives both time to arrive.
 func (s *setup) refuse(ctx context.Context, resp negotiateResponse) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -345,7 +389,8 @@ func (s *setup) refuse(ctx context.Context, resp negotiateResponse) {
 	if s.sendMessage(b[:resp.put(b[:])]) != nil {
 		return
 	}
-	for sent := false; !sent; { // else Disconnect may flush it
+	// Disconnect could flush a refusal that was not sent.
+	for sent := false; !sent; {
 		wc, err := s.completion(ctx)
 		if err != nil {
 			return
@@ -362,10 +407,9 @@ func (s *setup) refuse(ctx context.Context, resp negotiateResponse) {
 	}
 }
 
-// establish makes the connection out of what was agreed. On the passive side
-// resp is sent once receives are posted; on the active side the first message
-// grants ours. The setup's resources are the Conn's from then on, unless there
-// is an error.
+// establish makes the connection after a negotiation by messages. On the passive side it
+// posts receives and sends resp. On the active side resp is nil, and the first message
+// grants the receives. Without an error the conn takes the setup's resources over.
 func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse) (*conn, error) {
 	c, err := s.newConn(a, peer, false)
 	if err != nil {
@@ -378,7 +422,8 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 			c.recall()
 			return nil, err
 		}
-		if s.send != nil { // free with the first send that completes
+		// The buffer is released when the first signaled send completes.
+		if s.send != nil {
 			var bufs regmem.Buffers
 			bufs.Push(s.send)
 			c.lane.signaled.Push(signaledSend{bufs: bufs})
@@ -389,8 +434,9 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	return c, nil
 }
 
-// findProbe finds out by what RDMA Read, if by any, the peer's device can be asked
-// whatever it does. Where devices differ in that, only a peer that is rdmanet tells.
+// findProbe finds out which RDMA Read, if any, the peer's device answers whatever its
+// program does. If the devices of a transport differ in that, only an rdmanet peer
+// announces it.
 func (s *setup) findProbe(c *conn) error {
 	switch {
 	case s.id.Param().InitiatorDepth == 0:
@@ -411,8 +457,8 @@ func (s *setup) findProbe(c *conn) error {
 	return nil
 }
 
-// newConn makes the Conn, with receives posted, that start sets going. granted
-// says that the peer knows of those that were posted before.
+// newConn makes the conn with its receives posted, and start lets it run. granted is set if
+// the peer was granted the receives that were posted before.
 func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, error) {
 	c := newConn(s.set, s.dom, s.id, s.cq, s.qp, s.slots)
 	attr := s.id.Device().Attr()
@@ -460,27 +506,30 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	return c, nil
 }
 
-// start hears of events from now on.
+// start lets the connection run: it receives events, posts batches and waits for
+// completions from now on.
 func (c *conn) start() {
 	c.mu.Lock()
 	defer c.unlock()
 	c.lane.id.Notify(c.notify)
 	c.lane.open = true
-	c.rx.depth = max(1, min(c.rx.depth, c.lane.id.Param().InitiatorDepth-1)) // one is for queueBarrier
+	// One RDMA Read is left for queueBarrier.
+	c.rx.depth = max(1, min(c.rx.depth, c.lane.id.Param().InitiatorDepth-1))
 	fetches := c.rx.depth
 	if c.rx.mode == transferWrite {
 		fetches = maxTransfers
 	}
 	c.rx.pace = newPace(fetches)
 	c.startTimer()
-	c.scheduleTrim() // its buffers may have pages that another connection has filled
-	// The active side's grant goes with the first Write, or ahead of the first
-	// Read that waits; if neither comes, a leader in the background sends it.
+	// The buffers may have pages that another connection has written to.
+	c.scheduleTrim()
+	// The active side's first grant goes with the first Write, or before the first Read
+	// that waits. If neither comes, a leader in the background sends it.
 	c.wait.Start()
 }
 
-// provision posts the first receives and gets what sending cannot do without.
-// With fewer than minCredits the connection could come to a halt.
+// provision posts the first receives, and gets the memory without which the connection
+// could come to a halt. It fails with fewer than minCredits receives.
 func (c *conn) provision() (err error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -517,7 +566,7 @@ func (c *conn) provision() (err error) {
 	return nil
 }
 
-// recall gives back what a failed set-up holds.
+// recall gives back what the conn of a failed set-up holds.
 func (c *conn) recall() {
 	c.credits.charge.Lower(0)
 	if c.in.posted.Len() > 0 {
@@ -531,7 +580,7 @@ func (c *conn) recall() {
 	c.live.memory.close()
 }
 
-// sendMessage sends a negotiation message. It costs no credit.
+// sendMessage sends a negotiation message, which needs no credit.
 func (s *setup) sendMessage(b []byte) error {
 	wr := ibv.SendWR{ID: sendID, Op: ibv.OpSend, Flags: ibv.SendSignaled | ibv.SendSolicited, SGL: []ibv.SGE{{Buf: b}}}
 	if len(b) <= s.qp.Cap().MaxInline {
@@ -548,6 +597,7 @@ func (s *setup) sendMessage(b []byte) error {
 	return err
 }
 
+// notify receives the device's events during the negotiation.
 func (s *setup) notify(e ibv.Event) {
 	s.gone.CompareAndSwap(nil, &e)
 	s.cq.Interrupt()
@@ -567,7 +617,7 @@ func (s *setup) receiveMessage(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// completion waits for the next success. The error is why there will be none.
+// completion waits for the next successful completion, or returns why there will be none.
 func (s *setup) completion(ctx context.Context) (*ibv.WC, error) {
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, s.cq.Interrupt)
@@ -576,7 +626,9 @@ func (s *setup) completion(ctx context.Context) (*ibv.WC, error) {
 	s.id.Notify(s.notify)
 	var wcs [1]ibv.WC
 	for {
-		end := s.gone.Load() // before the last look at what was completed
+		// The event is loaded before the poll, so that everything that completed before it
+		// is handled.
+		end := s.gone.Load()
 		if err := s.cq.Arm(false); err != nil {
 			return nil, err
 		}
@@ -589,7 +641,8 @@ func (s *setup) completion(ctx context.Context) (*ibv.WC, error) {
 		case n == 1 && wc.Status == ibv.WCSuccess:
 			return wc, nil
 		case n == 1 && wc.Status == ibv.WCFlushErr:
-			continue // the event tells why
+			// The event has the cause.
+			continue
 		case n == 1:
 			op := ibv.WCRecv
 			if wc.ID&sendID != 0 {

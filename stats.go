@@ -6,57 +6,130 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// Stats counts what a connection has done since it was set up.
+// Stats has the counters of a connection since its set-up.
 type Stats struct {
-	BytesSent        uint64 // payload
-	BytesReceived    uint64
-	MessagesSent     uint64 // upper-layer messages, each of one or more segments
+	// BytesSent counts the bytes of payload sent, those of large transfers included.
+	BytesSent uint64
+
+	// BytesReceived counts the bytes of payload received, those of large transfers
+	// included.
+	BytesReceived uint64
+
+	// MessagesSent counts the messages of the upper layer sent, each of one or more
+	// segments or large transfers.
+	MessagesSent uint64
+
+	// MessagesReceived counts the messages of the upper layer received.
 	MessagesReceived uint64
-	SegmentsSent     uint64 // RDMA Sends with payload
+
+	// SegmentsSent counts the RDMA Sends with payload.
+	SegmentsSent uint64
+
+	// SegmentsReceived counts the RDMA Sends with payload that have arrived.
 	SegmentsReceived uint64
-	EmptySent        uint64 // RDMA Sends without payload: credits, keep-alive, FIN
-	EmptyReceived    uint64
 
-	Posts         uint64 // calls that posted sends; each may carry many
-	Signaled      uint64 // sends that asked for a completion
-	BytesCopied   uint64 // bytes that were copied between the caller's memory and registered memory
-	CreditStalls  uint64 // times a write waited for the peer's credits
-	QueueStalls   uint64 // times a write waited for the send queue
-	KeepAliveSent uint64 // probes
+	// EmptySent counts the RDMA Sends without payload: credits, keep-alive, FIN, and
+	// messages about large transfers.
+	EmptySent uint64
 
-	TransfersSent         uint64 // large transfers, whose bytes the devices move
-	TransfersReceived     uint64
-	TransferBytesSent     uint64 // of BytesSent, those
+	// EmptyReceived counts the RDMA Sends without payload that have arrived.
+	EmptyReceived uint64
+
+	// Posts counts the batches of sends that were handed to the device. A batch may have
+	// many sends.
+	Posts uint64
+
+	// Signaled counts the sends and RDMA Writes that asked for a completion.
+	Signaled uint64
+
+	// BytesCopied counts the bytes that were copied on this host, between the program's
+	// memory and registered memory or into memory for unread data.
+	BytesCopied uint64
+
+	// CreditStalls counts the times that a write waited for the peer's credits.
+	CreditStalls uint64
+
+	// QueueStalls counts the times that a write waited until the device had completed
+	// earlier sends.
+	QueueStalls uint64
+
+	// KeepAliveSent counts the messages sent that ask the peer for an answer.
+	KeepAliveSent uint64
+
+	// TransfersSent counts the large transfers sent, whose bytes the devices move.
+	TransfersSent uint64
+
+	// TransfersReceived counts the large transfers received.
+	TransfersReceived uint64
+
+	// TransferBytesSent counts the bytes of BytesSent that went by large transfers.
+	TransferBytesSent uint64
+
+	// TransferBytesReceived counts the bytes of BytesReceived that came by large transfers.
 	TransferBytesReceived uint64
-	TransfersRefused      uint64 // times that memory could not be registered for one
 
-	KeysInvalidated uint64 // keys of ours that the peer has taken back
+	// TransfersRefused counts the times that memory could not be registered for a large
+	// transfer.
+	TransfersRefused uint64
 
-	SendCredits    int // sends that the peer can take now
-	ReceiveCredits int // receives posted now
-	ReceiveWindow  int // receives to keep posted: grows with use, falls when idle
+	// KeysInvalidated counts the memory keys of this side that the peer has invalidated.
+	KeysInvalidated uint64
+
+	// SendCredits is how many sends the peer can take at this moment.
+	SendCredits int
+
+	// ReceiveCredits is how many receives are posted at this moment.
+	ReceiveCredits int
+
+	// ReceiveWindow is how many receives the connection keeps posted or unread. It grows
+	// with use, and falls when the connection is idle.
+	ReceiveWindow int
 }
 
-// moved changes with all that is sent and received for the programs.
+// moved returns a number that changes with everything that is sent or received for the
+// programs.
 func (s *Stats) moved() uint64 {
 	return s.BytesSent + s.MessagesSent + s.BytesReceived + s.MessagesReceived
 }
 
-// Info tells what carries a connection.
+// Info describes what carries a connection, and what was negotiated.
 type Info struct {
-	Device    string // "iwarp" for the software device
-	Transport string // "iWARP", "RoCE", "InfiniBand"
-	Port      int    // of the device, counted from 1
-	QPN       uint32 // queue pair number of this side
-	LocalGID  ibv.GID
-	RemoteGID ibv.GID
-	MTU       int // bytes of payload in a packet or frame at most
+	// Device is the name of the device, "iwarp" for the software device.
+	Device string
 
-	Rdmanet           bool // the peer is rdmanet: half-close works
-	MessageFlags      bool // the peer knows expedited, partial and empty messages
-	MaxSendSize       int  // as negotiated, bytes
-	MaxReceiveSize    int
-	MaxFragmentedSize int // longest message that the peer takes in segments; see MaxMessageSize
+	// Transport is "iWARP", "RoCE" or "InfiniBand".
+	Transport string
+
+	// Port is the port of the device, counted from 1.
+	Port int
+
+	// QPN is the queue pair number of this side.
+	QPN uint32
+
+	// LocalGID is the address of this side as a GID.
+	LocalGID ibv.GID
+
+	// RemoteGID is the address of the peer as a GID.
+	RemoteGID ibv.GID
+
+	// MTU is the most bytes of payload in a packet or frame.
+	MTU int
+
+	// Rdmanet is set if the peer is rdmanet, so that half-close works.
+	Rdmanet bool
+
+	// MessageFlags is set if the peer knows expedited, partial and empty messages.
+	MessageFlags bool
+
+	// MaxSendSize is the longest segment that this side sends, in bytes, as negotiated.
+	MaxSendSize int
+
+	// MaxReceiveSize is the longest segment that the peer sends, in bytes, as negotiated.
+	MaxReceiveSize int
+
+	// MaxFragmentedSize is the longest message that the peer takes in segments, in bytes;
+	// see [Conn.MaxMessageSize].
+	MaxFragmentedSize int
 }
 
 func gidOf(a netip.AddrPort) ibv.GID { return ibv.GIDFromAddr(a.Addr().WithZone("")) }
