@@ -11,6 +11,10 @@ import (
 	"github.com/rdmanet/rdmanet/internal/neterr"
 )
 
+// This file has the errors of connections and how they are wrapped for the program. Package
+// internal/neterr has the errors of set-up, and segment.go those over a peer's messages
+// (protocolError).
+
 // netName is the network in the errors and addresses of this package.
 const netName = "rdma"
 

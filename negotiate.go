@@ -80,7 +80,7 @@ func (m *negotiateRequest) put(b []byte) int {
 	le := binary.LittleEndian
 	le.PutUint16(b[0:], m.MinVersion)
 	le.PutUint16(b[2:], m.MaxVersion)
-	le.PutUint16(b[4:], 0) // Reserved
+	le.PutUint16(b[4:], 0) // This field is reserved.
 	le.PutUint16(b[6:], m.CreditsRequested)
 	le.PutUint32(b[8:], m.PreferredSendSize)
 	le.PutUint32(b[12:], m.MaxReceiveSize)
@@ -133,7 +133,7 @@ func (m *negotiateResponse) put(b []byte) int {
 	le.PutUint16(b[0:], m.MinVersion)
 	le.PutUint16(b[2:], m.MaxVersion)
 	le.PutUint16(b[4:], m.NegotiatedVersion)
-	le.PutUint16(b[6:], 0) // Reserved
+	le.PutUint16(b[6:], 0) // This field is reserved.
 	le.PutUint16(b[8:], m.CreditsRequested)
 	le.PutUint16(b[10:], m.CreditsGranted)
 	le.PutUint32(b[12:], m.Status)

@@ -110,7 +110,7 @@ func (h *segmentHeader) put(b []byte) int {
 	le.PutUint16(b[0:], h.CreditsRequested)
 	le.PutUint16(b[2:], h.CreditsGranted)
 	le.PutUint16(b[4:], h.Flags)
-	le.PutUint16(b[6:], 0) // Reserved
+	le.PutUint16(b[6:], 0) // This field is reserved.
 	le.PutUint32(b[8:], h.Remaining)
 	le.PutUint32(b[12:], h.DataOffset)
 	le.PutUint32(b[16:], h.DataLength)

@@ -14,7 +14,7 @@ import (
 //
 //	sender                               receiver
 //	  offer: key, address, length  ->      the beginning of the data may come as payload
-//	                                       RDMA Reads, into the reader's memory or bounce buffers
+//	                                       RDMA Reads, to the reader or to bounce buffers
 //	                               <-      done: length
 //	  closes the key
 //
@@ -22,7 +22,7 @@ import (
 //
 //	sender                               receiver
 //	  request: length              ->
-//	                               <-      memory grant: key, address, length (once or more often)
+//	                               <-      memory grant: key, address, length (repeated)
 //	  RDMA Write, written: length  ->      closes the key
 //
 // An offer or a request has its place in the stream, as a segment has. Its data is fetched
