@@ -19,8 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 var closes = flag.Int("closes", 400, "how many connections TestCloseDelivers closes, and `a tenth` as many processes TestExitDelivers ends")
@@ -468,15 +468,15 @@ func TestNothingBehindViolation(t *testing.T) {
 		wire func() []byte
 	}{
 		{"no credits wanted", func() []byte {
-			h := segmentHeader{CreditsGranted: 10, DataOffset: dataOffset, DataLength: 8}
+			h := smbdpeer.DataTransfer{CreditsGranted: 10, DataOffset: smbdpeer.PayloadOffset, DataLength: 8}
 			return segmentOf(h, "bad,bad,")
 		}},
 		{"payload beyond the end", func() []byte {
-			h := segmentHeader{CreditsRequested: 10, DataOffset: dataOffset, DataLength: 80}
+			h := smbdpeer.DataTransfer{CreditsRequested: 10, DataOffset: smbdpeer.PayloadOffset, DataLength: 80}
 			return segmentOf(h, "bad,bad,")
 		}},
 		{"rest of nothing", func() []byte {
-			h := segmentHeader{CreditsRequested: 10, DataOffset: dataOffset, DataLength: 8, Remaining: 1 << 30}
+			h := smbdpeer.DataTransfer{CreditsRequested: 10, DataOffset: smbdpeer.PayloadOffset, DataLength: 8, RemainingDataLength: 1 << 30}
 			return segmentOf(h, "bad,bad,")
 		}},
 	}
@@ -484,21 +484,16 @@ func TestNothingBehindViolation(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newScene(t)
 			ln := s.listen()
-			p := dialBad(t, ln.Addr(), nil)
-			p.say(goodRequest.wire())
-			p.hear()
+			p := dialRaw(t, ln.Addr(), nil)
+			p.Send(goodRequest.Append(nil))
+			p.Receive()
 			nc, err := ln.Accept()
 			require.NoError(t, err)
 			c := s.owned(nc)
 			good := func(text string) []byte {
-				return segmentOf(segmentHeader{CreditsRequested: 10, CreditsGranted: 10, DataOffset: dataOffset, DataLength: uint32(len(text))}, text)
+				return segmentOf(smbdpeer.DataTransfer{CreditsRequested: 10, CreditsGranted: 10, DataOffset: smbdpeer.PayloadOffset, DataLength: uint32(len(text))}, text)
 			}
-			var wrs []ibv.SendWR // in one post, so that they arrive together
-			for _, b := range [][]byte{good("first,"), tt.wire(), good("third,")} {
-				wrs = append(wrs, ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSignaled | ibv.SendSolicited | ibv.SendInline, SGL: []ibv.SGE{{Buf: b}}})
-			}
-			_, err = p.qp.PostSend(wrs)
-			require.NoError(t, err)
+			p.SendTogether(good("first,"), tt.wire(), good("third,"))
 			var got []byte
 			within(t, "the reader", func() { got, err = io.ReadAll(c) })
 			require.ErrorIs(t, err, syscall.ECONNRESET)
@@ -507,8 +502,4 @@ func TestNothingBehindViolation(t *testing.T) {
 	}
 }
 
-func segmentOf(h segmentHeader, text string) []byte {
-	b := make([]byte, dataOffset)
-	h.put(b)
-	return append(b, text...)
-}
+func segmentOf(h smbdpeer.DataTransfer, text string) []byte { return append(h.Append(nil), text...) }

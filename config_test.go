@@ -145,7 +145,7 @@ func TestBusyPollLetsOthersIn(t *testing.T) {
 			s.cfg.BusyPoll, s.cfg.LingerTimeout = ages, 10*time.Millisecond
 			c, p := s.transferConns(true, true)
 			wrote := writing(c, make([]byte, 100000))
-			p.offered(true)
+			p.ExpectBegin(true)
 			within(t, "the end", func() {
 				end(c)
 				require.Error(t, (<-wrote).err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/scripted"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // Two programs that are both in Write, with more to send than fits on the way,
@@ -203,14 +204,14 @@ func TestGrantLeftToWriter(t *testing.T) {
 		// The peer takes what was sent and uses up all its credits but one.
 		for heard := uint64(0); ; {
 			for st := c.Stats(); heard < st.SegmentsSent+st.EmptySent; heard++ {
-				_, _, ok := p.segment()
+				_, _, ok := p.ReceiveData()
 				require.True(t, ok)
 			}
-			if p.credits <= 1 {
+			if p.Credits <= 1 {
 				break
 			}
-			p.credits--
-			p.say(wireSegment(dataOffset+1, segmentHeader{CreditsRequested: 16, DataOffset: dataOffset, DataLength: 1}))
+			p.Credits--
+			p.Send(smbdpeer.DataTransfer{CreditsRequested: 16, DataOffset: smbdpeer.PayloadOffset, DataLength: 1}.Message(smbdpeer.PayloadOffset + 1))
 			<-read
 			require.True(t, eventually(stalled))
 		}
@@ -219,16 +220,16 @@ func TestGrantLeftToWriter(t *testing.T) {
 			e.OnPolled(nil)
 			start(func() { c.SetWriteDeadline(past) }).block(t)
 		})
-		p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 8}))
+		p.Send(smbdpeer.DataTransfer{CreditsRequested: 16, CreditsGranted: 8}.Message(smbdpeer.HeaderLen))
 		within(t, "Write", func() { <-write.done })
 		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 		for granted := 0; granted == 0; {
-			h, _, ok := p.segment()
+			h, _, ok := p.ReceiveData()
 			require.True(t, ok)
 			granted = int(h.CreditsGranted)
 		}
 		c.Close()
-		p.close()
+		p.Close()
 	}
 }
 
@@ -243,7 +244,7 @@ func TestLastCreditOfABatch(t *testing.T) {
 	require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))
 	st := c.Stats()
 	for range st.SegmentsSent + st.EmptySent {
-		h, _, ok := p.segment()
+		h, _, ok := p.ReceiveData()
 		require.True(t, ok)
 		require.False(t, credits == 1 && h.CreditsGranted == 0, "the last credit went without a grant")
 		credits--
@@ -269,14 +270,14 @@ func TestLeadIsPassedOn(t *testing.T) {
 				// A Read in the middle of a transfer, and a Write.
 				const n = 1 << 20
 				read := reading(c, make([]byte, n))
-				addr, key := p.open(make([]byte, n))
-				p.begin(true, 1, n, addr, key)
+				addr, key := p.Register(make([]byte, n))
+				p.Begin(true, 1, n, addr, key)
 				require.True(t, eventually(func() bool { return e.Reading() > 0 }))
 				wrote := writing(c, make([]byte, n))
-				h := p.offered(true)
+				h := p.ExpectBegin(true)
 				closed := make(chan error, 1)
 				go func() { closed <- c.CloseContext(tctx) }()
-				require.Equal(t, h.ID, p.told(transferWithdraw).ID)
+				require.Equal(t, h.ID, p.ExpectTransfer(smbdpeer.Withdraw).ID)
 				requireSleeper(t, e, func() bool { return true })
 
 				letGo := func(reader bool) {
@@ -286,17 +287,17 @@ func TestLeadIsPassedOn(t *testing.T) {
 						s.await(read)
 						return
 					}
-					p.transfer(transferHeader{Kind: transferDone, ID: h.ID})
+					p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: h.ID})
 					require.ErrorIs(t, s.await(wrote).err, net.ErrClosed)
 				}
 				letGo(readerFirst)
 				requireSleeper(t, e, func() bool { return true })
 				letGo(!readerFirst)
-				p.fin()
+				p.ExpectFIN()
 				require.True(t, eventually(func() bool { // siw ends both directions with one
 					return e.Asleep() || len(closed) > 0
 				}))
-				p.id.Disconnect()
+				p.ID.Disconnect()
 				within(t, "Close", func() { <-closed })
 				require.Equal(t, 1, e.MostWaiting(), "two wait for completions at a time")
 			})
@@ -342,7 +343,7 @@ func TestGrantForLeader(t *testing.T) {
 	write := start(func() { c.Write(make([]byte, 1<<20)) })
 	requireSleeper(t, e, func() bool { return c.Stats().SendCredits == 0 && c.Stats().CreditStalls > 0 && write.waits() })
 	hear := func() (granted int) {
-		h, _, ok := p.segment()
+		h, _, ok := p.ReceiveData()
 		require.True(t, ok)
 		return int(h.CreditsGranted)
 	}
@@ -351,10 +352,10 @@ func TestGrantForLeader(t *testing.T) {
 	}
 	// The peer uses up all that it has, and the last message has a credit for the writer.
 	const n = 600 // too long to be copied out of its buffer before it is read
-	for p.credits--; p.credits > 0; p.credits-- {
-		p.say(wireSegment(dataOffset+n, segmentHeader{CreditsRequested: 16, DataOffset: dataOffset, DataLength: n}))
+	for p.Credits--; p.Credits > 0; p.Credits-- {
+		p.Send(smbdpeer.DataTransfer{CreditsRequested: 16, DataOffset: smbdpeer.PayloadOffset, DataLength: n}.Message(smbdpeer.PayloadOffset + n))
 	}
-	p.say(dataSegment(n, 0))
+	p.Send(smbdpeer.Segment(n, 0))
 	require.True(t, eventually(func() bool { return e.Sleeper() == write.goroutine && c.Stats().SendCredits == 1 }), "the writer does not wait for completions")
 	_, err := io.ReadFull(c, make([]byte, n))
 	require.NoError(t, err)

@@ -279,7 +279,7 @@ func silent(t testing.TB) (address string, accepted <-chan struct{}) {
 	if overIWARP(t) {
 		return silentTCP(t)
 	}
-	ln := listenBad(t)
+	ln := listenRaw(t)
 	return ln.Addr().String(), hold(t, ln, func() (io.Closer, error) { return ln.Accept(tctx) })
 }
 
@@ -319,7 +319,7 @@ func hold(t testing.TB, ln io.Closer, accept func() (io.Closer, error)) (accepte
 // mute is a listener whose queue pairs come up, and then say nothing.
 func mute(t testing.TB) (address string) {
 	t.Helper()
-	ln := listenBad(t)
+	ln := listenRaw(t)
 	done := make(chan struct{})
 	var setups []*setup
 	go func() {

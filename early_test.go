@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // Two ends that negotiate early need no message for it, nor for the first
@@ -113,43 +114,44 @@ func TestHostileEarlyRequests(t *testing.T) {
 		private []byte
 	}{
 		{"nothing", earlyPrivate(nil)},
-		{"short", earlyPrivate(goodRequest.wire())},
+		{"short", earlyPrivate(goodRequest.Append(nil))},
 		{"zeros", earlyPrivate(make([]byte, 36))},
-		{"version", earlyPrivate(append(bad.wire(), wireGrant(8)...))},
-		{"no credits", earlyPrivate(append(poor.wire(), wireGrant(8)...))},
-		{"not announced", append(rdmanetPrivate[:privateLen:privateLen], append(goodRequest.wire(), wireGrant(8)...)...)},
+		{"version", earlyPrivate(append(bad.Append(nil), wireGrant(8)...))},
+		{"no credits", earlyPrivate(append(poor.Append(nil), wireGrant(8)...))},
+		{"not announced", append(rdmanetPrivate[:smbdpeer.PrivateLen:smbdpeer.PrivateLen], append(goodRequest.Append(nil), wireGrant(8)...)...)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newScene(t)
 			ln := s.listen()
-			p := dialBad(t, ln.Addr(), tt.private)
+			p := dialRaw(t, ln.Addr(), tt.private)
+			_, answered := smbdpeer.EarlyResponse(p.ID.PrivateData())
 			if padded && tt.name == "short" {
-				require.NotNil(t, earlyResponse(p.id.PrivateData())) // to a grant of none
+				require.True(t, answered, "a request with a grant of none")
 				return
 			}
-			require.Nil(t, earlyResponse(p.id.PrivateData()))
-			p.negotiate()
+			require.False(t, answered)
+			p.Negotiate(goodRequest)
 			nc, err := ln.Accept()
 			require.NoError(t, err)
-			p.grant(8)
+			p.Grant(8)
 			pass2(t, s.owned(nc), p)
 
-			p = dialBad(t, ln.Addr(), tt.private)
-			p.say(bad.wire())
+			p = dialRaw(t, ln.Addr(), tt.private)
+			p.Send(bad.Append(nil))
 			require.ErrorIs(t, s.logged(), errVersion)
-			p.ended()
+			p.WaitEnd()
 			s.exchange(ln)
 		})
 	}
 }
 
 // pass2 has the connection say something that the peer hears.
-func pass2(t *testing.T, c *Conn, p *badPeer) {
+func pass2(t *testing.T, c *Conn, p *smbdpeer.Raw) {
 	t.Helper()
 	_, err := io.WriteString(c, "hello")
 	require.NoError(t, err)
 	for {
-		_, payload, ok := p.segment()
+		_, payload, ok := p.ReceiveData()
 		require.True(t, ok)
 		if len(payload) > 0 {
 			require.Equal(t, "hello", string(payload))
@@ -167,19 +169,20 @@ func TestEarlyGrants(t *testing.T) {
 	for _, granted := range []uint16{0, 1, math.MaxUint16} {
 		s := newScene(t)
 		ln := s.listen()
-		p := dialBad(t, ln.Addr(), earlyPrivate(append(goodRequest.wire(), wireGrant(granted)...)))
-		require.NotNil(t, earlyResponse(p.id.PrivateData()))
-		p.credits = int(goodResponse.CreditsGranted)
+		p := dialRaw(t, ln.Addr(), earlyPrivate(append(goodRequest.Append(nil), wireGrant(granted)...)))
+		_, answered := smbdpeer.EarlyResponse(p.ID.PrivateData())
+		require.True(t, answered)
+		p.Credits = int(goodResponse.CreditsGranted)
 		nc, err := ln.Accept()
 		require.NoError(t, err)
 		c := s.owned(nc)
 		require.EqualValues(t, granted, c.Stats().SendCredits)
 		if granted < 3 {
-			p.grant(8)
+			p.Grant(8)
 		}
 		pass2(t, c, p)
-		p.say(goodRequest.wire())
-		p.ended()
+		p.Send(goodRequest.Append(nil))
+		p.WaitEnd()
 		_, err = io.ReadAll(c)
 		var protocol *protocolError
 		require.ErrorAs(t, err, &protocol)
@@ -195,19 +198,19 @@ func TestHostileEarlyResponses(t *testing.T) {
 		send []byte
 		want error
 	}{
-		{"short", goodResponse.wire()[:negotiateResponseLen-1], nil},
+		{"short", goodResponse.Append(nil)[:smbdpeer.NegotiateResponseLen-1], nil},
 		{"nothing", nil, nil},
-		{"zeros", make([]byte, negotiateResponseLen), errNegotiated},
-		{"refusal", refusal(statusNotSupported).wire(), statusError(statusNotSupported)},
-		{"no credits granted", responseWith(func(m *negotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
-		{"sends of 2^32-1", responseWith(func(m *negotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
+		{"zeros", make([]byte, smbdpeer.NegotiateResponseLen), errNegotiated},
+		{"refusal", smbdpeer.Refusal(smbdpeer.StatusNotSupported).Append(nil), statusError(smbdpeer.StatusNotSupported)},
+		{"no credits granted", responseWith(func(m *smbdpeer.NegotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
+		{"sends of 2^32-1", responseWith(func(m *smbdpeer.NegotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newScene(t)
-			ln := listenBad(t)
+			ln := listenRaw(t)
 			result := s.dial(ln)
-			p := acceptBad(t, ln)
-			require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{Private: earlyPrivate(tt.send)}))
+			p := acceptRaw(t, ln)
+			require.NoError(t, p.ID.Accept(tctx, ibv.ConnParam{Private: earlyPrivate(tt.send)}))
 			if !overIWARP(t) { // the private data is padded with zeros
 				switch tt.name {
 				case "short":
@@ -220,11 +223,11 @@ func TestHostileEarlyResponses(t *testing.T) {
 				}
 			}
 			if tt.want == nil {
-				require.Len(t, p.hear(), negotiateRequestLen)
-				p.say(goodResponse.wire())
+				require.Len(t, p.Receive(), smbdpeer.NegotiateRequestLen)
+				p.Send(goodResponse.Append(nil))
 				r := <-result
 				require.NoError(t, r.err)
-				p.await()
+				p.WaitCredit()
 				pass2(t, s.owned(r.c), p)
 				return
 			}
@@ -232,7 +235,7 @@ func TestHostileEarlyResponses(t *testing.T) {
 			require.ErrorIs(t, r.err, tt.want)
 			var op *net.OpError
 			require.ErrorAs(t, r.err, &op)
-			p.ended()
+			p.WaitEnd()
 		})
 	}
 }
@@ -242,8 +245,8 @@ func TestHostileEarlyResponses(t *testing.T) {
 func TestEarlyTooLong(t *testing.T) {
 	s := newScene(t)
 	c, p := s.earlyConns(true)
-	p.say(dataSegment(badSegment, 0)) // 24 bytes more than were agreed on
-	p.ended()
+	p.Send(smbdpeer.Segment(agreedSendSize, 0)) // 24 bytes more than were agreed on
+	p.WaitEnd()
 	_, err := io.ReadAll(c)
 	requireCause(t, err, errTooLong)
 }

@@ -68,9 +68,9 @@ func TestExpose(t *testing.T) {
 					require.Equal(t, make([]byte, size), mem, "what was there is nobody's business")
 					for i, at := range []uint64{0, size / 2, size - piece} {
 						want := pattern(uint64(i), piece)
-						require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want, mr.Addr()+at, mr.RKey()))
+						require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want, mr.Addr()+at, mr.RKey()))
 						got := make([]byte, piece)
-						require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, mr.Addr()+at, mr.RKey()))
+						require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpRead, got, mr.Addr()+at, mr.RKey()))
 						require.Equal(t, want, got)
 						require.Equal(t, want, mem[at:][:piece])
 					}
@@ -87,12 +87,12 @@ func TestExpose(t *testing.T) {
 						require.NoError(t, mr.Close())
 					}
 					b := pattern(9, piece)
-					status := culprit.rdma(tt.op, b, mr.Addr()+uint64(tt.at), mr.RKey())
+					status := culprit.RDMA(tt.op, b, mr.Addr()+uint64(tt.at), mr.RKey())
 					if overIWARP(t) {
 						if tt.op == ibv.OpRead {
 							require.NotEqual(t, ibv.WCSuccess, status)
 						}
-						culprit.ended() // on this side a Write is over before the other one sees it
+						culprit.WaitEnd() // on this side a Write is over before the other one sees it
 					} else {
 						require.Equal(t, ibv.WCRemAccessErr, status)
 						victim.lane.id.Disconnect() // nobody else does, with a peer that only waits
@@ -101,7 +101,7 @@ func TestExpose(t *testing.T) {
 					require.Equal(t, before, mem, "nothing was written")
 					if tt.neighbour {
 						got := make([]byte, piece)
-						require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, mr.Addr(), mr.RKey()))
+						require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpRead, got, mr.Addr(), mr.RKey()))
 						require.Equal(t, mem[:piece], got)
 					}
 					if !tt.closed {
@@ -131,9 +131,9 @@ func TestExposeRights(t *testing.T) {
 			require.NoError(t, err)
 			before := bytes.Clone(mem)
 			b := pattern(2, 100)
-			status := p.rdma(op, b, mr.Addr(), mr.RKey())
+			status := p.RDMA(op, b, mr.Addr(), mr.RKey())
 			if overIWARP(t) {
-				p.ended()
+				p.WaitEnd()
 			} else {
 				require.Equal(t, ibv.WCRemAccessErr, status)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // The operations that an input of FuzzConn is made of. Each is an octet and its
@@ -64,120 +65,114 @@ func (s *script) take(n int) []byte {
 	return b
 }
 
-// play does what the script says until it or the connection ends. reads says how
+// play has the peer do what the script says until it or the connection ends. reads says how
 // its transfers move.
-func (p *badPeer) play(s script, reads bool) {
-	var talk transferTalk
+func (s script) play(t testing.TB, p *smbdpeer.Raw, reads bool) {
+	talk := transferTalk{t: t}
 	for steps := 0; len(s) > 0 && steps < 200; steps++ {
 		select {
-		case <-p.over:
+		case <-p.Over():
 			return
 		default:
 		}
 		var b []byte
 		switch s.next() % fuzzOps {
 		case fuzzData:
-			b = dataSegment(int(s.next())*8, 0)
+			b = smbdpeer.Segment(int(s.next())*8, 0)
 		case fuzzMutated:
-			b = dataSegment(64, 0)
-			at := int(s.next()) % dataHeaderLen
+			b = smbdpeer.Segment(64, 0)
+			at := int(s.next()) % smbdpeer.HeaderLen
 			b[at] = s.next()
 		case fuzzPart:
 			n := int(s.next())
-			b = dataSegment(n, int(s.next())*8)
+			b = smbdpeer.Segment(n, int(s.next())*8)
 		case fuzzGrant:
 			n := uint16(s.next())
-			b = wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: n * n})
+			b = smbdpeer.DataTransfer{CreditsRequested: 16, CreditsGranted: n * n}.Message(smbdpeer.HeaderLen)
 		case fuzzProbe:
-			b = wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 1, CreditsGranted: 1, Flags: flagResponseRequested})
+			b = smbdpeer.DataTransfer{CreditsRequested: 1, CreditsGranted: 1, Flags: smbdpeer.FlagResponseRequested}.Message(smbdpeer.HeaderLen)
 		case fuzzFIN:
-			b = wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 1, CreditsGranted: 1, Flags: flagFIN})
+			b = smbdpeer.DataTransfer{CreditsRequested: 1, CreditsGranted: 1, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen)
 		case fuzzRaw:
 			b = s.take(int(s.next()))
 		case fuzzHear:
-			p.overhear(&talk)
+			talk.hear(p)
 			continue
 		case fuzzTransfer:
-			h := transferHeader{Kind: transferKind(s.next()), Flags: s.next(), ID: uint32(s.next())}
+			h := smbdpeer.Transfer{Kind: smbdpeer.TransferKind(s.next()), Flags: s.next(), ID: uint32(s.next())}
 			n := uint32(s.next())
 			h.Length, h.Rest = n*n*8, uint64(s.next())*8
 			if h.Flags&0x80 == 0 {
 				h.Addr, h.Key = talk.memory(p)
 			}
-			b = wireTransfer(h, nil)
+			b = h.Message(nil)
 		case fuzzOffer:
 			talk.begun++
-			h := transferHeader{Kind: transferRequest, ID: talk.begun, Length: 8 + uint32(s.next())*8, Rest: uint64(s.next()) * 8}
+			h := smbdpeer.Transfer{Kind: smbdpeer.Request, ID: talk.begun, Length: 8 + uint32(s.next())*8, Rest: uint64(s.next()) * 8}
 			if reads {
-				h.Kind = transferOffer
+				h.Kind = smbdpeer.Offer
 				h.Addr, h.Key = talk.memory(p)
 			}
-			b = wireTransfer(h, make([]byte, 10))
+			b = h.Message(make([]byte, 10))
 		case fuzzAnswer:
 			h := talk.answer(p, uint32(s.next())*8)
-			b = wireTransfer(h, nil)
+			b = h.Message(nil)
 		case fuzzFlagged:
 			flags, n := s.next(), int(s.next())
-			b = dataSegment(n, int(s.next()))
+			b = smbdpeer.Segment(n, int(s.next()))
 			if n == 0 {
-				b = wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 1})
+				b = smbdpeer.DataTransfer{CreditsRequested: 16, CreditsGranted: 1}.Message(smbdpeer.HeaderLen)
 			}
 			b[5] = flags
 		case fuzzLeave:
-			p.id.Disconnect()
+			p.ID.Disconnect()
 			return
 		}
-		p.say(b)
+		p.Send(b)
 	}
 }
 
 // transferTalk is what a peer remembers of transfers.
 type transferTalk struct {
+	t     testing.TB
 	addr  uint64
 	key   uint32
-	begun uint32         // ID of its latest
-	heard transferHeader // the last one
+	begun uint32            // ID of its latest
+	heard smbdpeer.Transfer // the last one
 }
 
 // memory returns where the peer has memory for the other side.
-func (k *transferTalk) memory(p *badPeer) (addr uint64, key uint32) {
+func (k *transferTalk) memory(p *smbdpeer.Raw) (addr uint64, key uint32) {
 	if k.key == 0 {
-		k.addr, k.key = p.open(make([]byte, 64<<10))
+		k.addr, k.key = p.Register(make([]byte, 64<<10))
 	}
 	return k.addr, k.key
 }
 
 // answer is what a good peer says next.
-func (k *transferTalk) answer(p *badPeer, less uint32) transferHeader {
-	h := transferHeader{ID: k.heard.ID, Length: k.heard.Length - less}
+func (k *transferTalk) answer(p *smbdpeer.Raw, less uint32) smbdpeer.Transfer {
+	h := smbdpeer.Transfer{ID: k.heard.ID, Length: k.heard.Length - less}
 	switch k.heard.Kind {
-	case transferRequest:
-		h.Kind = transferGrant
+	case smbdpeer.Request:
+		h.Kind = smbdpeer.Grant
 		h.Addr, h.Key = k.memory(p)
-	case transferGrant:
-		h.Kind = transferWritten
+	case smbdpeer.Grant:
+		h.Kind = smbdpeer.Written
 	default:
-		h.Kind = transferDone
+		h.Kind = smbdpeer.Done
 	}
 	return h
 }
 
-// overhear takes messages that have come, without waiting for any.
-func (p *badPeer) overhear(talk *transferTalk) {
-	var wcs [8]ibv.WC
-	n, _ := p.cq.Poll(wcs[:])
-	for _, wc := range wcs[:n] {
-		switch {
-		case wc.Status != ibv.WCSuccess:
-			p.flushed = true
-		case wc.Op == ibv.WCRecv:
-			b := p.buf[int(wc.ID)*badRecvSize:][:wc.ByteLen]
-			var h segmentHeader
-			if _, err := h.parse(b); err == nil && h.Flags&flagTransfer != 0 {
-				require.NoError(p.t, talk.heard.parse(&h, b))
-			}
-			p.receive(int(wc.ID))
+// hear takes messages that have come, without waiting for any.
+func (k *transferTalk) hear(p *smbdpeer.Raw) {
+	for _, b := range p.Poll() {
+		if h, _, err := smbdpeer.ParseDataTransfer(b); err != nil || h.Flags&smbdpeer.FlagTransfer == 0 {
+			continue
 		}
+		var err error
+		k.heard, err = smbdpeer.ParseTransfer(b)
+		require.NoError(k.t, err)
 	}
 }
 
@@ -210,12 +205,12 @@ func FuzzConn(f *testing.F) {
 		}
 	}
 	for _, rest := range [][]byte{{fuzzData, 3, fuzzHear, fuzzGrant, 3, fuzzData, 1, fuzzFIN}, {fuzzLeave}} {
-		f.Add(append(append(append([]byte{fuzzEarly, negotiateRequestLen + 2}, goodRequest.wire()...), wireGrant(8)...), rest...))
-		f.Add(append(append([]byte{fuzzEarly | fuzzActive, negotiateResponseLen}, goodResponse.wire()...), rest...))
+		f.Add(append(append(append([]byte{fuzzEarly, smbdpeer.NegotiateRequestLen + 2}, goodRequest.Append(nil)...), wireGrant(8)...), rest...))
+		f.Add(append(append([]byte{fuzzEarly | fuzzActive, smbdpeer.NegotiateResponseLen}, goodResponse.Append(nil)...), rest...))
 	}
-	f.Add(append([]byte{fuzzHandshake, fuzzRaw, negotiateRequestLen}, goodRequest.wire()...))
-	f.Add(append([]byte{fuzzHandshake | fuzzActive, fuzzRaw, negotiateResponseLen}, goodResponse.wire()...))
-	f.Add(append([]byte{fuzzHandshake | fuzzActive, fuzzRaw, negotiateResponseLen}, refusal(statusNotSupported).wire()...))
+	f.Add(append([]byte{fuzzHandshake, fuzzRaw, smbdpeer.NegotiateRequestLen}, goodRequest.Append(nil)...))
+	f.Add(append([]byte{fuzzHandshake | fuzzActive, fuzzRaw, smbdpeer.NegotiateResponseLen}, goodResponse.Append(nil)...))
+	f.Add(append([]byte{fuzzHandshake | fuzzActive, fuzzRaw, smbdpeer.NegotiateResponseLen}, smbdpeer.Refusal(smbdpeer.StatusNotSupported).Append(nil)...))
 
 	f.Fuzz(func(t *testing.T, input []byte) {
 		in := script(input)
@@ -245,28 +240,28 @@ func FuzzConn(f *testing.F) {
 			return
 		}
 		if mode&fuzzActive != 0 {
-			ln := listenBad(t)
+			ln := listenRaw(t)
 			result := s.dial(ln)
-			p := acceptBad(t, ln)
-			require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{Private: private}))
-			p.play(in, mode&fuzzRdmanet != 0)
-			p.id.Disconnect()
+			p := acceptRaw(t, ln)
+			require.NoError(t, p.ID.Accept(tctx, ibv.ConnParam{Private: private}))
+			in.play(t, p, mode&fuzzRdmanet != 0)
+			p.ID.Disconnect()
 			if r := <-result; r.err == nil {
 				s.fuzzConn(r.c.(*Conn), p, mode, nil)
 			}
 			return
 		}
 		ln := s.listen()
-		p := dialBad(t, ln.Addr(), private)
-		p.play(in, mode&fuzzRdmanet != 0)
-		p.id.Disconnect()
-		p.ended()
+		p := dialRaw(t, ln.Addr(), private)
+		in.play(t, p, mode&fuzzRdmanet != 0)
+		p.ID.Disconnect()
+		p.WaitEnd()
 		require.NoError(t, ln.Close()) // ends what has been set up, too
 	})
 }
 
 // fuzzConn uses a connection both ways while its peer plays the script.
-func (s *scene) fuzzConn(c *Conn, p *badPeer, mode byte, in script) {
+func (s *scene) fuzzConn(c *Conn, p *smbdpeer.Raw, mode byte, in script) {
 	t := s.t
 	c.SetDeadline(time.Now().Add(patience))
 	var wg sync.WaitGroup
@@ -332,10 +327,10 @@ func (s *scene) fuzzConn(c *Conn, p *badPeer, mode byte, in script) {
 			}
 		}
 	})
-	p.play(in, mode&fuzzRdmanet != 0)
+	in.play(t, p, mode&fuzzRdmanet != 0)
 	if mode&fuzzClose == 0 {
-		p.id.Disconnect()
-		p.ended()
+		p.ID.Disconnect()
+		p.WaitEnd()
 		wg.Wait()
 	}
 	within(t, "Close", func() { c.Close() })

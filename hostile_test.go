@@ -16,6 +16,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // sides are the roles that a connection under test can have.
@@ -54,10 +55,10 @@ func pass(t testing.TB, from, to net.Conn) {
 // Requests that a listener must refuse: with a response that says why where
 // [MS-SMBD] 3.1.5.6 has one, and in any case with the end of the connection.
 func TestHostileRequests(t *testing.T) {
-	with := func(change func(m *negotiateRequest)) []byte {
+	with := func(change func(m *smbdpeer.NegotiateRequest)) []byte {
 		m := goodRequest
 		change(&m)
-		return m.wire()
+		return m.Append(nil)
 	}
 	for _, tt := range []struct {
 		name string
@@ -66,32 +67,32 @@ func TestHostileRequests(t *testing.T) {
 		told uint32 // status in the response
 	}{
 		{name: "empty", send: [][]byte{nil}, want: errRequestShort},
-		{name: "short", send: [][]byte{goodRequest.wire()[:negotiateRequestLen-1]}, want: errRequestShort},
-		{name: "longer than the receive", send: [][]byte{append(goodRequest.wire(), make([]byte, negotiateBuf)...)}, want: errTooLong},
-		{name: "older version", send: [][]byte{with(func(m *negotiateRequest) { m.MinVersion, m.MaxVersion = 0, 0xff })}, want: errVersion, told: statusNotSupported},
-		{name: "newer version", send: [][]byte{with(func(m *negotiateRequest) { m.MinVersion, m.MaxVersion = 0x101, 0x200 })}, want: errVersion, told: statusNotSupported},
-		{name: "versions the wrong way round", send: [][]byte{with(func(m *negotiateRequest) { m.MinVersion, m.MaxVersion = 0x200, 0x0 })}, want: errVersion, told: statusNotSupported},
-		{name: "no credits", send: [][]byte{with(func(m *negotiateRequest) { m.CreditsRequested = 0 })}, want: errCreditsRequested},
-		{name: "receive size 0", send: [][]byte{with(func(m *negotiateRequest) { m.MaxReceiveSize = 0 })}, want: errReceiveSize},
-		{name: "receive size one too small", send: [][]byte{with(func(m *negotiateRequest) { m.MaxReceiveSize = 127 })}, want: errReceiveSize},
-		{name: "fragmented size one too small", send: [][]byte{with(func(m *negotiateRequest) { m.MaxFragmentedSize = 131071 })}, want: errFragmentedSize},
-		{name: "data first", send: [][]byte{dataSegment(100, 0)}, want: errVersion, told: statusNotSupported},
+		{name: "short", send: [][]byte{goodRequest.Append(nil)[:smbdpeer.NegotiateRequestLen-1]}, want: errRequestShort},
+		{name: "longer than the receive", send: [][]byte{append(goodRequest.Append(nil), make([]byte, negotiateBuf)...)}, want: errTooLong},
+		{name: "older version", send: [][]byte{with(func(m *smbdpeer.NegotiateRequest) { m.MinVersion, m.MaxVersion = 0, 0xff })}, want: errVersion, told: smbdpeer.StatusNotSupported},
+		{name: "newer version", send: [][]byte{with(func(m *smbdpeer.NegotiateRequest) { m.MinVersion, m.MaxVersion = 0x101, 0x200 })}, want: errVersion, told: smbdpeer.StatusNotSupported},
+		{name: "versions the wrong way round", send: [][]byte{with(func(m *smbdpeer.NegotiateRequest) { m.MinVersion, m.MaxVersion = 0x200, 0x0 })}, want: errVersion, told: smbdpeer.StatusNotSupported},
+		{name: "no credits", send: [][]byte{with(func(m *smbdpeer.NegotiateRequest) { m.CreditsRequested = 0 })}, want: errCreditsRequested},
+		{name: "receive size 0", send: [][]byte{with(func(m *smbdpeer.NegotiateRequest) { m.MaxReceiveSize = 0 })}, want: errReceiveSize},
+		{name: "receive size one too small", send: [][]byte{with(func(m *smbdpeer.NegotiateRequest) { m.MaxReceiveSize = 127 })}, want: errReceiveSize},
+		{name: "fragmented size one too small", send: [][]byte{with(func(m *smbdpeer.NegotiateRequest) { m.MaxFragmentedSize = 131071 })}, want: errFragmentedSize},
+		{name: "data first", send: [][]byte{smbdpeer.Segment(100, 0)}, want: errVersion, told: smbdpeer.StatusNotSupported},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newScene(t)
 			ln := s.listen()
-			p := dialBad(t, ln.Addr(), nil)
+			p := dialRaw(t, ln.Addr(), nil)
 			for _, b := range tt.send {
-				p.say(b)
+				p.Send(b)
 			}
 			err := s.logged()
 			requireCause(t, err, tt.want)
 			if tt.told != 0 {
-				var resp negotiateResponse
-				require.NoError(t, resp.parse(p.hear()))
-				require.Equal(t, refusal(tt.told), resp)
+				resp, err := smbdpeer.ParseNegotiateResponse(p.Receive())
+				require.NoError(t, err)
+				require.Equal(t, smbdpeer.Refusal(tt.told), resp)
 			}
-			p.ended()
+			p.WaitEnd()
 			s.exchange(ln)
 		})
 	}
@@ -102,22 +103,22 @@ func TestHostileRequests(t *testing.T) {
 func TestLargestRequest(t *testing.T) {
 	s := newScene(t)
 	ln := s.listen()
-	p := dialBad(t, ln.Addr(), nil)
-	p.say(negotiateRequest{MinVersion: 0, MaxVersion: math.MaxUint16, CreditsRequested: math.MaxUint16,
-		PreferredSendSize: math.MaxUint32, MaxReceiveSize: math.MaxUint32, MaxFragmentedSize: math.MaxUint32}.wire())
-	var resp negotiateResponse
-	require.NoError(t, resp.parse(p.hear()))
-	require.Equal(t, statusOK, resp.Status)
+	p := dialRaw(t, ln.Addr(), nil)
+	p.Send(smbdpeer.NegotiateRequest{MinVersion: 0, MaxVersion: math.MaxUint16, CreditsRequested: math.MaxUint16,
+		PreferredSendSize: math.MaxUint32, MaxReceiveSize: math.MaxUint32, MaxFragmentedSize: math.MaxUint32}.Append(nil))
+	resp, err := smbdpeer.ParseNegotiateResponse(p.Receive())
+	require.NoError(t, err)
+	require.Equal(t, smbdpeer.StatusSuccess, resp.Status)
 	require.EqualValues(t, s.cfg.MaxReceiveCredits, resp.CreditsGranted)
 	require.EqualValues(t, plainSegment, resp.MaxReceiveSize)
 	nc, err := ln.Accept()
 	require.NoError(t, err)
 	c := s.owned(nc)
-	p.grant(math.MaxUint16)
+	p.Grant(math.MaxUint16)
 	_, err = c.Write(make([]byte, 20000))
 	require.NoError(t, err)
 	for n := 0; n < 20000; {
-		_, payload, ok := p.segment()
+		_, payload, ok := p.ReceiveData()
 		require.True(t, ok)
 		n += len(payload)
 	}
@@ -131,34 +132,34 @@ func TestHostileResponses(t *testing.T) {
 		want error
 	}{
 		{"empty", nil, errResponseShort},
-		{"short", goodResponse.wire()[:negotiateResponseLen-1], errResponseShort},
-		{"longer than the receive", append(goodResponse.wire(), make([]byte, pagedSegment)...), errTooLong},
-		{"refusal", refusal(statusNotSupported).wire(), statusError(statusNotSupported)},
-		{"unknown status", responseWith(func(m *negotiateResponse) { m.Status = 1 }), statusError(1)},
-		{"version 0", responseWith(func(m *negotiateResponse) { m.NegotiatedVersion = 0 }), errNegotiated},
-		{"version 2.0", responseWith(func(m *negotiateResponse) { m.NegotiatedVersion = 0x200 }), errNegotiated},
-		{"no credits granted", responseWith(func(m *negotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
-		{"no credits requested", responseWith(func(m *negotiateResponse) { m.CreditsRequested = 0 }), errCreditsRequested},
-		{"receive size one too small", responseWith(func(m *negotiateResponse) { m.MaxReceiveSize = 127 }), errReceiveSize},
-		{"fragmented size one too small", responseWith(func(m *negotiateResponse) { m.MaxFragmentedSize = 131071 }), errFragmentedSize},
-		{"sends larger than we receive", responseWith(func(m *negotiateResponse) { m.PreferredSendSize = plainSegment + 1 }), errPreferredToSend},
-		{"sends of 2^32-1", responseWith(func(m *negotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
-		{"data first", dataSegment(100, 0), statusError(dataOffset)}, // which stands where the status would
+		{"short", goodResponse.Append(nil)[:smbdpeer.NegotiateResponseLen-1], errResponseShort},
+		{"longer than the receive", append(goodResponse.Append(nil), make([]byte, pagedSegment)...), errTooLong},
+		{"refusal", smbdpeer.Refusal(smbdpeer.StatusNotSupported).Append(nil), statusError(smbdpeer.StatusNotSupported)},
+		{"unknown status", responseWith(func(m *smbdpeer.NegotiateResponse) { m.Status = 1 }), statusError(1)},
+		{"version 0", responseWith(func(m *smbdpeer.NegotiateResponse) { m.NegotiatedVersion = 0 }), errNegotiated},
+		{"version 2.0", responseWith(func(m *smbdpeer.NegotiateResponse) { m.NegotiatedVersion = 0x200 }), errNegotiated},
+		{"no credits granted", responseWith(func(m *smbdpeer.NegotiateResponse) { m.CreditsGranted = 0 }), errCreditsGranted},
+		{"no credits requested", responseWith(func(m *smbdpeer.NegotiateResponse) { m.CreditsRequested = 0 }), errCreditsRequested},
+		{"receive size one too small", responseWith(func(m *smbdpeer.NegotiateResponse) { m.MaxReceiveSize = 127 }), errReceiveSize},
+		{"fragmented size one too small", responseWith(func(m *smbdpeer.NegotiateResponse) { m.MaxFragmentedSize = 131071 }), errFragmentedSize},
+		{"sends larger than we receive", responseWith(func(m *smbdpeer.NegotiateResponse) { m.PreferredSendSize = plainSegment + 1 }), errPreferredToSend},
+		{"sends of 2^32-1", responseWith(func(m *smbdpeer.NegotiateResponse) { m.PreferredSendSize = math.MaxUint32 }), errPreferredToSend},
+		{"data first", smbdpeer.Segment(100, 0), statusError(smbdpeer.PayloadOffset)}, // which stands where the status would
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newScene(t)
-			ln := listenBad(t)
+			ln := listenRaw(t)
 			result := s.dial(ln)
-			p := acceptBad(t, ln)
-			require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{}))
-			require.Len(t, p.hear(), negotiateRequestLen)
-			p.say(tt.send)
+			p := acceptRaw(t, ln)
+			require.NoError(t, p.ID.Accept(tctx, ibv.ConnParam{}))
+			require.Len(t, p.Receive(), smbdpeer.NegotiateRequestLen)
+			p.Send(tt.send)
 			r := <-result
 			requireCause(t, r.err, tt.want)
 			var op *net.OpError
 			require.ErrorAs(t, r.err, &op)
 			require.Equal(t, ln.Addr().String(), op.Addr.String())
-			p.ended()
+			p.WaitEnd()
 		})
 	}
 }
@@ -178,14 +179,14 @@ func TestSilentAfterConnect(t *testing.T) {
 			ln := s.listen()
 			id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, ln.Addr().(*net.TCPAddr).AddrPort())
 			require.NoError(t, err)
-			p := newBadPeer(t, id)
-			if id.Connect(tctx, badParam(id, nil)) != nil {
+			p := newRaw(t, id)
+			if id.Connect(tctx, rawParam(id, nil)) != nil {
 				return false // the other side was gone before
 			}
 			var ne net.Error
 			require.ErrorAs(t, s.logged(), &ne)
 			require.True(t, ne.Timeout())
-			p.ended()
+			p.WaitEnd()
 			s.cfg = good
 			s.exchange(s.listen())
 			return true
@@ -195,7 +196,7 @@ func TestSilentAfterConnect(t *testing.T) {
 		inTime(t, bound, func(bound time.Duration) (connected bool) {
 			s := newScene(t)
 			s.cfg.NegotiateTimeout = bound
-			ln := listenBad(t)
+			ln := listenRaw(t)
 			var r dialled
 			asked, cancel := context.WithCancel(tctx)
 			go func() {
@@ -203,9 +204,9 @@ func TestSilentAfterConnect(t *testing.T) {
 				r = <-s.dial(ln)
 			}()
 			if id, err := ln.Accept(asked); err == nil {
-				p, err := tryBadPeer(t, id)
+				p, err := smbdpeer.TryRaw(t, id, patience)
 				if connected = err == nil && id.Accept(tctx, ibv.ConnParam{}) == nil; connected {
-					p.ended()
+					p.WaitEnd()
 				}
 			}
 			<-asked.Done()
@@ -218,7 +219,7 @@ func TestSilentAfterConnect(t *testing.T) {
 	t.Run("dialled, no answer to the connection request", func(t *testing.T) {
 		s := newScene(t)
 		s.cfg.NegotiateTimeout = bound
-		ln := listenBad(t)
+		ln := listenRaw(t)
 		r := <-s.dial(ln)
 		var ne net.Error
 		require.ErrorAs(t, r.err, &ne)
@@ -229,26 +230,26 @@ func TestSilentAfterConnect(t *testing.T) {
 // A peer that leaves at any step of set-up makes that connection fail, or end
 // if it had come so far.
 func TestLeavesDuringSetUp(t *testing.T) {
-	leave := map[string]func(p *badPeer){
-		"disconnects": func(p *badPeer) { p.id.Disconnect(); p.ended() },
-		"drops":       func(p *badPeer) { p.close() },
+	leave := map[string]func(p *smbdpeer.Raw){
+		"disconnects": func(p *smbdpeer.Raw) { p.ID.Disconnect(); p.WaitEnd() },
+		"drops":       func(p *smbdpeer.Raw) { p.Close() },
 	}
 	for how, quit := range leave {
 		t.Run("accepted/"+how, func(t *testing.T) {
 			for _, step := range []struct {
 				name string
-				do   func(p *badPeer)
+				do   func(p *smbdpeer.Raw)
 				up   bool // the listener hands the connection out
 			}{
-				{"once connected", func(p *badPeer) {}, false},
-				{"inside the request", func(p *badPeer) { p.say(goodRequest.wire()[:10]) }, false},
-				{"after the response", func(p *badPeer) { p.negotiate() }, true},
-				{"after the first grant", func(p *badPeer) { p.negotiate(); p.grant(8) }, true},
+				{"once connected", func(p *smbdpeer.Raw) {}, false},
+				{"inside the request", func(p *smbdpeer.Raw) { p.Send(goodRequest.Append(nil)[:10]) }, false},
+				{"after the response", func(p *smbdpeer.Raw) { p.Negotiate(goodRequest) }, true},
+				{"after the first grant", func(p *smbdpeer.Raw) { p.Negotiate(goodRequest); p.Grant(8) }, true},
 			} {
 				t.Run(step.name, func(t *testing.T) {
 					s := newScene(t)
 					ln := s.listen()
-					p := dialBad(t, ln.Addr(), nil)
+					p := dialRaw(t, ln.Addr(), nil)
 					step.do(p)
 					quit(p)
 					if step.up {
@@ -267,20 +268,20 @@ func TestLeavesDuringSetUp(t *testing.T) {
 		t.Run("dialled/"+how, func(t *testing.T) {
 			for _, step := range []struct {
 				name string
-				do   func(p *badPeer)
+				do   func(p *smbdpeer.Raw)
 				up   bool
 			}{
-				{"once connected", func(p *badPeer) {}, false},
-				{"after the request", func(p *badPeer) { p.hear() }, false},
-				{"inside the response", func(p *badPeer) { p.hear(); p.say(goodResponse.wire()[:31]) }, false},
-				{"after the first grant", func(p *badPeer) { p.hear(); p.say(goodResponse.wire()); p.segment() }, true},
+				{"once connected", func(p *smbdpeer.Raw) {}, false},
+				{"after the request", func(p *smbdpeer.Raw) { p.Receive() }, false},
+				{"inside the response", func(p *smbdpeer.Raw) { p.Receive(); p.Send(goodResponse.Append(nil)[:31]) }, false},
+				{"after the first grant", func(p *smbdpeer.Raw) { p.Receive(); p.Send(goodResponse.Append(nil)); p.ReceiveData() }, true},
 			} {
 				t.Run(step.name, func(t *testing.T) {
 					s := newScene(t)
-					ln := listenBad(t)
+					ln := listenRaw(t)
 					result := s.dial(ln)
-					p := acceptBad(t, ln)
-					require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{}))
+					p := acceptRaw(t, ln)
+					require.NoError(t, p.ID.Accept(tctx, ibv.ConnParam{}))
 					step.do(p)
 					quit(p)
 					r := <-result
@@ -297,10 +298,10 @@ func TestLeavesDuringSetUp(t *testing.T) {
 	}
 	t.Run("dialled/refuses", func(t *testing.T) {
 		s := newScene(t)
-		ln := listenBad(t)
+		ln := listenRaw(t)
 		result := s.dial(ln)
-		p := acceptBad(t, ln)
-		require.NoError(t, p.id.Reject([]byte("no")))
+		p := acceptRaw(t, ln)
+		require.NoError(t, p.ID.Reject([]byte("no")))
 		require.ErrorIs(t, (<-result).err, syscall.ECONNREFUSED)
 	})
 }
@@ -319,18 +320,18 @@ type breach struct {
 func breaches() []breach {
 	const limit = minFragmentedSize + 8
 	seg := func(size int, offset, length, remaining uint32) []byte {
-		return wireSegment(size, segmentHeader{CreditsRequested: 16, DataOffset: offset, DataLength: length, Remaining: remaining})
+		return smbdpeer.DataTransfer{CreditsRequested: 16, DataOffset: offset, DataLength: length, RemainingDataLength: remaining}.Message(size)
 	}
 	flagged := func(flags uint16, n, rest int) []byte {
-		b := dataSegment(n, rest)
+		b := smbdpeer.Segment(n, rest)
 		b[4], b[5] = byte(flags), byte(flags>>8)
 		return b
 	}
 	all := []breach{
 		{name: "no bytes", send: [][]byte{nil}, want: errSegmentShort},
-		{name: "one byte less than a header", send: [][]byte{dataSegment(0, 0)[:dataHeaderLen-1]}, want: errSegmentShort},
-		{name: "longer than the receive", send: [][]byte{dataSegment(badSegment-dataOffset+1, 0)}, want: errTooLong},
-		{name: "no credits requested", send: [][]byte{wireSegment(dataHeaderLen, segmentHeader{CreditsGranted: 1})}, want: errCreditsRequested},
+		{name: "one byte less than a header", send: [][]byte{smbdpeer.Segment(0, 0)[:smbdpeer.HeaderLen-1]}, want: errSegmentShort},
+		{name: "longer than the receive", send: [][]byte{smbdpeer.Segment(agreedSendSize-smbdpeer.PayloadOffset+1, 0)}, want: errTooLong},
+		{name: "no credits requested", send: [][]byte{smbdpeer.DataTransfer{CreditsGranted: 1}.Message(smbdpeer.HeaderLen)}, want: errCreditsRequested},
 		{name: "offset misaligned", send: [][]byte{seg(100, 25, 10, 0)}, want: errOffsetAlignment},
 		{name: "offset 4", send: [][]byte{seg(100, 20, 10, 0)}, want: errOffsetAlignment},
 		{name: "offset 0", send: [][]byte{seg(100, 0, 10, 0)}, want: errOffsetInHeader},
@@ -338,45 +339,45 @@ func breaches() []breach {
 		{name: "offset behind the end", send: [][]byte{seg(100, 104, 1, 0)}, want: errDataBeyondEnd},
 		{name: "offset 2^32-8", send: [][]byte{seg(100, math.MaxUint32-7, 8, 0)}, want: errDataBeyondEnd},
 		{name: "length one past the end", send: [][]byte{seg(100, 24, 77, 0)}, want: errDataBeyondEnd},
-		{name: "length past the receive", send: [][]byte{seg(badSegment, 24, badSegment, 0)}, want: errDataBeyondEnd},
+		{name: "length past the receive", send: [][]byte{seg(agreedSendSize, 24, agreedSendSize, 0)}, want: errDataBeyondEnd},
 		{name: "length 2^32-1", send: [][]byte{seg(100, 24, math.MaxUint32, 0)}, want: errDataBeyondEnd},
-		{name: "message one byte over the limit", send: [][]byte{dataSegment(100, limit-99)}, want: errMessageSize},
+		{name: "message one byte over the limit", send: [][]byte{smbdpeer.Segment(100, limit-99)}, want: errMessageSize},
 		{name: "remainder 2^32-1", send: [][]byte{seg(100, 24, 76, math.MaxUint32)}, want: errMessageSize},
-		{name: "remainder 2^32-1 and no payload", send: [][]byte{seg(dataHeaderLen, 0, 0, math.MaxUint32)}, want: errMessageSize},
-		{name: "remainder grows", send: [][]byte{dataSegment(10, 100), dataSegment(10, 101)}, want: errRemaining, payload: 10},
-		{name: "remainder stays", send: [][]byte{dataSegment(10, 100), dataSegment(10, 100)}, want: errRemaining, payload: 10},
-		{name: "remainder jumps", send: [][]byte{dataSegment(10, 100), dataSegment(10, 50)}, want: errRemaining, payload: 10},
-		{name: "remainder vanishes", send: [][]byte{dataSegment(10, 100), dataSegment(10, 0)}, want: errRemaining, payload: 10},
-		{name: "more payload than remained", send: [][]byte{dataSegment(10, 5), dataSegment(6, 0)}, want: errDataBeyondRest, payload: 10},
-		{name: "another Negotiate Request", send: [][]byte{goodRequest.wire()}, want: errDataBeyondEnd},
-		{name: "a Negotiate Response", send: [][]byte{goodResponse.wire()}, want: errMessageSize},
+		{name: "remainder 2^32-1 and no payload", send: [][]byte{seg(smbdpeer.HeaderLen, 0, 0, math.MaxUint32)}, want: errMessageSize},
+		{name: "remainder grows", send: [][]byte{smbdpeer.Segment(10, 100), smbdpeer.Segment(10, 101)}, want: errRemaining, payload: 10},
+		{name: "remainder stays", send: [][]byte{smbdpeer.Segment(10, 100), smbdpeer.Segment(10, 100)}, want: errRemaining, payload: 10},
+		{name: "remainder jumps", send: [][]byte{smbdpeer.Segment(10, 100), smbdpeer.Segment(10, 50)}, want: errRemaining, payload: 10},
+		{name: "remainder vanishes", send: [][]byte{smbdpeer.Segment(10, 100), smbdpeer.Segment(10, 0)}, want: errRemaining, payload: 10},
+		{name: "more payload than remained", send: [][]byte{smbdpeer.Segment(10, 5), smbdpeer.Segment(6, 0)}, want: errDataBeyondRest, payload: 10},
+		{name: "another Negotiate Request", send: [][]byte{goodRequest.Append(nil)}, want: errDataBeyondEnd},
+		{name: "a Negotiate Response", send: [][]byte{goodResponse.Append(nil)}, want: errMessageSize},
 
-		{name: "FIN inside a message", fin: true, send: [][]byte{flagged(flagFIN, 10, 5)}, want: errFINInMessage},
+		{name: "FIN inside a message", fin: true, send: [][]byte{flagged(smbdpeer.FlagFIN, 10, 5)}, want: errFINInMessage},
 		{name: "FIN without payload inside a message", fin: true, payload: 10, want: errFINInMessage,
-			send: [][]byte{dataSegment(10, 5), wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN})}},
+			send: [][]byte{smbdpeer.Segment(10, 5), smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen)}},
 		{name: "data after FIN", fin: true, payload: 10, want: errDataAfterFIN,
-			send: [][]byte{flagged(flagFIN, 10, 0), dataSegment(10, 0)}},
+			send: [][]byte{flagged(smbdpeer.FlagFIN, 10, 0), smbdpeer.Segment(10, 0)}},
 		{name: "data after FIN in a message that goes on", fin: true, want: errDataAfterFIN,
-			send: [][]byte{wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}), dataSegment(10, 5)}},
+			send: [][]byte{smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen), smbdpeer.Segment(10, 5)}},
 
 		{name: "expedited inside a message", flags: true, payload: 10, want: errMessageFlags,
-			send: [][]byte{dataSegment(10, 5), flagged(flagExpedited, 5, 0)}},
+			send: [][]byte{smbdpeer.Segment(10, 5), flagged(smbdpeer.FlagExpedited, 5, 0)}},
 		{name: "partial in the middle", flags: true, payload: 10, want: errMessageFlags,
-			send: [][]byte{dataSegment(10, 5), flagged(flagPartial, 5, 0)}},
+			send: [][]byte{smbdpeer.Segment(10, 5), flagged(smbdpeer.FlagPartial, 5, 0)}},
 		{name: "expedited between pieces", flags: true, payload: 10, want: errMessageInside,
-			send: [][]byte{flagged(flagPartial, 10, 0), flagged(flagExpedited, 5, 0)}},
+			send: [][]byte{flagged(smbdpeer.FlagPartial, 10, 0), flagged(smbdpeer.FlagExpedited, 5, 0)}},
 		{name: "normal between expedited pieces", flags: true, payload: 10, want: errMessageInside,
-			send: [][]byte{flagged(flagPartial|flagExpedited, 10, 0), dataSegment(5, 0)}},
+			send: [][]byte{flagged(smbdpeer.FlagPartial|smbdpeer.FlagExpedited, 10, 0), smbdpeer.Segment(5, 0)}},
 		{name: "empty message between expedited pieces", flags: true, payload: 10, want: errMessageInside,
-			send: [][]byte{flagged(flagPartial|flagExpedited, 10, 0), emptyMessage(0)}},
-		{name: "empty message with payload", flags: true, want: errEmptyFlag, send: [][]byte{flagged(flagEmpty, 10, 0)}},
+			send: [][]byte{flagged(smbdpeer.FlagPartial|smbdpeer.FlagExpedited, 10, 0), emptyMessage(0)}},
+		{name: "empty message with payload", flags: true, want: errEmptyFlag, send: [][]byte{flagged(smbdpeer.FlagEmptyMessage, 10, 0)}},
 		{name: "empty message inside one", flags: true, payload: 10, want: errRemaining,
-			send: [][]byte{dataSegment(10, 5), emptyMessage(0)}},
+			send: [][]byte{smbdpeer.Segment(10, 5), emptyMessage(0)}},
 		{name: "empty message after FIN", flags: true, want: errDataAfterFIN,
-			send: [][]byte{wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}), emptyMessage(0)}},
-		{name: "FIN with a piece", flags: true, want: errFINInMessage, send: [][]byte{flagged(flagFIN|flagPartial, 10, 0)}},
+			send: [][]byte{smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen), emptyMessage(0)}},
+		{name: "FIN with a piece", flags: true, want: errFINInMessage, send: [][]byte{flagged(smbdpeer.FlagFIN|smbdpeer.FlagPartial, 10, 0)}},
 		{name: "FIN between pieces", flags: true, payload: 10, want: errFINInMessage,
-			send: [][]byte{flagged(flagPartial, 10, 0), wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN})}},
+			send: [][]byte{flagged(smbdpeer.FlagPartial, 10, 0), smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen)}},
 	}
 	if !onRDMA { // see TestMessagesWithoutReceives
 		all = append(all, breach{name: "more messages than credits", send: moreThanCredits, payload: 4 * 600, upTo: true, want: iwarpwire.ErrNoBuffer})
@@ -386,11 +387,11 @@ func breaches() []breach {
 
 // emptyMessage is a message of the upper layer without payload.
 func emptyMessage(flags uint16) []byte {
-	return wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 1, Flags: flagEmpty | flags})
+	return smbdpeer.DataTransfer{CreditsRequested: 16, CreditsGranted: 1, Flags: smbdpeer.FlagEmptyMessage | flags}.Message(smbdpeer.HeaderLen)
 }
 
 // moreThanCredits is one message more than a scene's connections grant.
-var moreThanCredits = [][]byte{dataSegment(600, 0), dataSegment(600, 0), dataSegment(600, 0), dataSegment(600, 0), dataSegment(600, 0)}
+var moreThanCredits = [][]byte{smbdpeer.Segment(600, 0), smbdpeer.Segment(600, 0), smbdpeer.Segment(600, 0), smbdpeer.Segment(600, 0), smbdpeer.Segment(600, 0)}
 
 // To RDMA devices a message for which there is no receive is no error that they
 // would tell of. Soft-iWARP ends the connection; InfiniBand has the message wait
@@ -401,10 +402,10 @@ func TestMessagesWithoutReceives(t *testing.T) {
 			s := newScene(t)
 			c, p := s.conns(side.active, nil)
 			for _, m := range moreThanCredits {
-				p.say(m)
+				p.Send(m)
 			}
 			if !onRDMA {
-				p.ended() // before a Read makes room for what is still on its way
+				p.WaitEnd() // before a Read makes room for what is still on its way
 			}
 			n, err := io.ReadFull(c, make([]byte, 600*len(moreThanCredits)))
 			require.Zero(t, n%600)
@@ -413,7 +414,7 @@ func TestMessagesWithoutReceives(t *testing.T) {
 				return
 			}
 			require.True(t, err == io.EOF || err == io.ErrUnexpectedEOF || errors.Is(err, syscall.ECONNRESET), "%v", err)
-			p.ended()
+			p.WaitEnd()
 		})
 	}
 }
@@ -430,13 +431,13 @@ func (b *breach) private() []byte {
 }
 
 // inflict has the peer commit the breach and checks what comes of it.
-func (b *breach) inflict(s *scene, c *Conn, p *badPeer) {
+func (b *breach) inflict(s *scene, c *Conn, p *smbdpeer.Raw) {
 	t := s.t
 	t.Helper()
 	for _, m := range b.send {
-		p.say(m)
+		p.Send(m)
 	}
-	p.ended()
+	p.WaitEnd()
 	requireCause(t, s.logged(), b.want)
 
 	got, err := io.ReadAll(c)
@@ -500,8 +501,8 @@ func TestBadPeersBesideGoodOnes(t *testing.T) {
 		clients, servers = append(clients, s.owned(client)), append(servers, s.owned(server))
 	}
 	for _, b := range breaches() {
-		p := dialBad(t, ln.Addr(), b.private())
-		p.negotiate()
+		p := dialRaw(t, ln.Addr(), b.private())
+		p.Negotiate(goodRequest)
 		c, err := ln.Accept()
 		require.NoError(t, err)
 		b.inflict(s, s.owned(c), p)
@@ -522,19 +523,19 @@ func TestBadPeersBesideGoodOnes(t *testing.T) {
 func TestMessageWithoutCredit(t *testing.T) {
 	s := newScene(t)
 	ln := s.listen()
-	p := dialBad(t, ln.Addr(), nil)
-	p.negotiate()
+	p := dialRaw(t, ln.Addr(), nil)
+	p.Negotiate(goodRequest)
 	nc, err := ln.Accept()
 	require.NoError(t, err)
 	c := s.owned(nc)
 	// Without credits of its own the connection cannot grant anything.
-	for n := range p.credits {
-		p.grant(0)
+	for n := range p.Credits {
+		p.Grant(0)
 		require.True(t, eventually(func() bool { return c.Stats().EmptyReceived == uint64(n+1) }))
 	}
 	require.Positive(t, c.Stats().ReceiveCredits)
-	p.grant(0)
-	p.ended()
+	p.Grant(0)
+	p.WaitEnd()
 	require.ErrorIs(t, s.logged(), errNoCredit)
 	_, err = c.Read(make([]byte, 1))
 	require.ErrorIs(t, err, errNoCredit)
@@ -560,11 +561,11 @@ func TestCreditsOverflow(t *testing.T) {
 			s := newScene(t)
 			c, p := s.conns(side.active, nil)
 			for range 20 {
-				p.await()
-				p.grant(math.MaxUint16)
+				p.WaitCredit()
+				p.Grant(math.MaxUint16)
 			}
-			p.await()
-			p.data(1)
+			p.WaitCredit()
+			p.Payload(1)
 			_, err := c.Read(make([]byte, 1))
 			require.NoError(t, err)
 			require.LessOrEqual(t, c.Stats().SendCredits, math.MaxUint16)
@@ -572,7 +573,7 @@ func TestCreditsOverflow(t *testing.T) {
 			_, err = c.Write([]byte("x"))
 			require.NoError(t, err)
 			for {
-				_, payload, ok := p.segment()
+				_, payload, ok := p.ReceiveData()
 				require.True(t, ok)
 				if len(payload) > 0 {
 					break
@@ -592,8 +593,8 @@ func TestNoCreditsEver(t *testing.T) {
 			s := newScene(t)
 			s.cfg.LingerTimeout = 50 * time.Millisecond
 			ln := s.listen()
-			p := dialBad(t, ln.Addr(), tt.private)
-			p.negotiate() // after this it is for the peer to grant
+			p := dialRaw(t, ln.Addr(), tt.private)
+			p.Negotiate(goodRequest) // after this it is for the peer to grant
 			nc, err := ln.Accept()
 			require.NoError(t, err)
 			c := s.owned(nc)
@@ -606,13 +607,13 @@ func TestNoCreditsEver(t *testing.T) {
 			require.True(t, errors.As(err, &ne) && ne.Timeout())
 
 			// The stream goes on where it was.
-			p.data(10)
+			p.Payload(10)
 			_, err = io.ReadFull(c, make([]byte, 10))
 			require.NoError(t, err)
 
 			within(t, "Close", func() { err = c.Close() })
 			require.NoError(t, err)
-			p.ended()
+			p.WaitEnd()
 		})
 	}
 }
@@ -621,8 +622,8 @@ func TestNoCreditsEver(t *testing.T) {
 func TestPeerLeavesWithoutCredits(t *testing.T) {
 	s := newScene(t)
 	ln := s.listen()
-	p := dialBad(t, ln.Addr(), rdmanetPrivate)
-	p.negotiate()
+	p := dialRaw(t, ln.Addr(), rdmanetPrivate)
+	p.Negotiate(goodRequest)
 	nc, err := ln.Accept()
 	require.NoError(t, err)
 	c := s.owned(nc)
@@ -631,7 +632,7 @@ func TestPeerLeavesWithoutCredits(t *testing.T) {
 		_, err := c.Write(make([]byte, 100))
 		wrote <- err
 	}()
-	p.close()
+	p.Close()
 	require.ErrorIs(t, <-wrote, syscall.EPIPE)
 	_, err = c.Read(make([]byte, 1))
 	require.ErrorIs(t, err, errTruncated)
@@ -646,19 +647,19 @@ func TestProbeFlood(t *testing.T) {
 			c, p := s.conns(side.active, nil)
 			const probes = 300
 			for range probes {
-				p.await()
-				p.credits--
-				p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 1, Flags: flagResponseRequested}))
+				p.WaitCredit()
+				p.Credits--
+				p.Send(smbdpeer.DataTransfer{CreditsRequested: 16, CreditsGranted: 1, Flags: smbdpeer.FlagResponseRequested}.Message(smbdpeer.HeaderLen))
 			}
-			p.await()
-			p.data(10)
+			p.WaitCredit()
+			p.Payload(10)
 			_, err := io.ReadFull(c, make([]byte, 10))
 			require.NoError(t, err)
 			require.LessOrEqual(t, c.Stats().EmptySent, uint64(probes+10))
 			_, err = c.Write([]byte("x"))
 			require.NoError(t, err)
 			for {
-				_, payload, ok := p.segment()
+				_, payload, ok := p.ReceiveData()
 				require.True(t, ok)
 				if len(payload) > 0 {
 					break
@@ -681,11 +682,11 @@ func TestSilentPeer(t *testing.T) {
 				require.ErrorIs(t, err, syscall.ETIMEDOUT)
 				require.NoError(t, c.Close())
 				for {
-					h, _, ok := p.segment()
+					h, _, ok := p.ReceiveData()
 					if !ok {
 						return asked
 					}
-					asked = asked || h.Flags&flagResponseRequested != 0
+					asked = asked || h.Flags&smbdpeer.FlagResponseRequested != 0
 				}
 			})
 		})
@@ -701,7 +702,7 @@ func TestPlainPeer(t *testing.T) {
 				private []byte
 			}{
 				{"no private data", nil},
-				{"depths only", privateData{ird: 16, ord: 16}.append(nil)},
+				{"depths only", smbdpeer.PrivateData{IRD: 16, ORD: 16}.Append(nil)},
 				{"private data of another kind", []byte("0123456789abcdefghijklmnopqrstuvwxyz")},
 			} {
 				t.Run(tt.name, func(t *testing.T) {
@@ -714,16 +715,16 @@ func TestPlainPeer(t *testing.T) {
 					require.ErrorIs(t, c.CloseWrite(), errors.ErrUnsupported)
 
 					// The flags that mean something elsewhere do not here.
-					p.credits--
-					b := dataSegment(10, 0)
-					b[5] = byte((flagFIN | flagExpedited | flagPartial | flagEmpty | flagNoResponse) >> 8)
-					p.say(b)
+					p.Credits--
+					b := smbdpeer.Segment(10, 0)
+					b[5] = byte((smbdpeer.FlagFIN | smbdpeer.FlagExpedited | smbdpeer.FlagPartial | smbdpeer.FlagEmptyMessage | smbdpeer.FlagNoResponse) >> 8)
+					p.Send(b)
 					require.False(t, c.Info().MessageFlags)
 					_, err := c.SendMsg([]byte("piece"), Partial)
 					require.ErrorIs(t, err, errors.ErrUnsupported)
 					_, err = c.QueueMsg([]byte("piece"), Partial|Expedited).Result()
 					require.ErrorIs(t, err, errors.ErrUnsupported)
-					p.data(10)
+					p.Payload(10)
 					got, flags := make([]byte, 20), MsgFlags(0)
 					_, flags, err = c.RecvMsg(got)
 					require.NoError(t, err)
@@ -741,19 +742,19 @@ func TestPlainPeer(t *testing.T) {
 					}()
 					owed := uint16(0)
 					for n := 0; n < total; {
-						h, payload, ok := p.segment()
+						h, payload, ok := p.ReceiveData()
 						require.True(t, ok)
-						require.Zero(t, h.Flags&^flagResponseRequested)
-						require.LessOrEqual(t, dataOffset+len(payload), plainSegment)
+						require.Zero(t, h.Flags&^smbdpeer.FlagResponseRequested)
+						require.LessOrEqual(t, smbdpeer.PayloadOffset+len(payload), plainSegment)
 						n += len(payload)
 						owed++
-						if p.credits > 0 {
-							p.grant(owed)
+						if p.Credits > 0 {
+							p.Grant(owed)
 							owed = 0
 						}
 					}
 					for {
-						h, _, ok := p.segment()
+						h, _, ok := p.ReceiveData()
 						if !ok {
 							break
 						}
@@ -769,19 +770,19 @@ func TestPlainPeer(t *testing.T) {
 // The sizes offered to a plain peer are those that all known ones take.
 func TestPlainOffer(t *testing.T) {
 	s := newScene(t)
-	ln := listenBad(t)
+	ln := listenRaw(t)
 	result := s.dial(ln)
-	p := acceptBad(t, ln)
-	require.NoError(t, p.id.Accept(tctx, ibv.ConnParam{}))
-	var req negotiateRequest
-	require.NoError(t, req.parse(p.hear()))
+	p := acceptRaw(t, ln)
+	require.NoError(t, p.ID.Accept(tctx, ibv.ConnParam{}))
+	req, err := smbdpeer.ParseNegotiateRequest(p.Receive())
+	require.NoError(t, err)
 	require.LessOrEqual(t, req.PreferredSendSize, uint32(plainSegment))
 	require.LessOrEqual(t, req.MaxReceiveSize, uint32(plainSegment))
-	p.close()
+	p.Close()
 	require.Error(t, (<-result).err)
 
 	l := s.listen()
-	resp := dialBad(t, l.Addr(), nil).negotiate()
+	resp := dialRaw(t, l.Addr(), nil).Negotiate(goodRequest)
 	require.LessOrEqual(t, resp.PreferredSendSize, uint32(plainSegment))
 	require.LessOrEqual(t, resp.MaxReceiveSize, uint32(plainSegment))
 }

@@ -194,7 +194,7 @@ func TestListenerWithSilentPeers(t *testing.T) {
 			require.NoError(t, err)
 			defer c.Close()
 		}
-		dialBad(t, ln.Addr(), nil)
+		dialRaw(t, ln.Addr(), nil)
 	}
 	client, err := Dial("rdma4", ln.Addr().String())
 	require.NoError(t, err)

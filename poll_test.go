@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // pollFor has every poll for an answer take d.
@@ -25,7 +26,7 @@ func served() int {
 }
 
 // pollScene is a connection over a device that is worth polling, as RDMA devices are.
-func pollScene(t *testing.T) (*scene, *Conn, *badPeer) {
+func pollScene(t *testing.T) (*scene, *Conn, *smbdpeer.Raw) {
 	if runtime.GOMAXPROCS(0) == 1 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	}
@@ -64,10 +65,10 @@ func TestPollsForAnswer(t *testing.T) {
 	_, err := c.Write([]byte{2})
 	require.NoError(t, err)
 	before := c.Stats().EmptyReceived
-	p.grant(1) // is no answer
+	p.Grant(1) // is no answer
 	require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > before }))
 	requirePolling(t, c)
-	p.data(10)
+	p.Payload(10)
 	require.Equal(t, result{10, nil}, s.await(read))
 	require.False(t, polls())
 
@@ -75,14 +76,14 @@ func TestPollsForAnswer(t *testing.T) {
 	read = reading(c, make([]byte, 10))
 	requireAsleep(t, c, func() bool { return c.rx.reading > 0 })
 	require.False(t, polls())
-	p.data(10)
+	p.Payload(10)
 	require.Equal(t, result{10, nil}, s.await(read))
 
 	read = ask()
 	require.NoError(t, c.SetReadDeadline(past))
 	requireTimeout(t, s.await(read).err)
 	require.NoError(t, c.SetReadDeadline(time.Time{}))
-	p.data(10)
+	p.Payload(10)
 	_, err = c.Read(make([]byte, 10))
 	require.NoError(t, err)
 
@@ -100,12 +101,12 @@ func TestPollsForNoPieces(t *testing.T) {
 	s := newSceneOn(t, newModest(t, 1<<20, 1<<14, true))
 	c, p := s.transferConns(true, false)
 	pollFor(t, time.Hour)
-	p.start(false, 1<<20)
+	p.BeginFirst(false, 1<<20)
 	require.True(t, eventually(c.locked(func() bool { return c.in.unread.Len() > 0 })))
 	_, err := c.Write([]byte{1})
 	require.NoError(t, err)
 	reading(c, make([]byte, 1<<20))
-	p.told(transferGrant)
+	p.ExpectTransfer(smbdpeer.Grant)
 	requireAsleep(t, c, func() bool { return c.rx.reading > 0 })
 	require.False(t, polls())
 }
@@ -114,9 +115,9 @@ func TestPollsForNoPieces(t *testing.T) {
 // has closed it yet.
 func TestDeadIsNotServed(t *testing.T) {
 	_, c, p := pollScene(t)
-	p.data(10)
+	p.Payload(10)
 	require.True(t, eventually(c.locked(func() bool { return c.in.unread.Len() > 0 })))
-	p.close()
+	p.Close()
 	require.True(t, eventually(func() bool {
 		return served() == 0 && c.locked(func() bool { return c.life.over() && !c.wait.Leading() })()
 	}))
@@ -128,7 +129,7 @@ func TestPollsInTurns(t *testing.T) {
 	s := newSceneOn(t, newModest(t, 1<<20, 1<<14, true))
 	s.cfg.LingerTimeout = -1
 	var conns [3]*Conn
-	var peers [3]*badPeer
+	var peers [3]*smbdpeer.Raw
 	for i := range conns {
 		conns[i], peers[i] = s.conns(true, nil)
 		pollFor(t, time.Hour)
@@ -137,8 +138,8 @@ func TestPollsInTurns(t *testing.T) {
 		for i, c := range conns {
 			read := asking(t, c)
 			requirePolling(t, c)
-			peers[i].await()
-			peers[i].data(10)
+			peers[i].WaitCredit()
+			peers[i].Payload(10)
 			require.Equal(t, result{10, nil}, s.await(read))
 		}
 	}

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"encoding/binary"
 	"fmt"
 	"io"
 	"testing"
@@ -10,32 +9,34 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // A pulse is found behind the early negotiation message, or where that is missing
 // behind the fixed part.
 func TestParsePulse(t *testing.T) {
-	base := privateData{rdmanet: true, features: featureFIN | featureNoEmptyRead | featurePulse, maxReceive: 8136}
+	base := smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureNoEmptyRead | smbdpeer.FeatureProbeTarget, MaxReceiveSize: 8136}
 	early := base
-	early.features |= featureEarly
+	early.Features |= smbdpeer.FeatureEarly
+	said := smbdpeer.ProbeTarget{Addr: 0x0102030405060708, Key: 0x090a0b0c}
 	want := &probeTarget{addr: 0x0102030405060708, key: 0x090a0b0c}
-	request := append(goodRequest.wire(), wireGrant(8)...)
+	request := append(goodRequest.Append(nil), wireGrant(8)...)
 	for _, tt := range []struct {
 		name  string
 		b     []byte
 		early int
 		ok    bool
 	}{
-		{"request", want.append(base.append(nil)), earlyRequestLen, true},
-		{"response", want.append(base.append(nil)), earlyResponseLen, true},
-		{"early request", want.append(append(early.append(nil), request...)), earlyRequestLen, true},
-		{"early response", want.append(append(early.append(nil), goodResponse.wire()...)), earlyResponseLen, true},
-		{"padded", append(want.append(base.append(nil)), make([]byte, 99)...), earlyRequestLen, true},
-		{"not said", want.append(privateData{rdmanet: true, features: featureNoEmptyRead}.append(nil)), earlyRequestLen, false},
-		{"cut short", want.append(base.append(nil))[:privateLen+probeTargetLen-1], earlyRequestLen, false},
-		{"early and cut short", want.append(append(early.append(nil), request...))[:earlyRequestLen+probeTargetLen-1], earlyRequestLen, false},
-		{"plain peer", append(make([]byte, privateLen), want.append(nil)...), earlyRequestLen, false},
-		{"nothing", nil, earlyRequestLen, false},
+		{"request", said.Append(base.Append(nil)), smbdpeer.EarlyRequestLen, true},
+		{"response", said.Append(base.Append(nil)), smbdpeer.EarlyResponseLen, true},
+		{"early request", said.Append(append(early.Append(nil), request...)), smbdpeer.EarlyRequestLen, true},
+		{"early response", said.Append(append(early.Append(nil), goodResponse.Append(nil)...)), smbdpeer.EarlyResponseLen, true},
+		{"padded", append(said.Append(base.Append(nil)), make([]byte, 99)...), smbdpeer.EarlyRequestLen, true},
+		{"not said", said.Append(smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureNoEmptyRead}.Append(nil)), smbdpeer.EarlyRequestLen, false},
+		{"cut short", said.Append(base.Append(nil))[:smbdpeer.PrivateLen+smbdpeer.ProbeTargetLen-1], smbdpeer.EarlyRequestLen, false},
+		{"early and cut short", said.Append(append(early.Append(nil), request...))[:smbdpeer.EarlyRequestLen+smbdpeer.ProbeTargetLen-1], smbdpeer.EarlyRequestLen, false},
+		{"plain peer", append(make([]byte, smbdpeer.PrivateLen), said.Append(nil)...), smbdpeer.EarlyRequestLen, false},
+		{"nothing", nil, smbdpeer.EarlyRequestLen, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := parseProbeTarget(tt.b, tt.early); tt.ok {
@@ -48,8 +49,10 @@ func TestParsePulse(t *testing.T) {
 }
 
 // pulsePrivate is the private data of a peer with this pulse.
-func pulsePrivate(p probeTarget) []byte {
-	return p.append(privateData{ird: 4, ord: 4, rdmanet: true, features: featureFIN | featureTransfer | featureNoEmptyRead | featurePulse, maxReceive: 8136}.append(nil))
+func pulsePrivate(p smbdpeer.ProbeTarget) []byte {
+	return p.Append(smbdpeer.PrivateData{IRD: 4, ORD: 4, Rdmanet: true,
+		Features:       smbdpeer.FeatureFIN | smbdpeer.FeatureTransfer | smbdpeer.FeatureNoEmptyRead | smbdpeer.FeatureProbeTarget,
+		MaxReceiveSize: 8136}.Append(nil))
 }
 
 // A peer whose pulse is where it says is asked by it, and one with none there loses
@@ -61,30 +64,30 @@ func TestPulseAtTheWire(t *testing.T) {
 				s := newScene(t)
 				s.cfg.KeepAlive, s.cfg.LingerTimeout = time.Hour, -1
 				var c *Conn
-				var p *badPeer
+				var p *smbdpeer.Raw
 				memory := []byte{0}
-				where := func(p *badPeer) probeTarget {
-					addr, key := p.open(memory)
+				where := func(p *smbdpeer.Raw) smbdpeer.ProbeTarget {
+					addr, key := p.Register(memory)
 					if !honest {
 						addr += 1 << 30
 					}
-					return probeTarget{addr, key}
+					return smbdpeer.ProbeTarget{Addr: addr, Key: key}
 				}
 				if side.active {
-					ln := listenBad(t)
+					ln := listenRaw(t)
 					result := s.dial(ln)
-					p = acceptBad(t, ln)
+					p = acceptRaw(t, ln)
 					private := pulsePrivate(where(p))
-					require.NoError(t, p.id.Accept(tctx, badParam(p.id, private)))
-					require.Len(t, p.hear(), negotiateRequestLen)
-					p.say(goodResponse.wire())
+					require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private)))
+					require.Len(t, p.Receive(), smbdpeer.NegotiateRequestLen)
+					p.Send(goodResponse.Append(nil))
 					r := <-result
 					require.NoError(t, r.err)
 					c = s.owned(r.c)
 				} else {
 					ln := s.listen()
-					p = dialBadWith(t, ln.Addr(), func(p *badPeer) []byte { return pulsePrivate(where(p)) })
-					p.negotiate()
+					p = dialRawWith(t, ln.Addr(), func(p *smbdpeer.Raw) []byte { return pulsePrivate(where(p)) })
+					p.Negotiate(goodRequest)
 					conn, err := ln.Accept()
 					require.NoError(t, err)
 					c = s.owned(conn)
@@ -138,21 +141,21 @@ func TestPulseOpensOneByte(t *testing.T) {
 			s := newSceneOn(t, m)
 			s.cfg.LingerTimeout, s.cfg.TransferSize = -1, -1
 			ln := s.listen()
-			p := dialBad(t, ln.Addr(), transferPrivate(true))
-			theirs := parseProbeTarget(p.id.PrivateData(), earlyResponseLen)
-			require.NotNil(t, theirs)
-			p.negotiate()
+			p := dialRaw(t, ln.Addr(), transferPrivate(true))
+			theirs, ok := smbdpeer.ParseProbeTarget(p.ID.PrivateData(), smbdpeer.EarlyResponseLen)
+			require.True(t, ok)
+			p.Negotiate(goodRequest)
 			c, err := ln.Accept()
 			require.NoError(t, err)
 			s.owned(c)
 			got := []byte{255}
 			if beyond > 0 {
-				status := p.rdma(ibv.OpRead, got, theirs.addr+probeBytes, theirs.key)
+				status := p.RDMA(ibv.OpRead, got, theirs.Addr+1, theirs.Key)
 				require.NotEqual(t, ibv.WCSuccess, status)
 				return
 			}
 			for range 3 {
-				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, theirs.addr, theirs.key))
+				require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpRead, got, theirs.Addr, theirs.Key))
 				require.Zero(t, got[0])
 			}
 		})
@@ -161,21 +164,20 @@ func TestPulseOpensOneByte(t *testing.T) {
 
 // A parser of anything finds a pulse where one was put.
 func FuzzPulse(f *testing.F) {
-	f.Add(pulsePrivate(probeTarget{1, 2}), true)
-	f.Add(earlyPrivate(goodResponse.wire()), false)
+	f.Add(pulsePrivate(smbdpeer.ProbeTarget{Addr: 1, Key: 2}), true)
+	f.Add(earlyPrivate(goodResponse.Append(nil)), false)
 	f.Fuzz(func(t *testing.T, b []byte, request bool) {
-		early := earlyResponseLen
+		early := smbdpeer.EarlyResponseLen
 		if request {
-			early = earlyRequestLen
+			early = smbdpeer.EarlyRequestLen
 		}
 		p := parseProbeTarget(b, early)
 		if p == nil {
 			return
 		}
-		at := privateLen
-		if binary.BigEndian.Uint16(b[14:])&featureEarly != 0 {
-			at = early
-		}
-		require.Equal(t, b[at:at+probeTargetLen], p.append(nil))
+		want, ok := smbdpeer.ParseProbeTarget(b, early)
+		require.True(t, ok)
+		require.Equal(t, want, smbdpeer.ProbeTarget{Addr: p.addr, Key: p.key})
+		require.Equal(t, want.Append(nil), p.append(nil))
 	})
 }

@@ -607,12 +607,12 @@ func TestNonBlockingPlainPeer(t *testing.T) {
 			hear := func(n int) {
 				t.Helper()
 				for n > 0 {
-					h, payload, ok := p.segment()
+					h, payload, ok := p.ReceiveData()
 					require.True(t, ok)
 					require.Zero(t, h.Flags)
 					n -= len(payload)
 					if len(payload) > 0 {
-						require.EqualValues(t, n, h.Remaining)
+						require.EqualValues(t, n, h.RemainingDataLength)
 					}
 				}
 				require.Zero(t, n)
@@ -630,8 +630,8 @@ func TestNonBlockingPlainPeer(t *testing.T) {
 			n, err = c.SendMsg(make([]byte, size), NonBlocking)
 			require.Zero(t, n)
 			require.ErrorIs(t, err, syscall.EAGAIN)
-			p.await()
-			p.grant(1)
+			p.WaitCredit()
+			p.Grant(1)
 			within(t, "SendPossible", func() { <-c.SendPossible() })
 			n, err = c.SendMsg(make([]byte, size), NonBlocking)
 			require.NoError(t, err)

@@ -19,6 +19,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // A movement is large data both ways at once on one connection, by all calls
@@ -356,7 +357,7 @@ func TestTransferWithoutMemory(t *testing.T) {
 // and has lost nothing.
 func TestTransferWaitsForMemory(t *testing.T) {
 	const n = 100000
-	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 		c.mu.Lock()
 		c.releaseReserved()
 		c.rx.hasReserved = false
@@ -364,8 +365,8 @@ func TestTransferWaitsForMemory(t *testing.T) {
 		s.device.LimitMemory(1)
 		held := takeFree(c.pool)
 		want := pattern(1, n)
-		addr, key := p.open(want)
-		p.begin(reads, 1, n, addr, key)
+		addr, key := p.Register(want)
+		p.Begin(reads, 1, n, addr, key)
 		b := make([]byte, n)
 		for _, size := range []int{n, 10} {
 			k, err := c.Read(b[:size])
@@ -380,10 +381,10 @@ func TestTransferWaitsForMemory(t *testing.T) {
 		}
 		read := reading(c, b)
 		if !reads {
-			g := p.told(transferGrant)
+			g := p.ExpectTransfer(smbdpeer.Grant)
 			require.EqualValues(t, n, g.Length)
-			require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want, g.Addr, g.Key))
-			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: n})
+			require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want, g.Addr, g.Key))
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: n})
 		}
 		require.Equal(t, result{n, nil}, s.await(read))
 		require.True(t, bytes.Equal(want, b))
@@ -406,31 +407,31 @@ func TestReceivesWithoutMemory(t *testing.T) {
 				_, err := c.Write([]byte{1})
 				require.NoError(t, err)
 			}
-			size := int(c.agreed.maxReceive) - dataOffset
+			size := int(c.agreed.maxReceive) - smbdpeer.PayloadOffset
 			var want []byte
 			stats := c.Stats()
 			said, left := stats.received(), stats.SendCredits
 			heard := func() (left int) { // by c, which has this many credits left
 				said++
 				require.True(t, eventually(c.locked(func() bool {
-					left, p.credits = c.credits.have, c.credits.peerCredits()
+					left, p.Credits = c.credits.have, c.credits.peerCredits()
 					return c.stats.received() == said && !c.send.responseDue && !c.lane.posting
 				})))
 				return left
 			}
-			p.credits = stats.ReceiveCredits // at most
+			p.Credits = stats.ReceiveCredits // at most
 			for n := range s.cfg.MaxReceiveCredits - minCredits {
 				// A message with payload leaves the peer a credit that it may use, besides
 				// that for FIN. The answers take c's last credit and all that it has to grant.
-				for asked := 0; p.credits < 3; asked++ {
+				for asked := 0; p.Credits < 3; asked++ {
 					require.Less(t, asked, 3, "the peer gets no second credit after %d messages", n)
-					p.ask(2 - min(left, 2))
+					p.RequestResponse(2 - min(left, 2))
 					left = heard()
 				}
-				b := wireSegment(dataOffset+size, segmentHeader{CreditsRequested: 16, DataOffset: dataOffset, DataLength: uint32(size)})
-				copy(b[dataOffset:], pattern(uint64(n), size))
-				want = append(want, b[dataOffset:]...)
-				p.say(b)
+				b := smbdpeer.DataTransfer{CreditsRequested: 16, DataOffset: smbdpeer.PayloadOffset, DataLength: uint32(size)}.Message(smbdpeer.PayloadOffset + size)
+				copy(b[smbdpeer.PayloadOffset:], pattern(uint64(n), size))
+				want = append(want, b[smbdpeer.PayloadOffset:]...)
+				p.Send(b)
 				left = heard()
 			}
 			s.device.LimitMemory(0)

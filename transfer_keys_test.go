@@ -10,19 +10,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // requireDenied has a peer use a key that must not serve, on its connection with
 // victim, which that ends.
-func requireDenied(t *testing.T, culprit *badPeer, victim *Conn, op ibv.Opcode, addr uint64, key uint32) {
+func requireDenied(t *testing.T, culprit *smbdpeer.Raw, victim *Conn, op ibv.Opcode, addr uint64, key uint32) {
 	t.Helper()
 	b := pattern(9, 100)
-	status := culprit.rdma(op, b, addr, key)
+	status := culprit.RDMA(op, b, addr, key)
 	if overIWARP(t) {
 		if op == ibv.OpRead {
 			require.NotEqual(t, ibv.WCSuccess, status)
 		}
-		culprit.ended() // on this side a Write is over before the other one sees it
+		culprit.WaitEnd() // on this side a Write is over before the other one sees it
 	} else {
 		// The other side's disconnect may be faster than its device's refusal.
 		require.Contains(t, []ibv.WCStatus{ibv.WCRemAccessErr, ibv.WCFlushErr}, status)
@@ -88,23 +89,23 @@ func TestTransferKeys(t *testing.T) {
 							copy(mem, bytes.Repeat([]byte{1}, n))
 						}
 						var call chan result
-						var h transferHeader
+						var h smbdpeer.Transfer
 						if m.reads {
 							call = writing(c, mem)
-							h = p.offered(true)
+							h = p.ExpectBegin(true)
 						} else {
 							call = reading(c, mem)
-							p.begin(false, 1, n, 0, 0)
-							h = p.told(transferGrant)
+							p.Begin(false, 1, n, 0, 0)
+							h = p.ExpectTransfer(smbdpeer.Grant)
 						}
 						finish := func() {
 							b := pattern(2, int(h.Length))
-							require.Equal(t, ibv.WCSuccess, p.rdma(op[m.reads], b, h.Addr, h.Key))
+							require.Equal(t, ibv.WCSuccess, p.RDMA(op[m.reads], b, h.Addr, h.Key))
 							if m.reads {
 								require.True(t, bytes.Equal(mem[n-len(b):], b))
-								p.transfer(transferHeader{Kind: transferDone, ID: 1, Length: h.Length})
+								p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1, Length: h.Length})
 							} else {
-								p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: h.Length})
+								p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: h.Length})
 							}
 							require.Equal(t, result{n, nil}, s.await(call))
 						}
@@ -114,11 +115,11 @@ func TestTransferKeys(t *testing.T) {
 						case withdrawn:
 							if m.reads {
 								c.SetWriteDeadline(time.Unix(1, 0))
-								p.told(transferWithdraw)
-								p.transfer(transferHeader{Kind: transferDone, ID: 1})
+								p.ExpectTransfer(smbdpeer.Withdraw)
+								p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1})
 							} else {
-								p.withdraw(false, 1, 0)
-								p.data(10) // is what the Read gets then
+								p.WithdrawTransfer(false, 1, 0)
+								p.Payload(10) // is what the Read gets then
 							}
 							if m.reads {
 								require.ErrorIs(t, s.await(call).err, os.ErrDeadlineExceeded)
@@ -133,7 +134,7 @@ func TestTransferKeys(t *testing.T) {
 							}
 						case closed:
 							var heard sync.WaitGroup
-							heard.Go(p.ended)
+							heard.Go(p.WaitEnd)
 							within(t, "Close", func() { c.Close() })
 							heard.Wait()
 							require.Error(t, s.await(call).err)
@@ -156,8 +157,8 @@ func TestTransferKeys(t *testing.T) {
 							require.Equal(t, before, mem, "something was written")
 						}
 						if !tt.neighbour {
-							q.await()
-							q.data(10)
+							q.WaitCredit()
+							q.Payload(10)
 							_, err := neighbour.Read(make([]byte, 10))
 							require.NoError(t, err)
 						}

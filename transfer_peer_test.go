@@ -16,9 +16,10 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
-// transferPeers are the ways in which bad peers have data moved.
+// transferPeers are the ways in which a raw peer has data moved.
 var transferPeers = []struct {
 	name  string
 	reads bool
@@ -26,16 +27,16 @@ var transferPeers = []struct {
 
 // transferPrivate is the private data of a peer that knows large transfers.
 func transferPrivate(reads bool) []byte {
-	p := privateData{ird: 4, ord: 4, rdmanet: true, features: featureFIN | featureTransfer, maxReceive: 8136}
+	p := smbdpeer.PrivateData{IRD: 4, ORD: 4, Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureTransfer, MaxReceiveSize: 8136}
 	if !reads {
-		p.features |= featureNoRead
+		p.Features |= smbdpeer.FeatureNoRead
 	}
-	return p.append(nil)
+	return p.Append(nil)
 }
 
-// eachTransferPeer runs f with a connection to a bad peer that knows large
+// eachTransferPeer runs f with a connection to a raw peer that knows large
 // transfers, which are those of minTransfer bytes and more.
-func eachTransferPeer(t *testing.T, f func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool)) {
+func eachTransferPeer(t *testing.T, f func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool)) {
 	for _, m := range transferPeers {
 		for _, side := range sides {
 			t.Run(m.name+"/"+side.name, func(t *testing.T) {
@@ -49,7 +50,7 @@ func eachTransferPeer(t *testing.T, f func(t *testing.T, s *scene, c *Conn, p *b
 
 // transferConns is a connection with a peer of the test's, which is asked for as much at a
 // time as may be.
-func (s *scene) transferConns(active, reads bool) (*Conn, *badPeer) {
+func (s *scene) transferConns(active, reads bool) (*Conn, *smbdpeer.Raw) {
 	setPace(s.t, maxTransfers*fetchSize, time.Hour)
 	s.cfg.TransferSize = minTransfer
 	if s.cfg.LingerTimeout == 0 {
@@ -62,90 +63,6 @@ func setWithdrawWithin(t testing.TB, d time.Duration) {
 	old := withdrawWithin
 	withdrawWithin = d
 	t.Cleanup(func() { withdrawWithin = old })
-}
-
-// open registers memory of the peer's for the other side.
-func (p *badPeer) open(b []byte) (addr uint64, key uint32) {
-	p.t.Helper()
-	mr, err := p.pd.RegMR(b, ibv.AccessLocalWrite|ibv.AccessRemoteWrite|ibv.AccessRemoteRead)
-	require.NoError(p.t, err)
-	p.said = append(p.said, mr)
-	return mr.Addr(), mr.RKey()
-}
-
-// wireTransfer is a message with a transfer header in front of payload.
-func wireTransfer(t transferHeader, payload []byte) []byte {
-	h := segmentHeader{CreditsRequested: 16, CreditsGranted: 1, DataLength: uint32(len(payload))}
-	b := make([]byte, transferOffset, transferOffset+len(payload))
-	h.putWith(&t, b)
-	return append(b, payload...)
-}
-
-// transfer sends one.
-func (p *badPeer) transfer(t transferHeader) {
-	p.t.Helper()
-	p.await()
-	p.credits--
-	p.say(wireTransfer(t, nil))
-}
-
-// begin begins a transfer to the other side, by whatever means it has to be: addr
-// and key are of the peer's memory, and of use for Reads only.
-func (p *badPeer) begin(reads bool, id uint32, n int, addr uint64, key uint32) {
-	p.t.Helper()
-	if reads {
-		p.transfer(transferHeader{Kind: transferOffer, ID: id, Addr: addr, Key: key, Length: uint32(n)})
-	} else {
-		p.transfer(transferHeader{Kind: transferRequest, ID: id, Length: uint32(n)})
-	}
-}
-
-// withdraw asks for the transfer back, or says so.
-func (p *badPeer) withdraw(reads bool, id uint32, flags uint8) {
-	p.t.Helper()
-	if reads {
-		p.transfer(transferHeader{Kind: transferWithdraw, Flags: flags, ID: id})
-	} else {
-		p.transfer(transferHeader{Kind: transferWritten, Flags: flags | transferEnd, ID: id})
-	}
-}
-
-// news waits for the next message with a transfer header; ok is false at the end of
-// the connection.
-func (p *badPeer) news() (t transferHeader, payload []byte, ok bool) {
-	p.t.Helper()
-	for {
-		b := p.hear()
-		if b == nil {
-			return t, nil, false
-		}
-		var h segmentHeader
-		payload, err := h.parse(b)
-		require.NoError(p.t, err)
-		p.credits += int(h.CreditsGranted)
-		if h.Flags&flagTransfer != 0 {
-			require.NoError(p.t, t.parse(&h, b))
-			return t, payload, true
-		}
-	}
-}
-
-// told waits for a message of one kind.
-func (p *badPeer) told(kind transferKind) transferHeader {
-	p.t.Helper()
-	h, _, ok := p.news()
-	require.True(p.t, ok, "the connection has ended")
-	require.Equal(p.t, kind, h.Kind, "%+v", h)
-	return h
-}
-
-// offered waits for the beginning of a transfer.
-func (p *badPeer) offered(reads bool) transferHeader {
-	p.t.Helper()
-	if reads {
-		return p.told(transferOffer)
-	}
-	return p.told(transferRequest)
 }
 
 // result is what a call on the connection came to.
@@ -187,31 +104,31 @@ func (s *scene) await(ch chan result) result {
 
 // A peer that keeps to the rules is served, in both directions.
 func TestTransferAtTheWire(t *testing.T) {
-	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 		const n = 100000
 		for id := range uint32(3) {
 			id++
 			want := pattern(uint64(id), n)
 
 			wrote := writing(c, want)
-			h, first, ok := p.news()
+			h, first, ok := p.ReceiveTransfer()
 			require.True(t, ok)
 			require.Equal(t, id, h.ID)
 			require.Zero(t, h.Rest)
 			require.Equal(t, n, len(first)+int(h.Length))
 			got := make([]byte, h.Length)
 			if reads {
-				require.Equal(t, transferOffer, h.Kind)
-				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, h.Addr, h.Key))
-				p.transfer(transferHeader{Kind: transferDone, ID: id, Length: h.Length})
+				require.Equal(t, smbdpeer.Offer, h.Kind)
+				require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpRead, got, h.Addr, h.Key))
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: id, Length: h.Length})
 			} else {
-				require.Equal(t, transferRequest, h.Kind)
-				addr, key := p.open(got)
+				require.Equal(t, smbdpeer.Request, h.Kind)
+				addr, key := p.Register(got)
 				half := h.Length / 2
-				p.transfer(transferHeader{Kind: transferGrant, ID: id, Addr: addr, Key: key, Length: half})
-				p.transfer(transferHeader{Kind: transferGrant, ID: id, Addr: addr + uint64(half), Key: key, Length: h.Length - half})
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: id, Addr: addr, Key: key, Length: half})
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: id, Addr: addr + uint64(half), Key: key, Length: h.Length - half})
 				for _, l := range []uint32{half, h.Length - half} {
-					require.Equal(t, transferHeader{Kind: transferWritten, ID: id, Length: l}, p.told(transferWritten))
+					require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Written, ID: id, Length: l}, p.ExpectTransfer(smbdpeer.Written))
 				}
 			}
 			require.Equal(t, result{n, nil}, s.await(wrote))
@@ -219,16 +136,16 @@ func TestTransferAtTheWire(t *testing.T) {
 
 			b := make([]byte, n)
 			read := reading(c, b)
-			addr, key := p.open(want)
-			p.begin(reads, id, n, addr, key)
+			addr, key := p.Register(want)
+			p.Begin(reads, id, n, addr, key)
 			if reads {
-				require.Equal(t, transferHeader{Kind: transferDone, ID: id, Length: n}, p.told(transferDone))
+				require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Done, ID: id, Length: n}, p.ExpectTransfer(smbdpeer.Done))
 			} else {
-				g := p.told(transferGrant)
+				g := p.ExpectTransfer(smbdpeer.Grant)
 				require.Equal(t, id, g.ID)
 				require.EqualValues(t, n, g.Length)
-				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want, g.Addr, g.Key))
-				p.transfer(transferHeader{Kind: transferWritten, ID: id, Length: n})
+				require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want, g.Addr, g.Key))
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: id, Length: n})
 			}
 			require.Equal(t, result{n, nil}, s.await(read))
 			require.True(t, bytes.Equal(want, b))
@@ -245,179 +162,180 @@ const bogus = 0x7f7f7f01
 func TestTransferBreaches(t *testing.T) {
 	const n = 2 << 20 // more than is read ahead, with the rest below
 	cut := func(b []byte, n int) []byte { return b[:n] }
-	say := func(p *badPeer, b []byte) {
-		p.await()
-		p.credits--
-		p.say(b)
+	say := func(p *smbdpeer.Raw, b []byte) {
+		p.WaitCredit()
+		p.Credits--
+		p.Send(b)
 	}
-	with := func(h segmentHeader, t transferHeader, size int) []byte {
-		b := wireSegment(size, h)
-		t.put(b[dataOffset:])
-		b[5] |= byte(flagTransfer >> 8)
+	with := func(h smbdpeer.DataTransfer, t smbdpeer.Transfer, size int) []byte {
+		h.Flags |= smbdpeer.FlagTransfer
+		b := h.Message(size)
+		copy(b[smbdpeer.PayloadOffset:], t.Append(nil))
 		return b
 	}
 	type breach struct {
 		name   string
 		only   int // 1: where data is read, 2: where it is written
 		want   error
-		do     func(p *badPeer, reads bool)
+		do     func(p *smbdpeer.Raw, reads bool)
 		writes bool // the connection under test has a Write under way, whose offer was heard
 		reads  bool // and a Read
 	}
-	h := segmentHeader{CreditsRequested: 16, CreditsGranted: 1}
-	told := func(kind transferKind, id, length uint32) func(p *badPeer, reads bool) {
-		return func(p *badPeer, reads bool) { p.transfer(transferHeader{Kind: kind, ID: id, Length: length}) }
+	h := smbdpeer.DataTransfer{CreditsRequested: 16, CreditsGranted: 1}
+	told := func(kind smbdpeer.TransferKind, id, length uint32) func(p *smbdpeer.Raw, reads bool) {
+		return func(p *smbdpeer.Raw, reads bool) {
+			p.SendTransfer(smbdpeer.Transfer{Kind: kind, ID: id, Length: length})
+		}
 	}
-	starts := func(p *badPeer, reads bool, id uint32, n int) {
+	starts := func(p *smbdpeer.Raw, reads bool, id uint32, n int) {
 		addr, key := uint64(0), uint32(0)
 		if reads {
-			addr, key = p.open(make([]byte, n))
+			addr, key = p.Register(make([]byte, n))
 		}
-		p.begin(reads, id, n, addr, key)
+		p.Begin(reads, id, n, addr, key)
 	}
 	breaches := []breach{
-		{name: "a header and no transfer header", want: errTransferHeader, do: func(p *badPeer, reads bool) {
-			b := wireSegment(dataHeaderLen, h)
-			b[5] |= byte(flagTransfer >> 8)
-			say(p, b)
+		{name: "a header and no transfer header", want: errTransferHeader, do: func(p *smbdpeer.Raw, reads bool) {
+			h.Flags |= smbdpeer.FlagTransfer
+			say(p, h.Message(smbdpeer.HeaderLen))
 		}},
-		{name: "one byte short", want: errTransferHeader, do: func(p *badPeer, reads bool) {
-			say(p, cut(wireTransfer(transferHeader{Kind: transferDone}, nil), transferOffset-1))
+		{name: "one byte short", want: errTransferHeader, do: func(p *smbdpeer.Raw, reads bool) {
+			say(p, cut(smbdpeer.Transfer{Kind: smbdpeer.Done}.Message(nil), smbdpeer.TransferPayloadOffset-1))
 		}},
-		{name: "payload at the place of the header", want: errTransferHeader, do: func(p *badPeer, reads bool) {
-			say(p, with(segmentHeader{CreditsRequested: 1, DataOffset: dataOffset, DataLength: 40}, transferHeader{Kind: transferOffer, ID: 1, Length: 1}, 100))
+		{name: "payload at the place of the header", want: errTransferHeader, do: func(p *smbdpeer.Raw, reads bool) {
+			say(p, with(smbdpeer.DataTransfer{CreditsRequested: 1, DataOffset: smbdpeer.PayloadOffset, DataLength: 40}, smbdpeer.Transfer{Kind: smbdpeer.Offer, ID: 1, Length: 1}, 100))
 		}},
 		{name: "kind 0", want: errTransferKind, do: told(0, 1, 1)},
 		{name: "kind 7", want: errTransferKind, do: told(7, 1, 1)},
-		{name: "a request where data is read", only: 1, want: errTransferKind, do: told(transferRequest, 1, 1)},
-		{name: "a grant where data is read", only: 1, want: errTransferKind, do: told(transferGrant, 1, 1)},
-		{name: "a grant for an offer", only: 1, want: errTransferKind, writes: true, do: told(transferGrant, 1, 1)},
-		{name: "written where data is read", only: 1, want: errTransferKind, do: told(transferWritten, 1, 1)},
-		{name: "an offer where data is written", only: 2, want: errTransferKind, do: told(transferOffer, 1, 1)},
-		{name: "a withdrawal where data is written", only: 2, want: errTransferKind, do: told(transferWithdraw, 1, 0)},
-		{name: "done with payload", want: errTransferKind, do: func(p *badPeer, reads bool) {
-			say(p, wireTransfer(transferHeader{Kind: transferDone, ID: 1}, make([]byte, 10)))
+		{name: "a request where data is read", only: 1, want: errTransferKind, do: told(smbdpeer.Request, 1, 1)},
+		{name: "a grant where data is read", only: 1, want: errTransferKind, do: told(smbdpeer.Grant, 1, 1)},
+		{name: "a grant for an offer", only: 1, want: errTransferKind, writes: true, do: told(smbdpeer.Grant, 1, 1)},
+		{name: "written where data is read", only: 1, want: errTransferKind, do: told(smbdpeer.Written, 1, 1)},
+		{name: "an offer where data is written", only: 2, want: errTransferKind, do: told(smbdpeer.Offer, 1, 1)},
+		{name: "a withdrawal where data is written", only: 2, want: errTransferKind, do: told(smbdpeer.Withdraw, 1, 0)},
+		{name: "done with payload", want: errTransferKind, do: func(p *smbdpeer.Raw, reads bool) {
+			say(p, smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1}.Message(make([]byte, 10)))
 		}},
 
-		{name: "the first is number 0", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 0, 10) }},
-		{name: "the first is number 2", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 2, 10) }},
-		{name: "twice the same number", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); starts(p, reads, 1, n) }},
-		{name: "a number left out", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); starts(p, reads, 3, n) }},
-		{name: "nothing offered", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, 0, 0, bogus) }},
-		{name: "one byte too long", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, transferCeiling+1, 0, bogus) }},
-		{name: "4 GiB less one", want: errTransferLength, do: func(p *badPeer, reads bool) { p.begin(reads, 1, -1, 0, bogus) }},
-		{name: "a message of 2^64 bytes", want: errTransferLength, do: func(p *badPeer, reads bool) {
-			p.transfer(transferHeader{Kind: transferOffer, ID: 1, Length: 1, Rest: math.MaxUint64})
+		{name: "the first is number 0", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) { starts(p, reads, 0, 10) }},
+		{name: "the first is number 2", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) { starts(p, reads, 2, 10) }},
+		{name: "twice the same number", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) { starts(p, reads, 1, n); starts(p, reads, 1, n) }},
+		{name: "a number left out", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) { starts(p, reads, 1, n); starts(p, reads, 3, n) }},
+		{name: "nothing offered", want: errTransferLength, do: func(p *smbdpeer.Raw, reads bool) { p.Begin(reads, 1, 0, 0, bogus) }},
+		{name: "one byte too long", want: errTransferLength, do: func(p *smbdpeer.Raw, reads bool) { p.Begin(reads, 1, transferCeiling+1, 0, bogus) }},
+		{name: "4 GiB less one", want: errTransferLength, do: func(p *smbdpeer.Raw, reads bool) { p.Begin(reads, 1, -1, 0, bogus) }},
+		{name: "a message of 2^64 bytes", want: errTransferLength, do: func(p *smbdpeer.Raw, reads bool) {
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Offer, ID: 1, Length: 1, Rest: math.MaxUint64})
 		}},
-		{name: "a remainder", want: errTransferLength, do: func(p *badPeer, reads bool) {
-			say(p, with(segmentHeader{CreditsRequested: 1, Remaining: 1}, transferHeader{Kind: transferOffer, ID: 1, Length: 1}, transferOffset))
+		{name: "a remainder", want: errTransferLength, do: func(p *smbdpeer.Raw, reads bool) {
+			say(p, with(smbdpeer.DataTransfer{CreditsRequested: 1, RemainingDataLength: 1}, smbdpeer.Transfer{Kind: smbdpeer.Offer, ID: 1, Length: 1}, smbdpeer.TransferPayloadOffset))
 		}},
-		{name: "too many", want: errTransferCount, do: func(p *badPeer, reads bool) {
-			addr, key := p.open(make([]byte, n))
+		{name: "too many", want: errTransferCount, do: func(p *smbdpeer.Raw, reads bool) {
+			addr, key := p.Register(make([]byte, n))
 			for id := range uint32(maxTransfers + 1) {
-				p.begin(reads, id+1, n, addr, key)
+				p.Begin(reads, id+1, n, addr, key)
 			}
 		}},
-		{name: "inside a message of segments", want: errTransferRest, do: func(p *badPeer, reads bool) {
-			say(p, dataSegment(10, 100))
+		{name: "inside a message of segments", want: errTransferRest, do: func(p *smbdpeer.Raw, reads bool) {
+			say(p, smbdpeer.Segment(10, 100))
 			starts(p, reads, 1, 100)
 		}},
-		{name: "a segment inside a message of transfers", want: errTransferRest, do: func(p *badPeer, reads bool) {
-			p.transferWithRest(reads, n, 10)
-			say(p, dataSegment(10, 0))
+		{name: "a segment inside a message of transfers", want: errTransferRest, do: func(p *smbdpeer.Raw, reads bool) {
+			beginWithRest(p, reads, n, 10)
+			say(p, smbdpeer.Segment(10, 0))
 		}},
-		{name: "less than the rest", want: errTransferRest, do: func(p *badPeer, reads bool) {
-			p.transferWithRest(reads, n, 11)
+		{name: "less than the rest", want: errTransferRest, do: func(p *smbdpeer.Raw, reads bool) {
+			beginWithRest(p, reads, n, 11)
 			starts(p, reads, 2, 10)
 		}},
-		{name: "more than the rest", want: errTransferRest, do: func(p *badPeer, reads bool) {
-			p.transferWithRest(reads, n, 9)
+		{name: "more than the rest", want: errTransferRest, do: func(p *smbdpeer.Raw, reads bool) {
+			beginWithRest(p, reads, n, 9)
 			starts(p, reads, 2, 10)
 		}},
-		{name: "FIN inside a message of transfers", want: errFINInMessage, do: func(p *badPeer, reads bool) {
-			p.transferWithRest(reads, n, 10)
-			say(p, wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}))
+		{name: "FIN inside a message of transfers", want: errFINInMessage, do: func(p *smbdpeer.Raw, reads bool) {
+			beginWithRest(p, reads, n, 10)
+			say(p, smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen))
 		}},
-		{name: "FIN with it", want: errFINInMessage, do: func(p *badPeer, reads bool) {
-			kind := transferRequest
+		{name: "FIN with it", want: errFINInMessage, do: func(p *smbdpeer.Raw, reads bool) {
+			kind := smbdpeer.Request
 			if reads {
-				kind = transferOffer
+				kind = smbdpeer.Offer
 			}
-			say(p, with(segmentHeader{CreditsRequested: 16, Flags: flagFIN}, transferHeader{Kind: kind, ID: 1, Length: n}, transferOffset))
+			say(p, with(smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}, smbdpeer.Transfer{Kind: kind, ID: 1, Length: n}, smbdpeer.TransferPayloadOffset))
 		}},
-		{name: "after FIN", want: errDataAfterFIN, do: func(p *badPeer, reads bool) {
-			say(p, wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: 1, Flags: flagFIN}))
+		{name: "after FIN", want: errDataAfterFIN, do: func(p *smbdpeer.Raw, reads bool) {
+			say(p, smbdpeer.DataTransfer{CreditsRequested: 16, CreditsGranted: 1, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen))
 			starts(p, reads, 1, 10)
 		}},
 
-		{name: "withdrawn before it began", want: errTransferID, do: func(p *badPeer, reads bool) { p.withdraw(reads, 1, 0) }},
-		{name: "withdrawn with number 0", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); p.withdraw(reads, 0, 0) }},
-		{name: "the next one withdrawn", want: errTransferID, do: func(p *badPeer, reads bool) { starts(p, reads, 1, n); p.withdraw(reads, 2, 0) }},
-		{name: "the first of two withdrawn", want: errTransferID, do: func(p *badPeer, reads bool) {
+		{name: "withdrawn before it began", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) { p.WithdrawTransfer(reads, 1, 0) }},
+		{name: "withdrawn with number 0", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) { starts(p, reads, 1, n); p.WithdrawTransfer(reads, 0, 0) }},
+		{name: "the next one withdrawn", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) { starts(p, reads, 1, n); p.WithdrawTransfer(reads, 2, 0) }},
+		{name: "the first of two withdrawn", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) {
 			starts(p, reads, 1, n)
 			starts(p, reads, 2, n)
-			p.withdraw(reads, 1, 0)
+			p.WithdrawTransfer(reads, 1, 0)
 		}},
-		{name: "the second of two withdrawn", want: errTransferID, do: func(p *badPeer, reads bool) {
+		{name: "the second of two withdrawn", want: errTransferID, do: func(p *smbdpeer.Raw, reads bool) {
 			starts(p, reads, 1, n)
 			starts(p, reads, 2, n)
-			p.withdraw(reads, 2, 0)
+			p.WithdrawTransfer(reads, 2, 0)
 		}},
-		{name: "withdrawn with a length", only: 2, want: errTransferLength, do: func(p *badPeer, reads bool) {
+		{name: "withdrawn with a length", only: 2, want: errTransferLength, do: func(p *smbdpeer.Raw, reads bool) {
 			starts(p, reads, 1, n)
-			p.transfer(transferHeader{Kind: transferWritten, Flags: transferEnd, ID: 1, Length: 1})
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, Flags: smbdpeer.TransferEnd, ID: 1, Length: 1})
 		}},
-		{name: "written and nothing requested", only: 2, want: errTransferCount, do: told(transferWritten, 1, 1)},
-		{name: "written to the wrong one", only: 2, want: errTransferLength, reads: true, do: func(p *badPeer, reads bool) {
-			p.begin(reads, 1, n, 0, 0)
-			g := p.told(transferGrant)
-			p.transfer(transferHeader{Kind: transferWritten, ID: 2, Length: g.Length})
+		{name: "written and nothing requested", only: 2, want: errTransferCount, do: told(smbdpeer.Written, 1, 1)},
+		{name: "written to the wrong one", only: 2, want: errTransferLength, reads: true, do: func(p *smbdpeer.Raw, reads bool) {
+			p.Begin(reads, 1, n, 0, 0)
+			g := p.ExpectTransfer(smbdpeer.Grant)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 2, Length: g.Length})
 		}},
-		{name: "less written than granted", only: 2, want: errTransferLength, reads: true, do: func(p *badPeer, reads bool) {
-			p.begin(reads, 1, n, 0, 0)
-			g := p.told(transferGrant)
-			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length - 1})
+		{name: "less written than granted", only: 2, want: errTransferLength, reads: true, do: func(p *smbdpeer.Raw, reads bool) {
+			p.Begin(reads, 1, n, 0, 0)
+			g := p.ExpectTransfer(smbdpeer.Grant)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: g.Length - 1})
 		}},
-		{name: "more written than granted", only: 2, want: errTransferLength, reads: true, do: func(p *badPeer, reads bool) {
-			p.begin(reads, 1, n, 0, 0)
-			g := p.told(transferGrant)
-			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length + 1})
+		{name: "more written than granted", only: 2, want: errTransferLength, reads: true, do: func(p *smbdpeer.Raw, reads bool) {
+			p.Begin(reads, 1, n, 0, 0)
+			g := p.ExpectTransfer(smbdpeer.Grant)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: g.Length + 1})
 		}},
-		{name: "written oftener than granted", only: 2, want: errTransferCount, reads: true, do: func(p *badPeer, reads bool) {
-			p.begin(reads, 1, n, 0, 0)
-			g := p.told(transferGrant)
+		{name: "written oftener than granted", only: 2, want: errTransferCount, reads: true, do: func(p *smbdpeer.Raw, reads bool) {
+			p.Begin(reads, 1, n, 0, 0)
+			g := p.ExpectTransfer(smbdpeer.Grant)
 			for range n/g.Length + 1 { // the next piece may be granted as soon as one is written
-				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length})
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: g.Length})
 			}
 		}},
 
-		{name: "done and nothing offered", want: errTransferID, do: told(transferDone, 1, 0)},
-		{name: "done with number 0", want: errTransferID, writes: true, do: told(transferDone, 0, 0)},
-		{name: "the next one done", want: errTransferID, writes: true, do: told(transferDone, 2, 0)},
-		{name: "less done than offered", want: errTransferLength, writes: true, do: told(transferDone, 1, 1)},
-		{name: "nothing done", want: errTransferLength, writes: true, do: told(transferDone, 1, 0)},
-		{name: "more done than offered", want: errTransferLength, writes: true, do: told(transferDone, 1, 1<<30)},
-		{name: "4 GiB done", want: errTransferLength, writes: true, do: told(transferDone, 1, math.MaxUint32)},
-		{name: "done twice", only: 1, want: errTransferID, writes: true, do: func(p *badPeer, reads bool) {
+		{name: "done and nothing offered", want: errTransferID, do: told(smbdpeer.Done, 1, 0)},
+		{name: "done with number 0", want: errTransferID, writes: true, do: told(smbdpeer.Done, 0, 0)},
+		{name: "the next one done", want: errTransferID, writes: true, do: told(smbdpeer.Done, 2, 0)},
+		{name: "less done than offered", want: errTransferLength, writes: true, do: told(smbdpeer.Done, 1, 1)},
+		{name: "nothing done", want: errTransferLength, writes: true, do: told(smbdpeer.Done, 1, 0)},
+		{name: "more done than offered", want: errTransferLength, writes: true, do: told(smbdpeer.Done, 1, 1<<30)},
+		{name: "4 GiB done", want: errTransferLength, writes: true, do: told(smbdpeer.Done, 1, math.MaxUint32)},
+		{name: "done twice", only: 1, want: errTransferID, writes: true, do: func(p *smbdpeer.Raw, reads bool) {
 			for range 2 {
-				p.transfer(transferHeader{Kind: transferDone, ID: 1, Length: breachWrite})
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1, Length: breachWrite})
 			}
 		}},
-		{name: "a grant and nothing requested", only: 2, want: errTransferID, do: told(transferGrant, 1, 1)},
-		{name: "a grant of number 0", only: 2, want: errTransferID, writes: true, do: told(transferGrant, 0, 1)},
-		{name: "a grant of the next one", only: 2, want: errTransferID, writes: true, do: told(transferGrant, 2, 1)},
-		{name: "a grant of nothing", only: 2, want: errTransferLength, writes: true, do: told(transferGrant, 1, 0)},
-		{name: "a grant beyond the length", only: 2, want: errTransferLength, writes: true, do: told(transferGrant, 1, breachWrite+1)},
-		{name: "a grant of 4 GiB", only: 2, want: errTransferLength, writes: true, do: told(transferGrant, 1, math.MaxUint32)},
-		{name: "grants that add up to more", only: 2, want: errTransferLength, writes: true, do: func(p *badPeer, reads bool) {
-			addr, key := p.open(make([]byte, breachWrite))
-			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: 10})
-			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: breachWrite - 9})
+		{name: "a grant and nothing requested", only: 2, want: errTransferID, do: told(smbdpeer.Grant, 1, 1)},
+		{name: "a grant of number 0", only: 2, want: errTransferID, writes: true, do: told(smbdpeer.Grant, 0, 1)},
+		{name: "a grant of the next one", only: 2, want: errTransferID, writes: true, do: told(smbdpeer.Grant, 2, 1)},
+		{name: "a grant of nothing", only: 2, want: errTransferLength, writes: true, do: told(smbdpeer.Grant, 1, 0)},
+		{name: "a grant beyond the length", only: 2, want: errTransferLength, writes: true, do: told(smbdpeer.Grant, 1, breachWrite+1)},
+		{name: "a grant of 4 GiB", only: 2, want: errTransferLength, writes: true, do: told(smbdpeer.Grant, 1, math.MaxUint32)},
+		{name: "grants that add up to more", only: 2, want: errTransferLength, writes: true, do: func(p *smbdpeer.Raw, reads bool) {
+			addr, key := p.Register(make([]byte, breachWrite))
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: addr, Key: key, Length: 10})
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: addr, Key: key, Length: breachWrite - 9})
 		}},
 	}
 	for _, b := range breaches {
 		t.Run(b.name, func(t *testing.T) {
-			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 				if b.only == 1 && !reads || b.only == 2 && reads {
 					return
 				}
@@ -425,13 +343,13 @@ func TestTransferBreaches(t *testing.T) {
 				if b.writes {
 					buf := alloc(t, breachWrite) // nothing of it goes along
 					wrote = writing(c, buf.Bytes())
-					require.EqualValues(t, breachWrite, p.offered(reads).Length)
+					require.EqualValues(t, breachWrite, p.ExpectBegin(reads).Length)
 				}
 				if b.reads {
 					read = reading(c, make([]byte, n))
 				}
 				b.do(p, reads)
-				p.ended()
+				p.WaitEnd()
 				requireCause(t, s.logged(), b.want)
 				for _, ch := range []chan result{wrote, read} {
 					if ch == nil {
@@ -458,15 +376,14 @@ func TestTransferBreaches(t *testing.T) {
 
 const breachWrite = 64 << 10
 
-// transferWithRest begins transfer 1, of n bytes, in a message that has rest more.
-func (p *badPeer) transferWithRest(reads bool, n, rest int) {
-	p.t.Helper()
-	h := transferHeader{Kind: transferRequest, ID: 1, Length: uint32(n), Rest: uint64(rest)}
+// beginWithRest begins transfer 1, of n bytes, in a message that has rest more.
+func beginWithRest(p *smbdpeer.Raw, reads bool, n, rest int) {
+	h := smbdpeer.Transfer{Kind: smbdpeer.Request, ID: 1, Length: uint32(n), Rest: uint64(rest)}
 	if reads {
-		h.Kind = transferOffer
-		h.Addr, h.Key = p.open(make([]byte, n))
+		h.Kind = smbdpeer.Offer
+		h.Addr, h.Key = p.Register(make([]byte, n))
 	}
-	p.transfer(h)
+	p.SendTransfer(h)
 }
 
 // Grants that are not answered yet are bounded.
@@ -496,28 +413,28 @@ func TestTransferNotAgreed(t *testing.T) {
 			t.Run(side.name+"/"+name, func(t *testing.T) {
 				s := newScene(t)
 				c, p := s.conns(side.active, private)
-				for _, kind := range []transferKind{transferOffer, transferRequest, transferGrant, transferWritten, transferDone, transferWithdraw, 7} {
-					p.transfer(transferHeader{Kind: kind, ID: 1, Addr: 1, Key: bogus, Length: 1 << 20})
+				for _, kind := range []smbdpeer.TransferKind{smbdpeer.Offer, smbdpeer.Request, smbdpeer.Grant, smbdpeer.Written, smbdpeer.Done, smbdpeer.Withdraw, 7} {
+					p.SendTransfer(smbdpeer.Transfer{Kind: kind, ID: 1, Addr: 1, Key: bogus, Length: 1 << 20})
 				}
-				p.await()
-				p.credits--
-				b := dataSegment(10, 0)
-				b[5] |= byte(flagTransfer >> 8)
-				p.say(b)
+				p.WaitCredit()
+				p.Credits--
+				b := smbdpeer.Segment(10, 0)
+				b[5] |= byte(smbdpeer.FlagTransfer >> 8)
+				p.Send(b)
 				got := make([]byte, 10)
 				_, err := io.ReadFull(c, got)
 				require.NoError(t, err)
-				require.Equal(t, b[dataOffset:], got)
+				require.Equal(t, b[smbdpeer.PayloadOffset:], got)
 				require.Zero(t, c.Stats().TransfersReceived)
 
 				wrote := writing(c, alloc(t, 20000).Bytes())
 				for n := 0; n < 20000; {
-					h, payload, ok := p.segment()
+					h, payload, ok := p.ReceiveData()
 					require.True(t, ok)
-					require.Zero(t, h.Flags&flagTransfer)
+					require.Zero(t, h.Flags&smbdpeer.FlagTransfer)
 					n += len(payload)
-					p.await()
-					p.grant(2)
+					p.WaitCredit()
+					p.Grant(2)
 				}
 				require.Equal(t, result{20000, nil}, s.await(wrote))
 			})
@@ -528,16 +445,16 @@ func TestTransferNotAgreed(t *testing.T) {
 // An offer, or a grant, whose memory the device cannot use ends the connection
 // that takes it up, and leaves the others alone.
 func TestTransferBogusKey(t *testing.T) {
-	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 		ln := s.listen()
 		var call chan result
 		if reads {
 			call = reading(c, make([]byte, 100000))
-			p.begin(true, 1, 100000, 4096, bogus)
+			p.Begin(true, 1, 100000, 4096, bogus)
 		} else {
 			call = writing(c, alloc(t, breachWrite).Bytes())
-			p.offered(false)
-			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: 4096, Key: bogus, Length: breachWrite})
+			p.ExpectBegin(false)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: 4096, Key: bogus, Length: breachWrite})
 		}
 		if reads || !overIWARP(t) {
 			r := s.await(call)
@@ -548,7 +465,7 @@ func TestTransferBogusKey(t *testing.T) {
 		}
 		_, err := c.Read(make([]byte, 1))
 		require.Error(t, err)
-		p.ended()
+		p.WaitEnd()
 		require.NoError(t, c.Close())
 		s.exchange(ln)
 	})
@@ -558,15 +475,15 @@ func TestTransferBogusKey(t *testing.T) {
 // as the peer does not let go of the memory either, the connection.
 func TestTransferNeverTaken(t *testing.T) {
 	setWithdrawWithin(t, 100*time.Millisecond)
-	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 		buf := alloc(t, breachWrite)
 		wrote := writing(c, buf.Bytes())
-		h := p.offered(reads)
+		h := p.ExpectBegin(reads)
 		c.SetWriteDeadline(time.Now())
 		if reads {
-			require.Equal(t, transferHeader{Kind: transferWithdraw, ID: 1}, p.told(transferWithdraw))
+			require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Withdraw, ID: 1}, p.ExpectTransfer(smbdpeer.Withdraw))
 		} else {
-			require.Equal(t, transferHeader{Kind: transferWritten, Flags: transferEnd, ID: 1}, p.told(transferWritten))
+			require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Written, Flags: smbdpeer.TransferEnd, ID: 1}, p.ExpectTransfer(smbdpeer.Written))
 		}
 		r := s.await(wrote)
 		require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
@@ -577,10 +494,10 @@ func TestTransferNeverTaken(t *testing.T) {
 		c.SetWriteDeadline(time.Now().Add(patience))
 		if !reads { // it was this side that would have moved it
 			wrote := writing(c, buf.Bytes())
-			require.EqualValues(t, 2, p.offered(reads).ID)
-			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: 1, Key: bogus, Length: 10}) // it crossed
-			addr, key := p.open(make([]byte, breachWrite))
-			p.transfer(transferHeader{Kind: transferGrant, ID: 2, Addr: addr, Key: key, Length: breachWrite})
+			require.EqualValues(t, 2, p.ExpectBegin(reads).ID)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: 1, Key: bogus, Length: 10}) // it crossed
+			addr, key := p.Register(make([]byte, breachWrite))
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 2, Addr: addr, Key: key, Length: breachWrite})
 			require.Equal(t, result{breachWrite, nil}, s.await(wrote))
 			return
 		}
@@ -589,7 +506,7 @@ func TestTransferNeverTaken(t *testing.T) {
 		require.ErrorIs(t, err, errTransferHeld)
 		_, err = c.Read(make([]byte, 1))
 		require.ErrorIs(t, err, syscall.ETIMEDOUT)
-		p.ended()
+		p.WaitEnd()
 		require.NotZero(t, h.Key)
 		require.NoError(t, c.Close())
 		mem := buf.Bytes()
@@ -600,18 +517,18 @@ func TestTransferNeverTaken(t *testing.T) {
 
 // A transfer that the peer has taken in part when it is given up counts so far.
 func TestTransferTakenInPart(t *testing.T) {
-	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 		buf := alloc(t, breachWrite)
 		copy(buf.Bytes(), pattern(1, breachWrite))
 		wrote := writing(c, buf.Bytes())
-		h := p.offered(reads)
+		h := p.ExpectBegin(reads)
 		got := make([]byte, 1000)
 		if reads {
-			require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, h.Addr, h.Key))
+			require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpRead, got, h.Addr, h.Key))
 		} else {
-			addr, key := p.open(got)
-			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: 1000})
-			p.told(transferWritten)
+			addr, key := p.Register(got)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: addr, Key: key, Length: 1000})
+			p.ExpectTransfer(smbdpeer.Written)
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
 				defer c.unlock()
@@ -621,8 +538,8 @@ func TestTransferTakenInPart(t *testing.T) {
 		}
 		c.SetWriteDeadline(time.Unix(1, 0))
 		if reads {
-			p.told(transferWithdraw)
-			p.transfer(transferHeader{Kind: transferDone, ID: 1, Length: 1000})
+			p.ExpectTransfer(smbdpeer.Withdraw)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1, Length: 1000})
 		}
 		r := s.await(wrote)
 		require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
@@ -637,7 +554,7 @@ func TestTransferTakenInPart(t *testing.T) {
 		_, err := c.Write([]byte("onwards"))
 		require.NoError(t, err)
 		for {
-			_, payload, ok := p.segment()
+			_, payload, ok := p.ReceiveData()
 			require.True(t, ok)
 			if len(payload) > 0 {
 				require.Equal(t, "onwards", string(payload))
@@ -653,39 +570,39 @@ func TestTransferWithdrawn(t *testing.T) {
 	const n = 3 << 20
 	want := pattern(5, n)
 	// settled returns how much was taken, when that is certain.
-	settled := func(p *badPeer, reads bool, id uint32, moved int) int {
+	settled := func(t *testing.T, p *smbdpeer.Raw, reads bool, id uint32, moved int) int {
 		if !reads {
 			return moved
 		}
-		h := p.told(transferDone)
-		require.Equal(p.t, id, h.ID)
-		require.LessOrEqual(p.t, int(h.Length), n)
+		h := p.ExpectTransfer(smbdpeer.Done)
+		require.Equal(t, id, h.ID)
+		require.LessOrEqual(t, int(h.Length), n)
 		return int(h.Length)
 	}
 	for _, tt := range []struct {
 		name string
-		do   func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) (moved int)
+		do   func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) (moved int)
 	}{
-		{"at once", func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) int { return 0 }},
-		{"when some is read ahead", func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) int {
+		{"at once", func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) int { return 0 }},
+		{"when some is read ahead", func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) int {
 			if !reads {
-				g := p.told(transferGrant)
-				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[:g.Length], g.Addr, g.Key))
-				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length})
+				g := p.ExpectTransfer(smbdpeer.Grant)
+				require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want[:g.Length], g.Addr, g.Key))
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: g.Length})
 				return int(g.Length)
 			}
 			require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived > 0 }))
 			return 0
 		}},
-		{"when a small Read waits", func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) int {
+		{"when a small Read waits", func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) int {
 			b := make([]byte, 10)
 			read := reading(c, b)
 			moved := 0
 			if !reads {
-				g := p.told(transferGrant)
+				g := p.ExpectTransfer(smbdpeer.Grant)
 				moved = int(g.Length)
-				require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[:moved], g.Addr, g.Key))
-				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: g.Length})
+				require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want[:moved], g.Addr, g.Key))
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: g.Length})
 			}
 			require.Equal(t, result{10, nil}, s.await(read))
 			require.Equal(t, want[:10], b)
@@ -693,31 +610,31 @@ func TestTransferWithdrawn(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
-				addr, key := p.open(want)
-				p.begin(reads, 1, n, addr, key)
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
+				addr, key := p.Register(want)
+				p.Begin(reads, 1, n, addr, key)
 				moved := tt.do(t, s, c, p, reads)
-				p.withdraw(reads, 1, 0)
+				p.WithdrawTransfer(reads, 1, 0)
 				was := 0
 				if tt.name == "when a small Read waits" {
 					was = 10
 				}
-				taken := settled(p, reads, 1, moved+was) - was
-				p.await()
-				p.data(100)
+				taken := settled(t, p, reads, 1, moved+was) - was
+				p.WaitCredit()
+				p.Payload(100)
 				b := make([]byte, taken+100)
 				require.Equal(t, result{taken + 100, nil}, s.await(reading(c, b)))
 				require.True(t, bytes.Equal(want[was:][:taken], b[:taken]))
-				require.Equal(t, dataSegment(100, 0)[dataOffset:], b[taken:])
+				require.Equal(t, smbdpeer.Segment(100, 0)[smbdpeer.PayloadOffset:], b[taken:])
 
 				// And so does the next transfer.
 				read := reading(c, b[:100])
-				p.begin(reads, 2, 100, addr, key)
+				p.Begin(reads, 2, 100, addr, key)
 				if !reads {
 					for {
-						if h := p.told(transferGrant); h.ID == 2 {
-							require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[:100], h.Addr, h.Key))
-							p.transfer(transferHeader{Kind: transferWritten, ID: 2, Length: 100})
+						if h := p.ExpectTransfer(smbdpeer.Grant); h.ID == 2 {
+							require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want[:100], h.Addr, h.Key))
+							p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 2, Length: 100})
 							break
 						}
 					}
@@ -732,42 +649,42 @@ func TestTransferWithdrawn(t *testing.T) {
 // A message that is withdrawn is none if nothing of it has come, and has no end
 // otherwise.
 func TestTransferMessageCut(t *testing.T) {
-	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
-		kind := transferRequest
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
+		kind := smbdpeer.Request
 		if reads {
-			kind = transferOffer
+			kind = smbdpeer.Offer
 		}
 		withdrawn := func(id uint32) {
-			p.withdraw(reads, id, transferCut)
+			p.WithdrawTransfer(reads, id, smbdpeer.TransferCut)
 			if reads {
-				for h := p.told(transferDone); h.ID != id; h = p.told(transferDone) {
+				for h := p.ExpectTransfer(smbdpeer.Done); h.ID != id; h = p.ExpectTransfer(smbdpeer.Done) {
 				}
 			}
 		}
 		const n = 1 << 20
-		addr, key := p.open(make([]byte, n))
-		h := transferHeader{Kind: kind, ID: 1, Addr: addr, Key: key, Length: n}
+		addr, key := p.Register(make([]byte, n))
+		h := smbdpeer.Transfer{Kind: kind, ID: 1, Addr: addr, Key: key, Length: n}
 		c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
-		p.transfer(h)
+		p.SendTransfer(h)
 		withdrawn(1)
-		p.await()
-		p.data(10)
+		p.WaitCredit()
+		p.Payload(10)
 		b := make([]byte, n+100)
 		k, err := c.ReadMsg(b)
 		require.NoError(t, err)
 		require.Equal(t, 10, k)
 
 		h.ID = 2
-		p.await()
-		p.credits--
-		p.say(wireTransfer(h, make([]byte, 20)))
+		p.WaitCredit()
+		p.Credits--
+		p.Send(h.Message(make([]byte, 20)))
 		withdrawn(2)
 		require.True(t, eventually(func() bool { // else the disconnect may overtake it
 			c.mu.Lock()
 			defer c.unlock()
 			return c.rx.last == 2 && c.rx.live.Len() == 0
 		}))
-		p.id.Disconnect()
+		p.ID.Disconnect()
 		k, err = c.ReadMsg(b)
 		require.Equal(t, 20, k)
 		require.ErrorIs(t, err, errTruncated)
@@ -782,11 +699,11 @@ func TestTransferWithdrawnTooLate(t *testing.T) {
 			c, p := s.transferConns(side.active, true)
 			const n = 100 << 10
 			want := pattern(3, n)
-			addr, key := p.open(want)
+			addr, key := p.Register(want)
 			c.mu.Lock()
 			c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
 			c.unlock()
-			p.begin(true, 1, n, addr, key)
+			p.Begin(true, 1, n, addr, key)
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
 				defer c.unlock()
@@ -798,8 +715,8 @@ func TestTransferWithdrawnTooLate(t *testing.T) {
 				require.NoError(t, c.withdrawn(&transferHeader{Kind: transferWithdraw, ID: 1, Flags: transferCut}))
 				return true
 			}))
-			p.await()
-			p.data(100)
+			p.WaitCredit()
+			p.Payload(100)
 			b := make([]byte, n+100)
 			k, err := c.ReadMsg(b)
 			require.NoError(t, err)
@@ -823,10 +740,10 @@ func TestTransferMessageNeverBegun(t *testing.T) {
 	long := alloc(t, transferCeiling+minTransfer).Bytes()
 	cut := make(chan error, 1)
 	go func() { cut <- c.WriteMsg(long) }()
-	p.offered(true)
+	p.ExpectBegin(true)
 	require.NoError(t, c.SetWriteDeadline(past))
-	h := p.told(transferWithdraw)
-	p.transfer(transferHeader{Kind: transferDone, ID: h.ID})
+	h := p.ExpectTransfer(smbdpeer.Withdraw)
+	p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: h.ID})
 	requireTimeout(t, <-cut)
 	requireTimeout(t, c.WriteMsg([]byte("late")))
 	require.NoError(t, c.SetWriteDeadline(time.Time{}))
@@ -841,7 +758,7 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 			s := newScene(t)
 			s.cfg.InitialReceiveCredits, s.cfg.MaxReceiveCredits = 16, 16
 			c, p := s.transferConns(side.active, false)
-			p.grant(maxTransfers)
+			p.Grant(maxTransfers)
 			b := make([]byte, (maxTransfers+1)*fetchSize) // more than may be granted at a time
 			read := make(chan result, 1)
 			go func() {
@@ -849,26 +766,26 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 				read <- result{n, err}
 			}()
 			c.awaitReader(t) // else what is offered may be fetched for nobody
-			p.begin(false, 1, len(b), 0, 0)
-			first := p.told(transferGrant)
+			p.Begin(false, 1, len(b), 0, 0)
+			first := p.ExpectTransfer(smbdpeer.Grant)
 			for range maxTransfers - 1 {
-				p.told(transferGrant)
+				p.ExpectTransfer(smbdpeer.Grant)
 			}
 
 			c.mu.Lock() // the reader hears of all of it at once
-			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: first.Length})
-			p.withdraw(false, 1, 0)
-			p.begin(false, 2, 100, 0, 0)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: first.Length})
+			p.WithdrawTransfer(false, 1, 0)
+			p.Begin(false, 2, 100, 0, 0)
 			for c.rx.last < 2 {
 				c.poll()
 			}
 			c.unlock()
 
-			g := p.told(transferGrant)
+			g := p.ExpectTransfer(smbdpeer.Grant)
 			require.EqualValues(t, 2, g.ID)
 			want := pattern(1, 100)
-			require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want, g.Addr, g.Key))
-			p.transfer(transferHeader{Kind: transferWritten, ID: 2, Length: g.Length})
+			require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want, g.Addr, g.Key))
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 2, Length: g.Length})
 			require.Equal(t, result{int(first.Length) + 100, nil}, s.await(read))
 			require.Equal(t, want, b[first.Length:][:100])
 		})
@@ -879,9 +796,9 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 // is left.
 func TestTransferCut(t *testing.T) {
 	const n = 1 << 20
-	leave := map[string]func(p *badPeer){
-		"disconnects": func(p *badPeer) { p.id.Disconnect() },
-		"drops":       func(p *badPeer) { p.close() },
+	leave := map[string]func(p *smbdpeer.Raw){
+		"disconnects": func(p *smbdpeer.Raw) { p.ID.Disconnect() },
+		"drops":       func(p *smbdpeer.Raw) { p.Close() },
 	}
 	steps := []struct {
 		name   string
@@ -889,63 +806,63 @@ func TestTransferCut(t *testing.T) {
 		writes bool
 		small  bool // the reader takes little at a time
 		idle   bool // there is none
-		do     func(p *badPeer, c *Conn, reads bool)
+		do     func(p *smbdpeer.Raw, c *Conn, reads bool)
 	}{
-		{name: "offered", writes: true, do: func(p *badPeer, c *Conn, reads bool) { p.offered(reads) }},
-		{name: "fetched", only: 1, writes: true, do: func(p *badPeer, c *Conn, reads bool) {
-			h := p.offered(reads)
-			p.rdma(ibv.OpRead, make([]byte, 1000), h.Addr, h.Key)
+		{name: "offered", writes: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) { p.ExpectBegin(reads) }},
+		{name: "fetched", only: 1, writes: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			h := p.ExpectBegin(reads)
+			p.RDMA(ibv.OpRead, make([]byte, 1000), h.Addr, h.Key)
 		}},
-		{name: "granted", only: 2, writes: true, do: func(p *badPeer, c *Conn, reads bool) {
-			p.offered(reads)
-			addr, key := p.open(make([]byte, n))
-			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: n / 2})
+		{name: "granted", only: 2, writes: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.ExpectBegin(reads)
+			addr, key := p.Register(make([]byte, n))
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: addr, Key: key, Length: n / 2})
 		}},
-		{name: "written", only: 2, writes: true, do: func(p *badPeer, c *Conn, reads bool) {
-			p.offered(reads)
-			addr, key := p.open(make([]byte, n))
-			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: n / 2})
-			p.told(transferWritten)
+		{name: "written", only: 2, writes: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.ExpectBegin(reads)
+			addr, key := p.Register(make([]byte, n))
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: addr, Key: key, Length: n / 2})
+			p.ExpectTransfer(smbdpeer.Written)
 		}},
-		{name: "withdrawn", writes: true, do: func(p *badPeer, c *Conn, reads bool) {
-			p.offered(reads)
+		{name: "withdrawn", writes: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.ExpectBegin(reads)
 			c.SetWriteDeadline(time.Unix(1, 0))
-			p.news()
+			p.ReceiveTransfer()
 		}},
-		{name: "begun, for a large Read", do: func(p *badPeer, c *Conn, reads bool) { p.start(reads, n) }},
-		{name: "begun, for a small Read", small: true, do: func(p *badPeer, c *Conn, reads bool) { p.start(reads, n) }},
-		{name: "begun, for nobody", idle: true, do: func(p *badPeer, c *Conn, reads bool) { p.start(reads, n) }},
-		{name: "grant heard", only: 2, do: func(p *badPeer, c *Conn, reads bool) {
-			p.start(reads, n)
-			p.told(transferGrant)
+		{name: "begun, for a large Read", do: func(p *smbdpeer.Raw, c *Conn, reads bool) { p.BeginFirst(reads, n) }},
+		{name: "begun, for a small Read", small: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) { p.BeginFirst(reads, n) }},
+		{name: "begun, for nobody", idle: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) { p.BeginFirst(reads, n) }},
+		{name: "grant heard", only: 2, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.BeginFirst(reads, n)
+			p.ExpectTransfer(smbdpeer.Grant)
 		}},
-		{name: "grant for a small Read heard", only: 2, small: true, do: func(p *badPeer, c *Conn, reads bool) {
-			p.start(reads, n)
-			p.told(transferGrant)
+		{name: "grant for a small Read heard", only: 2, small: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.BeginFirst(reads, n)
+			p.ExpectTransfer(smbdpeer.Grant)
 		}},
-		{name: "grant for nobody heard", only: 2, idle: true, do: func(p *badPeer, c *Conn, reads bool) {
-			p.start(reads, n)
-			p.told(transferGrant)
+		{name: "grant for nobody heard", only: 2, idle: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.BeginFirst(reads, n)
+			p.ExpectTransfer(smbdpeer.Grant)
 		}},
-		{name: "grant used", only: 2, do: func(p *badPeer, c *Conn, reads bool) {
-			p.start(reads, n)
-			h := p.told(transferGrant)
-			p.rdma(ibv.OpWrite, make([]byte, 1000), h.Addr, h.Key)
+		{name: "grant used", only: 2, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.BeginFirst(reads, n)
+			h := p.ExpectTransfer(smbdpeer.Grant)
+			p.RDMA(ibv.OpWrite, make([]byte, 1000), h.Addr, h.Key)
 		}},
-		{name: "grant of a small Read answered", only: 2, small: true, do: func(p *badPeer, c *Conn, reads bool) {
-			p.start(reads, n)
-			h := p.told(transferGrant)
-			p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: h.Length})
+		{name: "grant of a small Read answered", only: 2, small: true, do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.BeginFirst(reads, n)
+			h := p.ExpectTransfer(smbdpeer.Grant)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: h.Length})
 		}},
-		{name: "withdrawn by the peer", do: func(p *badPeer, c *Conn, reads bool) {
-			p.start(reads, n)
-			p.withdraw(reads, 1, 0)
+		{name: "withdrawn by the peer", do: func(p *smbdpeer.Raw, c *Conn, reads bool) {
+			p.BeginFirst(reads, n)
+			p.WithdrawTransfer(reads, 1, 0)
 		}},
 	}
 	for _, step := range steps {
 		for how, quit := range leave {
 			t.Run(step.name+"/"+how, func(t *testing.T) {
-				eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+				eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 					if step.only == 1 && !reads || step.only == 2 && reads {
 						return
 					}
@@ -986,9 +903,9 @@ func TestTransferCut(t *testing.T) {
 
 // What fails, or is withdrawn, after nobody wants it any more is given back, too.
 func TestTransferDroppedUnderway(t *testing.T) {
-	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 		c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
-		p.begin(reads, 1, 1<<20, 4096, bogus)
+		p.Begin(reads, 1, 1<<20, 4096, bogus)
 		require.True(t, eventually(func() bool { return c.Stats().TransfersReceived == 1 }))
 		c.mu.Lock()
 		c.readAhead()
@@ -997,7 +914,7 @@ func TestTransferDroppedUnderway(t *testing.T) {
 		c.dropUnread()
 		c.unlock()
 		if !reads {
-			p.withdraw(false, 1, 0)
+			p.WithdrawTransfer(false, 1, 0)
 		}
 		require.True(t, eventually(func() bool {
 			c.mu.Lock()
@@ -1006,13 +923,6 @@ func TestTransferDroppedUnderway(t *testing.T) {
 		}))
 		require.NoError(t, c.Close())
 	})
-}
-
-// start begins transfer 1 with n bytes of memory.
-func (p *badPeer) start(reads bool, n int) {
-	p.t.Helper()
-	addr, key := p.open(make([]byte, n))
-	p.begin(reads, 1, n, addr, key)
 }
 
 // CloseRead, Close and deadlines end what waits for a peer that moves nothing.
@@ -1029,8 +939,8 @@ func TestTransferNothingMoves(t *testing.T) {
 				s := newScene(t)
 				c, p := s.transferConns(false, false)
 				read := reading(c, make([]byte, size))
-				p.start(false, n)
-				p.told(transferGrant)
+				p.BeginFirst(false, n)
+				p.ExpectTransfer(smbdpeer.Grant)
 				within(t, name, func() { require.NoError(t, end(c)) })
 				r := s.await(read)
 				require.Zero(t, r.n)
@@ -1058,16 +968,16 @@ func TestTransferWithdrawnLeavesNothing(t *testing.T) {
 	}
 	for _, inside := range []bool{false, true} { // a message of several transfers
 		t.Run(map[bool]string{false: "messages", true: "parts of one"}[inside], func(t *testing.T) {
-			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
-				h := transferHeader{Kind: transferRequest, Length: 1}
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
+				h := smbdpeer.Transfer{Kind: smbdpeer.Request, Length: 1}
 				flags := uint8(0)
 				if reads {
-					h.Kind = transferOffer
-					h.Addr, h.Key = p.open(make([]byte, 10))
+					h.Kind = smbdpeer.Offer
+					h.Addr, h.Key = p.Register(make([]byte, 10))
 				}
 				if inside {
-					flags, h.Rest = transferCut, rounds
-					p.transferBeginning(h, 10)
+					flags, h.Rest = smbdpeer.TransferCut, rounds
+					p.SendData(smbdpeer.Transfer{Kind: h.Kind, Addr: h.Addr, Key: h.Key, Rest: h.Rest}.Message(make([]byte, 10)))
 					b := make([]byte, 10)
 					require.Equal(t, result{10, nil}, s.await(reading(c, b)))
 				}
@@ -1077,8 +987,8 @@ func TestTransferWithdrawnLeavesNothing(t *testing.T) {
 					if inside {
 						h.Rest--
 					}
-					p.transfer(h)
-					p.withdraw(reads, h.ID, flags)
+					p.SendTransfer(h)
+					p.WithdrawTransfer(reads, h.ID, flags)
 				}
 				s.withdrawn(c, rounds)
 				require.LessOrEqual(t, unread(c), 1)
@@ -1086,11 +996,11 @@ func TestTransferWithdrawnLeavesNothing(t *testing.T) {
 				if inside {
 					return // the message has no end
 				}
-				p.await()
-				p.data(100)
+				p.WaitCredit()
+				p.Payload(100)
 				b := make([]byte, 100)
 				require.Equal(t, result{100, nil}, s.await(reading(c, b)))
-				require.Equal(t, dataSegment(100, 0)[dataOffset:], b)
+				require.Equal(t, smbdpeer.Segment(100, 0)[smbdpeer.PayloadOffset:], b)
 			})
 		})
 	}
@@ -1101,9 +1011,9 @@ func TestTransferWithdrawnNeglected(t *testing.T) {
 	s := newScene(t)
 	c, p := s.transferConns(true, false)
 	for id := range uint32(3 * maxBounceBuffers) {
-		p.begin(false, id+1, 1000, 0, 0)
-		require.Equal(t, id+1, p.told(transferGrant).ID)
-		p.withdraw(false, id+1, 0)
+		p.Begin(false, id+1, 1000, 0, 0)
+		require.Equal(t, id+1, p.ExpectTransfer(smbdpeer.Grant).ID)
+		p.WithdrawTransfer(false, id+1, 0)
 	}
 	s.withdrawn(c, 3*maxBounceBuffers)
 	c.mu.Lock()
@@ -1127,12 +1037,12 @@ func TestTransferWithdrawnUnderReadMsg(t *testing.T) {
 				read <- result{n, err}
 			}()
 			c.awaitReader(t)
-			p.begin(false, 1, len(b), 0, 0)
-			p.told(transferGrant)
+			p.Begin(false, 1, len(b), 0, 0)
+			p.ExpectTransfer(smbdpeer.Grant)
 
 			c.mu.Lock() // the reader hears of all of it at once
-			p.withdraw(false, 1, transferCut)
-			p.begin(false, 2, len(b)+1, 0, 0)
+			p.WithdrawTransfer(false, 1, smbdpeer.TransferCut)
+			p.Begin(false, 2, len(b)+1, 0, 0)
 			for c.rx.last < 2 {
 				c.poll()
 			}
@@ -1174,34 +1084,24 @@ func (s *scene) withdrawn(c *Conn, id uint32) {
 	}))
 }
 
-// transferBeginning begins a message with n bytes, and with as much of it to come as
-// h says; h is of the transfer that comes next.
-func (p *badPeer) transferBeginning(h transferHeader, n int) {
-	p.t.Helper()
-	h.Length, h.ID = 0, 0
-	p.await()
-	p.credits--
-	p.say(wireTransfer(h, make([]byte, n)))
-}
-
 // A part of a message that is withdrawn as a whole ends the message all the same,
 // if its sender does not say that the message is cut.
 func TestTransferWithdrawnEnd(t *testing.T) {
-	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
-		h := transferHeader{Kind: transferRequest, ID: 1, Length: 1000}
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
+		h := smbdpeer.Transfer{Kind: smbdpeer.Request, ID: 1, Length: 1000}
 		if reads {
-			h.Kind = transferOffer
-			h.Addr, h.Key = p.open(make([]byte, 1000))
+			h.Kind = smbdpeer.Offer
+			h.Addr, h.Key = p.Register(make([]byte, 1000))
 		}
 		c.noScratch(true)
-		p.await()
-		p.credits--
-		p.say(wireTransfer(h, []byte("beginning")))
-		p.withdraw(reads, 1, 0)
+		p.WaitCredit()
+		p.Credits--
+		p.Send(h.Message([]byte("beginning")))
+		p.WithdrawTransfer(reads, 1, 0)
 		s.withdrawn(c, 1)
 		c.noScratch(false)
-		p.await()
-		p.data(100)
+		p.WaitCredit()
+		p.Payload(100)
 		b := make([]byte, 2000)
 		n, err := c.ReadMsg(b)
 		require.NoError(t, err)
@@ -1253,19 +1153,19 @@ func TestTransferDeadlineMoved(t *testing.T) {
 			b := make([]byte, 2*n)
 			read := reading(c, b[:n])
 			c.awaitReader(t)
-			p.begin(false, 1, n, 0, 0)
-			g := p.told(transferGrant)
+			p.Begin(false, 1, n, 0, 0)
+			g := p.ExpectTransfer(smbdpeer.Grant)
 			into := c.filling()
 			c.setReadDeadline(t, into, past)
 			c.setReadDeadline(t, into, time.Now().Add(patience))
 			c.abandonDirect(into) // the time for the first one is over
-			p.answer(g)
+			p.Answer(g, make([]byte, g.Length))
 			require.Equal(t, result{n, nil}, s.await(read))
 
 			read = reading(c, b)
 			c.awaitReader(t)
-			p.begin(false, 2, n, 0, 0)
-			p.told(transferGrant)
+			p.Begin(false, 2, n, 0, 0)
+			p.ExpectTransfer(smbdpeer.Grant)
 			into = c.filling()
 			c.setReadDeadline(t, into, past)
 			c.setReadDeadline(t, into, time.Now().Add(patience))
@@ -1281,13 +1181,6 @@ func TestTransferDeadlineMoved(t *testing.T) {
 	}
 }
 
-// answer answers a grant, with zeros.
-func (p *badPeer) answer(g transferHeader) {
-	p.t.Helper()
-	require.Equal(p.t, ibv.WCSuccess, p.rdma(ibv.OpWrite, make([]byte, g.Length), g.Addr, g.Key))
-	p.transfer(transferHeader{Kind: transferWritten, ID: g.ID, Length: g.Length})
-}
-
 // A large Write that steps aside for the beginning of an expedited message, and then
 // misses its deadline, leaves it begun: no other message gets inside.
 func TestTransferStepsAsideAndFails(t *testing.T) {
@@ -1296,13 +1189,13 @@ func TestTransferStepsAsideAndFails(t *testing.T) {
 			t.Run(m.name+"/"+side.name, func(t *testing.T) {
 				s := newScene(t)
 				s.cfg.TransferSize, s.cfg.LingerTimeout = minTransfer, -1
-				private := parsePrivate(transferPrivate(m.reads))
-				private.features |= featureMessages
-				c, p := s.conns(side.active, private.append(nil))
+				private := smbdpeer.ParsePrivateData(transferPrivate(m.reads))
+				private.Features |= smbdpeer.FeatureMessages
+				c, p := s.conns(side.active, private.Append(nil))
 
 				_, err := c.ReadFrom(bytes.NewReader(make([]byte, regmem.ChunkSize)))
 				require.NoError(t, err)
-				p.offered(m.reads) // and nobody takes it, so the next one has to wait
+				p.ExpectBegin(m.reads) // and nobody takes it, so the next one has to wait
 				wrote := writing(c, alloc(t, breachWrite).Bytes())
 				require.True(t, eventually(func() bool {
 					c.mu.Lock()
@@ -1324,7 +1217,7 @@ func TestTransferStepsAsideAndFails(t *testing.T) {
 				require.NoError(t, err)
 				var got []string
 				for len(got) < 3 {
-					_, payload, ok := p.segment()
+					_, payload, ok := p.ReceiveData()
 					require.True(t, ok)
 					if len(payload) > 0 {
 						got = append(got, string(payload))
@@ -1342,20 +1235,20 @@ func TestTransferHeaderOnEmptyMessage(t *testing.T) {
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
 			s := newScene(t)
-			private := parsePrivate(transferPrivate(true))
-			private.features |= featureMessages
-			c, p := s.conns(side.active, private.append(nil))
+			private := smbdpeer.ParsePrivateData(transferPrivate(true))
+			private.Features |= smbdpeer.FeatureMessages
+			c, p := s.conns(side.active, private.Append(nil))
 			b := make([]byte, 10)
 			read := reading(c, b)
-			addr, key := p.open(make([]byte, 10))
-			p.begin(true, 1, 10, addr, key)
+			addr, key := p.Register(make([]byte, 10))
+			p.Begin(true, 1, 10, addr, key)
 			require.Equal(t, result{10, nil}, s.await(read))
-			p.told(transferDone)
-			w := wireTransfer(transferHeader{Kind: transferWithdraw, ID: 1, Length: 1 << 29, Rest: 1 << 30}, nil)
-			w[5] |= byte(flagEmpty >> 8)
-			p.await()
-			p.credits--
-			p.say(w)
+			p.ExpectTransfer(smbdpeer.Done)
+			w := smbdpeer.Transfer{Kind: smbdpeer.Withdraw, ID: 1, Length: 1 << 29, Rest: 1 << 30}.Message(nil)
+			w[5] |= byte(smbdpeer.FlagEmptyMessage >> 8)
+			p.WaitCredit()
+			p.Credits--
+			p.Send(w)
 			n, err := c.ReadMsg(b)
 			require.NoError(t, err)
 			require.Zero(t, n)
@@ -1368,8 +1261,8 @@ func TestTransferHeaderOnEmptyMessage(t *testing.T) {
 func TestTransferNeglected(t *testing.T) {
 	s := newScene(t)
 	s.cfg.TransferSize, s.cfg.LingerTimeout = minTransfer, -1
-	c, p := s.conns(true, privateData{ird: 2, ord: 2, rdmanet: true, features: featureFIN | featureTransfer, maxReceive: 8136}.append(nil))
-	p.start(true, 2*maxBounceBuffers*regmem.ChunkSize)
+	c, p := s.conns(true, smbdpeer.PrivateData{IRD: 2, ORD: 2, Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureTransfer, MaxReceiveSize: 8136}.Append(nil))
+	p.BeginFirst(true, 2*maxBounceBuffers*regmem.ChunkSize)
 	require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived == maxBounceBuffers*regmem.ChunkSize }))
 }
 
@@ -1398,7 +1291,7 @@ func TestTransferOverForLeader(t *testing.T) {
 	setWithdrawWithin(t, time.Hour)
 	c, p := s.transferConns(false, false)
 	wrote := writing(c, pattern(1, 100000))
-	p.offered(false)
+	p.ExpectBegin(false)
 	requireAsleep(t, c, func() bool {
 		if c.lane.posting { // by the Write itself, which the peer has heard already
 			return false
@@ -1427,41 +1320,26 @@ func TestTransferGivenUpAtClose(t *testing.T) {
 			setWithdrawWithin(t, time.Hour)
 			c, p := s.transferConns(side.active, true)
 			wrote := writing(c, pattern(1, 100000))
-			h := p.offered(true)
+			h := p.ExpectBegin(true)
 			c.SetWriteDeadline(time.Now())
-			require.Equal(t, h.ID, p.told(transferWithdraw).ID) // to which it says nothing
+			require.Equal(t, h.ID, p.ExpectTransfer(smbdpeer.Withdraw).ID) // to which it says nothing
 			within(t, "Close", func() { c.Close() })
 			require.ErrorIs(t, s.await(wrote).err, os.ErrDeadlineExceeded)
 		})
 	}
 }
 
-// serve has all of a transfer moved, in the way that a reader does, and returns it.
-func (p *badPeer) serve(reads bool, h transferHeader) []byte {
-	p.t.Helper()
-	got := make([]byte, h.Length)
-	if reads {
-		require.Equal(p.t, ibv.WCSuccess, p.rdma(ibv.OpRead, got, h.Addr, h.Key))
-		p.transfer(transferHeader{Kind: transferDone, ID: h.ID, Length: h.Length})
-	} else {
-		addr, key := p.open(got)
-		p.transfer(transferHeader{Kind: transferGrant, ID: h.ID, Addr: addr, Key: key, Length: h.Length})
-		p.told(transferWritten)
-	}
-	return got
-}
-
 // queueBuffers queues messages that go by transfers and returns them with what the
 // peer is told: of some of them at a time.
-func queueBuffers(t *testing.T, c *Conn, p *badPeer, reads bool) (sends []*Send, told []transferHeader) {
-	p.grant(maxTransfers)
+func queueBuffers(t *testing.T, c *Conn, p *smbdpeer.Raw, reads bool) (sends []*Send, told []smbdpeer.Transfer) {
+	p.Grant(maxTransfers)
 	for i := range 2 * maxBounceBuffers {
 		buf := alloc(t, breachWrite)
 		copy(buf.Bytes(), pattern(uint64(i), breachWrite))
 		sends = append(sends, c.QueueMsg(buf.Bytes(), 0))
 	}
 	for range maxBounceBuffers {
-		told = append(told, p.offered(reads))
+		told = append(told, p.ExpectBegin(reads))
 	}
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
@@ -1487,7 +1365,7 @@ func requireUnderWay(t *testing.T, sends []*Send) {
 func TestQueuedTransfers(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(map[bool]string{false: "all", true: "deadline"}[late], func(t *testing.T) {
-			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 				sends, told := queueBuffers(t, c, p, reads)
 				if late {
 					c.SetWriteDeadline(past)
@@ -1501,12 +1379,12 @@ func TestQueuedTransfers(t *testing.T) {
 				for i, q := range sends {
 					requireUnderWay(t, sends[i:])
 					require.EqualValues(t, i+1, told[i].ID)
-					require.True(t, bytes.Equal(pattern(uint64(i), breachWrite), p.serve(reads, told[i])))
+					require.True(t, bytes.Equal(pattern(uint64(i), breachWrite), p.Take(reads, told[i])))
 					n, err := q.Result()
 					require.NoError(t, err)
 					require.Equal(t, breachWrite, n)
 					if len(told) < len(sends) {
-						told = append(told, p.offered(reads))
+						told = append(told, p.ExpectBegin(reads))
 					}
 				}
 				require.Zero(t, c.Stats().BytesCopied)
@@ -1523,7 +1401,7 @@ func TestQueuedTransfersDoneAtOnce(t *testing.T) {
 	s := newScene(t)
 	c, p := s.transferConns(true, true)
 	sends, told := queueBuffers(t, c, p, true)
-	p.transfer(transferHeader{Kind: transferDone, ID: told[2].ID, Length: told[2].Length})
+	p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: told[2].ID, Length: told[2].Length})
 	for _, q := range sends[:3] {
 		n, err := q.Result()
 		require.NoError(t, err)
@@ -1537,15 +1415,15 @@ func TestQueuedTransfersDoneAtOnce(t *testing.T) {
 func TestQueuedTransfersEnd(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		do   func(c *Conn, p *badPeer)
+		do   func(c *Conn, p *smbdpeer.Raw)
 		want error
 	}{
-		{"Close", func(c *Conn, p *badPeer) { c.Close() }, net.ErrClosed},
-		{"peer goes", func(c *Conn, p *badPeer) { p.id.Disconnect() }, syscall.EPIPE},
-		{"breach", func(c *Conn, p *badPeer) { p.transfer(transferHeader{Kind: transferDone, ID: 100}) }, syscall.ECONNRESET},
+		{"Close", func(c *Conn, p *smbdpeer.Raw) { c.Close() }, net.ErrClosed},
+		{"peer goes", func(c *Conn, p *smbdpeer.Raw) { p.ID.Disconnect() }, syscall.EPIPE},
+		{"breach", func(c *Conn, p *smbdpeer.Raw) { p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 100}) }, syscall.ECONNRESET},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *badPeer, reads bool) {
+			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
 				sends, _ := queueBuffers(t, c, p, reads)
 				tt.do(c, p)
 				for _, q := range sends {
@@ -1574,12 +1452,12 @@ func TestQueuedTransfersLinger(t *testing.T) {
 				require.ErrorIs(t, err, net.ErrClosed)
 			}
 			for i, h := range told {
-				require.True(t, bytes.Equal(pattern(uint64(i), breachWrite), p.serve(m.reads, h)))
+				require.True(t, bytes.Equal(pattern(uint64(i), breachWrite), p.Take(m.reads, h)))
 				n, err := sends[i].Result()
 				require.NoError(t, err)
 				require.Equal(t, breachWrite, n)
 			}
-			p.ended()
+			p.WaitEnd()
 			require.NoError(t, <-closed)
 		})
 	}
@@ -1635,7 +1513,7 @@ func (p *watchedPD) RegMR(b []byte, access ibv.Access) (ibv.MR, error) {
 }
 
 // watched is a connection with a peer that writes, of which nothing is fetched ahead.
-func (s *scene) watched(opens, closes func(n int)) (*Conn, *badPeer) {
+func (s *scene) watched(opens, closes func(n int)) (*Conn, *smbdpeer.Raw) {
 	s.cfg.KeepAlive = time.Hour // it would send what is due
 	c, p := s.transferConns(true, false)
 	c.mu.Lock()
@@ -1663,7 +1541,7 @@ func TestTransferGrantedInPieces(t *testing.T) {
 		}
 	}, func(int) {})
 	want := pattern(1, fetchSize+1000)
-	p.begin(false, 1, len(want), 0, 0)
+	p.Begin(false, 1, len(want), 0, 0)
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
 		defer c.unlock()
@@ -1671,15 +1549,15 @@ func TestTransferGrantedInPieces(t *testing.T) {
 	}))
 	b := make([]byte, len(want))
 	read := reading(c, b)
-	g := p.told(transferGrant)
+	g := p.ExpectTransfer(smbdpeer.Grant)
 	require.EqualValues(t, fetchSize, g.Length)
-	require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[:fetchSize], g.Addr, g.Key))
-	p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: fetchSize})
+	require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want[:fetchSize], g.Addr, g.Key))
+	p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: fetchSize})
 	open()
-	g = p.told(transferGrant)
+	g = p.ExpectTransfer(smbdpeer.Grant)
 	require.EqualValues(t, 1000, g.Length)
-	require.Equal(t, ibv.WCSuccess, p.rdma(ibv.OpWrite, want[fetchSize:], g.Addr, g.Key))
-	p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: 1000})
+	require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want[fetchSize:], g.Addr, g.Key))
+	p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: 1000})
 	require.Equal(t, result{len(want), nil}, s.await(read))
 	require.True(t, bytes.Equal(want, b))
 }
@@ -1694,17 +1572,17 @@ func TestTransferBufferFreed(t *testing.T) {
 	c, p := s.watched(func(int) {}, func(int) {
 		uses = append(uses, buf.mem.Uses())
 	})
-	p.grant(2 * pieces)
-	p.begin(false, 1, pieces*fetchSize, 0, 0)
+	p.Grant(2 * pieces)
+	p.Begin(false, 1, pieces*fetchSize, 0, 0)
 	read := reading(c, buf.Bytes())
 	for range maxTransfers {
-		p.told(transferGrant)
+		p.ExpectTransfer(smbdpeer.Grant)
 	}
 	buf.Free()
-	p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: fetchSize})
-	p.told(transferGrant) // of the last piece
+	p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: fetchSize})
+	p.ExpectTransfer(smbdpeer.Grant) // of the last piece
 	for range maxTransfers {
-		p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: fetchSize})
+		p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: fetchSize})
 	}
 	require.Equal(t, result{pieces * fetchSize, nil}, s.await(read))
 	require.Len(t, uses, pieces)

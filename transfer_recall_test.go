@@ -11,6 +11,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
 // How long a call waits for its memory that a peer is at work on.
@@ -40,18 +41,17 @@ func TestBearsWith(t *testing.T) {
 
 // keepsTalking sends messages that say nothing for as long as d, and reports whether
 // the connection outlives that.
-func (p *badPeer) keepsTalking(every, d time.Duration) (alive bool) {
-	p.t.Helper()
+func keepsTalking(p *smbdpeer.Raw, every, d time.Duration) (alive bool) {
 	for start := time.Now(); ; time.Sleep(every) {
-		for p.credits < 1 {
-			if _, _, ok := p.segment(); !ok {
+		for p.Credits < 1 {
+			if _, _, ok := p.ReceiveData(); !ok {
 				return false
 			}
 		}
 		if time.Since(start) >= d {
 			return true
 		}
-		p.grant(1)
+		p.Grant(1)
 	}
 }
 
@@ -59,21 +59,21 @@ const recalledRead = 1 << 20
 
 // recalled has a Write, or a Read, miss its deadline while the peer is at work on its
 // memory.
-func recalled(t *testing.T, active, write bool) (s *scene, c *Conn, p *badPeer, ended chan result) {
+func recalled(t *testing.T, active, write bool) (s *scene, c *Conn, p *smbdpeer.Raw, ended chan result) {
 	t.Helper()
 	s = newScene(t)
 	c, p = s.transferConns(active, write)
 	if write {
 		ended = writing(c, alloc(t, breachWrite).Bytes())
-		p.offered(true)
+		p.ExpectBegin(true)
 		c.SetWriteDeadline(past)
-		p.told(transferWithdraw)
+		p.ExpectTransfer(smbdpeer.Withdraw)
 		return s, c, p, ended
 	}
 	ended = reading(c, make([]byte, recalledRead))
 	c.awaitReader(t)
-	p.begin(false, 1, recalledRead, 0, 0)
-	require.EqualValues(t, recalledRead, p.told(transferGrant).Length)
+	p.Begin(false, 1, recalledRead, 0, 0)
+	require.EqualValues(t, recalledRead, p.ExpectTransfer(smbdpeer.Grant).Length)
 	c.SetReadDeadline(past)
 	return s, c, p, ended
 }
@@ -85,10 +85,10 @@ func TestTransferRecalledSlowly(t *testing.T) {
 			inTime(t, 100*time.Millisecond, func(d time.Duration) bool {
 				setWithdrawWithin(t, d)
 				s, c, p, wrote := recalled(t, side.active, true)
-				if !p.keepsTalking(d/10, 3*d) {
+				if !keepsTalking(p, d/10, 3*d) {
 					return false
 				}
-				p.transfer(transferHeader{Kind: transferDone, ID: 1})
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1})
 				r := s.await(wrote)
 				require.Zero(t, r.n)
 				require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
@@ -101,10 +101,10 @@ func TestTransferRecalledSlowly(t *testing.T) {
 			inTime(t, 100*time.Millisecond, func(d time.Duration) bool {
 				setWithdrawWithin(t, d)
 				s, _, p, read := recalled(t, side.active, false)
-				if !p.keepsTalking(d/10, 3*d) {
+				if !keepsTalking(p, d/10, 3*d) {
 					return false
 				}
-				p.transfer(transferHeader{Kind: transferWritten, ID: 1, Length: recalledRead}) // it claims
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: recalledRead}) // it claims
 				return s.await(read) == result{recalledRead, nil}
 			})
 		})
@@ -118,7 +118,7 @@ func TestTransferNeverLetGo(t *testing.T) {
 			t.Run(call+"/"+side.name, func(t *testing.T) {
 				setWithdrawWithin(t, 50*time.Millisecond)
 				s, _, p, ended := recalled(t, side.active, write)
-				require.False(t, p.keepsTalking(5*time.Millisecond, patience))
+				require.False(t, keepsTalking(p, 5*time.Millisecond, patience))
 				r := s.await(ended)
 				require.Zero(t, r.n)
 				require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
@@ -150,11 +150,11 @@ func TestTransferRecalledGoesOn(t *testing.T) {
 			}
 			const n = 2 * regmem.ChunkSize
 			want := pattern(3, n)
-			addr, key := p.open(want)
+			addr, key := p.Register(want)
 			c.mu.Lock()
 			c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
 			c.unlock()
-			p.begin(true, 1, n, addr, key)
+			p.Begin(true, 1, n, addr, key)
 			require.True(t, eventually(func() bool {
 				c.mu.Lock()
 				defer c.unlock()
@@ -174,7 +174,7 @@ func TestTransferRecalledGoesOn(t *testing.T) {
 			require.Equal(t, 2, flying)
 			require.True(t, polled)
 			require.True(t, answers, "there is one to come")
-			require.Equal(t, transferHeader{Kind: transferDone, ID: 1, Length: n}, p.told(transferDone))
+			require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1, Length: n}, p.ExpectTransfer(smbdpeer.Done))
 			b := make([]byte, n)
 			k, err := c.Read(b)
 			require.NoError(t, err)
@@ -203,13 +203,13 @@ func TestWithdrawnThenClosed(t *testing.T) {
 			c, p := s.transferConns(side.active, false)
 			read := reading(c, make([]byte, recalledRead))
 			c.awaitReader(t)
-			p.begin(false, 1, 100<<10, 0, 0)
-			g := p.told(transferGrant)
+			p.Begin(false, 1, 100<<10, 0, 0)
+			g := p.ExpectTransfer(smbdpeer.Grant)
 			c.mu.Lock()
-			p.withdraw(false, 1, 0)
-			p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, Flags: flagFIN}))
-			there := p.rdma(ibv.OpWrite, make([]byte, 8), g.Addr, g.Key) // with what was said before
-			gone := p.id.Disconnect()
+			p.WithdrawTransfer(false, 1, 0)
+			p.Send(smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen))
+			there := p.RDMA(ibv.OpWrite, make([]byte, 8), g.Addr, g.Key) // with what was said before
+			gone := p.ID.Disconnect()
 			heard := eventually(func() bool { return c.event.Load() != nil })
 			c.unlock()
 			require.Equal(t, ibv.WCSuccess, there)

@@ -12,40 +12,21 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 	"github.com/rdmanet/rdmanet/internal/scripted"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
-
-// ask sends a message that wants an answer and grants n credits.
-func (p *badPeer) ask(n int) {
-	p.t.Helper()
-	p.await()
-	p.credits--
-	p.say(wireSegment(dataHeaderLen, segmentHeader{CreditsRequested: 16, CreditsGranted: uint16(n), Flags: flagResponseRequested}))
-}
-
-// fin waits for the end of the other side's stream.
-func (p *badPeer) fin() {
-	p.t.Helper()
-	for {
-		h, _, ok := p.segment()
-		require.True(p.t, ok, "the connection has ended")
-		if h.Flags&flagFIN != 0 {
-			return
-		}
-	}
-}
 
 // fill has c, whose end is e and of which no send completes, use its send queue up to room
 // free places of size, and its credits up to left.
-func (p *badPeer) fill(c *Conn, e *scripted.Endpoint, size, room, left int) {
-	p.t.Helper()
+func fill(t testing.TB, p *smbdpeer.Raw, c *Conn, e *scripted.Endpoint, size, room, left int) {
+	t.Helper()
 	free := func() int { return size - e.Outstanding() }
 	for grant := left - room + free() - c.Stats().SendCredits; free() > room; grant = 0 {
 		before := free()
-		p.ask(grant)
-		require.True(p.t, eventually(func() bool { return free() < before }), "no answer")
+		p.RequestResponse(grant)
+		require.True(t, eventually(func() bool { return free() < before }), "no answer")
 	}
-	require.Equal(p.t, room, free())
-	require.True(p.t, eventually(func() bool { return c.Stats().SendCredits == left }))
+	require.Equal(t, room, free())
+	require.True(t, eventually(func() bool { return c.Stats().SendCredits == left }))
 }
 
 // requireSettled waits until nothing is on the way any more of what conns has begun with.
@@ -67,7 +48,7 @@ func sendQueueSize(t *testing.T, m *modest, active bool) (size int) {
 		defer m.setSlow(false)
 		for size == 0 {
 			posted, heard := e.Posted(), c.Stats().EmptyReceived
-			p.ask(2)
+			p.RequestResponse(2)
 			requireSleeper(t, e, func() bool { return c.Stats().EmptyReceived > heard })
 			if e.Posted() == posted { // and credits there are
 				require.Greater(t, c.Stats().SendCredits, 2)
@@ -86,31 +67,31 @@ func TestFullSendQueue(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		private []byte
-		left    int                                                           // credits
-		do      func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) // with a full queue
-		want    func(t *testing.T, c *Conn, p *badPeer)                       // when there is room
+		left    int                                                                // credits
+		do      func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) // with a full queue
+		want    func(t *testing.T, c *Conn, p *smbdpeer.Raw)                       // when there is room
 	}{
-		{"answer", rdmanetPrivate, 5, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) {
+		{"answer", rdmanetPrivate, 5, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) {
 			heard := c.Stats().EmptyReceived
-			p.ask(0)
+			p.RequestResponse(0)
 			require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > heard }))
 			armed(t, e)
-		}, func(t *testing.T, c *Conn, p *badPeer) {
+		}, func(t *testing.T, c *Conn, p *smbdpeer.Raw) {
 			sent := c.Stats().EmptySent
 			require.True(t, eventually(func() bool { return c.Stats().EmptySent > sent }), "no answer")
 		}},
-		{"CloseWrite", rdmanetPrivate, 2, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) {
+		{"CloseWrite", rdmanetPrivate, 2, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) {
 			parked(t, func() { c.CloseWrite() })
 			armed(t, e)
-		}, func(t *testing.T, c *Conn, p *badPeer) { p.fin() }},
-		{"Close", rdmanetPrivate, 2, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) {
+		}, func(t *testing.T, c *Conn, p *smbdpeer.Raw) { p.ExpectFIN() }},
+		{"Close", rdmanetPrivate, 2, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) {
 			c.Close() // it goes on behind that
 			armed(t, e)
-		}, func(t *testing.T, c *Conn, p *badPeer) { p.fin(); p.ended() }},
-		{"Close, plain peer", nil, 5, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *badPeer) {
+		}, func(t *testing.T, c *Conn, p *smbdpeer.Raw) { p.ExpectFIN(); p.WaitEnd() }},
+		{"Close, plain peer", nil, 5, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) {
 			c.Close()
 			armed(t, e)
-		}, func(t *testing.T, c *Conn, p *badPeer) { p.ended() }},
+		}, func(t *testing.T, c *Conn, p *smbdpeer.Raw) { p.WaitEnd() }},
 	} {
 		for _, side := range sides {
 			t.Run(tt.name+"/"+side.name, func(t *testing.T) {
@@ -123,7 +104,7 @@ func TestFullSendQueue(t *testing.T) {
 				e := m.end(c)
 				requireSettled(t, c, e)
 				m.setSlow(true)
-				p.fill(c, e, size, 0, tt.left)
+				fill(t, p, c, e, size, 0, tt.left)
 				tt.do(t, c, e, p)
 				posted := e.Posted()
 				m.setSlow(false)
@@ -148,15 +129,15 @@ func TestFullSendQueueOfWriter(t *testing.T) {
 			m.setSlow(true)
 			const n = 100000
 			wrote := writing(c, pattern(1, n))
-			h := p.offered(false)
-			addr, key := p.open(make([]byte, h.Length))
-			p.fill(c, e, size, 1, 5)
+			h := p.ExpectBegin(false)
+			addr, key := p.Register(make([]byte, h.Length))
+			fill(t, p, c, e, size, 1, 5)
 			posted, heard := e.Posted(), c.Stats().EmptyReceived
-			p.transfer(transferHeader{Kind: transferGrant, ID: 1, Addr: addr, Key: key, Length: h.Length})
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: addr, Key: key, Length: h.Length})
 			requireSleeper(t, e, func() bool { return c.Stats().EmptyReceived > heard })
 			require.Equal(t, posted, e.Posted())
 			m.setSlow(false)
-			p.told(transferWritten)
+			p.ExpectTransfer(smbdpeer.Written)
 			require.Equal(t, result{n, nil}, s.await(wrote))
 		})
 	}
@@ -172,12 +153,12 @@ func TestCloseDespiteGrants(t *testing.T) {
 			c, p := s.conns(side.active, rdmanetPrivate)
 			m.setSlow(true)
 			go c.Close()
-			p.fin()
-			p.ask(0)
-			_, _, ok := p.segment()
+			p.ExpectFIN()
+			p.RequestResponse(0)
+			_, _, ok := p.ReceiveData()
 			require.True(t, ok)
 			m.setSlow(false)
-			p.ended()
+			p.WaitEnd()
 		})
 	}
 }
@@ -195,7 +176,7 @@ func TestBusyPollRobbed(t *testing.T) {
 	var failed error
 	read := start(func() { _, failed = io.ReadFull(c, b) })
 	require.True(t, eventually(func() bool { return read.waits() || e.Poller() == read.goroutine }))
-	p.grant(16) // a keeper leaves over that
+	p.Grant(16) // a keeper leaves over that
 	require.True(t, eventually(func() bool { return c.Stats().SendCredits > 16 && e.Poller() == read.goroutine }), "the reader does not poll")
 	// The reader finds nothing itself, and nobody finds room in the send queue.
 	e.Hold(func(wc *ibv.WC) bool { return e.IsSend(wc) || scripted.Goroutine() == read.goroutine })
@@ -205,12 +186,12 @@ func TestBusyPollRobbed(t *testing.T) {
 	}
 	require.ErrorIs(t, err, syscall.EAGAIN)
 	require.Greater(t, c.Stats().SendCredits, 2, "it is credits that are lacking")
-	p.data(len(b))
+	p.Payload(len(b))
 	require.True(t, eventually(func() bool { return e.Held(func(wc *ibv.WC) bool { return !e.IsSend(wc) }) == 1 }))
 	write := start(func() { c.Write([]byte("message")) }) // looks for room
 	within(t, "Read", func() { <-read.done })
 	require.NoError(t, failed)
-	require.Equal(t, dataSegment(10, 0)[dataOffset:], b)
+	require.Equal(t, smbdpeer.Segment(10, 0)[smbdpeer.PayloadOffset:], b)
 	e.Hold(nil)
 	within(t, "Write", func() { <-write.done })
 }
@@ -227,7 +208,7 @@ func TestControlThatFails(t *testing.T) {
 			requireSettled(t, c, e)
 			open := e.Gate()
 			defer open()
-			p.ask(0)
+			p.RequestResponse(0)
 			require.True(t, eventually(func() bool { return e.Blocked() == 1 }), "no answer is posted")
 			var err error
 			read := start(func() { _, err = c.Read(make([]byte, 1)) })
@@ -242,8 +223,8 @@ func TestControlThatFails(t *testing.T) {
 				require.ErrorIs(t, err, verbstest.ErrInjected)
 				require.ErrorIs(t, s.logged(), verbstest.ErrInjected)
 			} else {
-				p.await()
-				p.data(1)
+				p.WaitCredit()
+				p.Payload(1)
 				within(t, "Read", func() { <-read.done })
 				require.NoError(t, err)
 			}
@@ -260,7 +241,7 @@ func TestArmFailsBesideLeader(t *testing.T) {
 	c, p := s.conns(false, rdmanetPrivate)
 	e := m.end(c)
 	requireSettled(t, c, e)
-	p.grant(100)
+	p.Grant(100)
 	read := reading(c, make([]byte, 1))
 	require.True(t, eventually(func() bool { return c.Stats().SendCredits > 100 }))
 	requireSleeper(t, e, func() bool { return running("rdmanet.(*Conn).Read") > 0 })

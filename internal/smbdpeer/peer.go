@@ -14,17 +14,11 @@ import (
 )
 
 const (
-	version       = 0x0100
-	headerLen     = 20
-	payloadOffset = 24
-
 	receives    = 64   // receive buffers
 	sends       = 32   // send buffers
 	receiveSize = 8192 // bytes of each
 	minSendSize = 128
 	fragmented  = 1 << 20 // MaxFragmentedSize
-
-	flagResponseRequested = 0x0001
 
 	// closeTime bounds how long Close waits for the other end to take what was sent, and
 	// to go.
@@ -155,14 +149,14 @@ func (p *Peer) completed(wc *ibv.WC) {
 	b := p.recvs[i*receiveSize:][:wc.ByteLen]
 	if !p.started {
 		p.started, p.first = true, append([]byte(nil), b...)
-	} else if h, payload, err := parse(b); err != nil {
+	} else if h, payload, err := ParseDataTransfer(b); err != nil {
 		p.gone, p.err = true, err
 		p.qp.SetError()
 		return
 	} else {
 		p.credits += int(h.CreditsGranted)
 		p.data = append(p.data, payload...)
-		p.asked = p.asked || h.Flags&flagResponseRequested != 0
+		p.asked = p.asked || h.Flags&FlagResponseRequested != 0
 		p.owed++
 	}
 	if p.receive(i) != nil && !p.gone {
@@ -280,7 +274,7 @@ func (p *Peer) Post(msgs ...[]byte) error {
 func (p *Peer) MaxPayload() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.maxSend - payloadOffset
+	return p.maxSend - PayloadOffset
 }
 
 // sendLocked sends one segment; sending is held.
@@ -291,10 +285,10 @@ func (p *Peer) sendLocked(payload []byte, remaining int) error {
 	if err != nil {
 		return err
 	}
-	h := Header{CreditsRequested: 255, CreditsGranted: uint16(p.owed), Remaining: uint32(remaining)}
+	h := DataTransfer{CreditsRequested: 255, CreditsGranted: uint16(p.owed), RemainingDataLength: uint32(remaining)}
 	p.owed, p.asked = 0, false
 	if len(payload) > 0 {
-		h.DataOffset, h.DataLength = payloadOffset, uint32(len(payload))
+		h.DataOffset, h.DataLength = PayloadOffset, uint32(len(payload))
 	}
 	buf := p.sendsB[i*receiveSize:][:0:receiveSize]
 	buf = append(h.Append(buf), payload...)

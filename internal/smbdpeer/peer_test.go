@@ -72,8 +72,8 @@ func TestBothWays(t *testing.T) {
 // A malformed message ends the connection, with an error.
 func TestMalformed(t *testing.T) {
 	a, b := pair(t)
-	good := Header{CreditsRequested: 1, CreditsGranted: 1, DataOffset: 24, DataLength: 4}.Append(nil)
-	bad := Header{CreditsRequested: 0, DataOffset: 24, DataLength: 4}.Append(nil)
+	good := DataTransfer{CreditsRequested: 1, CreditsGranted: 1, DataOffset: 24, DataLength: 4}.Append(nil)
+	bad := DataTransfer{CreditsRequested: 0, DataOffset: 24, DataLength: 4}.Append(nil)
 	if err := a.Post(append(good, "good"...), append(bad, "bad!"...)); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func (q *lateCQ) Poll(wcs []ibv.WC) (int, error) {
 		return 0, nil
 	}
 	time.Sleep(20 * time.Millisecond)
-	wcs[0] = ibv.WC{Op: ibv.WCRecv, ByteLen: payloadOffset + 3}
+	wcs[0] = ibv.WC{Op: ibv.WCRecv, ByteLen: PayloadOffset + 3}
 	return 1, nil
 }
 
@@ -119,9 +119,9 @@ func (key) LKey() uint32 { return 0 }
 func TestEndBehindData(t *testing.T) {
 	p := &Peer{cq: &lateCQ{}, qp: sink{}, recvMR: key{}, recvs: make([]byte, receiveSize), started: true, done: make(chan struct{})}
 	p.changed.L = &p.mu
-	h := Header{CreditsGranted: 1, CreditsRequested: 1, DataOffset: payloadOffset, DataLength: 3}
+	h := DataTransfer{CreditsGranted: 1, CreditsRequested: 1, DataOffset: PayloadOffset, DataLength: 3}
 	copy(p.recvs, h.Append(nil))
-	copy(p.recvs[payloadOffset:], "end")
+	copy(p.recvs[PayloadOffset:], "end")
 	p.disconnected(nil)
 	p.serveBehind()
 	b := make([]byte, 10)

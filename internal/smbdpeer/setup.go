@@ -2,7 +2,6 @@ package smbdpeer
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -25,29 +24,27 @@ func Dial(ctx context.Context, provider ibv.Provider, to netip.AddrPort) (*Peer,
 		return nil, err
 	}
 	p.serveBehind()
-	le := binary.LittleEndian
-	var b []byte
-	for _, v := range []uint16{version, version, 0, 255} {
-		b = le.AppendUint16(b, v)
-	}
-	for _, v := range []uint32{receiveSize, receiveSize, fragmented} {
-		b = le.AppendUint32(b, v)
-	}
-	if err := p.post(b); err != nil {
+	req := NegotiateRequest{MinVersion: Version, MaxVersion: Version, CreditsRequested: 255,
+		PreferredSendSize: receiveSize, MaxReceiveSize: receiveSize, MaxFragmentedSize: fragmented}
+	if err := p.post(req.Append(nil)); err != nil {
 		p.Close()
 		return nil, err
 	}
-	resp, err := p.negotiation(ctx, 32)
-	if err == nil && (le.Uint32(resp[12:]) != 0 || le.Uint16(resp[4:]) != version) {
-		err = fmt.Errorf("smbdpeer: refused: % x", resp)
+	var resp NegotiateResponse
+	b, err := p.negotiation(ctx, NegotiateResponseLen)
+	if err == nil {
+		resp, err = ParseNegotiateResponse(b)
+	}
+	if err == nil && (resp.Status != StatusSuccess || resp.NegotiatedVersion != Version) {
+		err = fmt.Errorf("smbdpeer: refused: %+v", resp)
 	}
 	if err != nil {
 		p.Close()
 		return nil, err
 	}
 	p.mu.Lock()
-	p.credits += int(le.Uint16(resp[10:]))
-	p.maxSend = min(receiveSize, max(minSendSize, int(le.Uint32(resp[24:]))))
+	p.credits += int(resp.CreditsGranted)
+	p.maxSend = min(receiveSize, max(minSendSize, int(resp.MaxReceiveSize)))
 	p.owed = receives - 1
 	p.mu.Unlock()
 	// The first message grants what the other end needs to send at all.
@@ -87,23 +84,22 @@ func (l *Listener) Accept(ctx context.Context) (*Peer, error) {
 		return nil, err
 	}
 	p.serveBehind()
-	req, err := p.negotiation(ctx, 20)
+	var req NegotiateRequest
+	b, err := p.negotiation(ctx, NegotiateRequestLen)
+	if err == nil {
+		req, err = ParseNegotiateRequest(b)
+	}
 	if err != nil {
 		p.Close()
 		return nil, err
 	}
-	le := binary.LittleEndian
 	p.mu.Lock()
-	p.maxSend = min(receiveSize, max(minSendSize, int(le.Uint32(req[12:]))))
+	p.maxSend = min(receiveSize, max(minSendSize, int(req.MaxReceiveSize)))
 	p.mu.Unlock()
-	var b []byte
-	for _, v := range []uint16{version, version, version, 0, 255, receives - 1} {
-		b = le.AppendUint16(b, v)
-	}
-	for _, v := range []uint32{0, 1 << 20, uint32(p.maxSend), min(receiveSize, max(minSendSize, le.Uint32(req[8:]))), fragmented} {
-		b = le.AppendUint32(b, v)
-	}
-	if err := p.post(b); err != nil {
+	resp := NegotiateResponse{MinVersion: Version, MaxVersion: Version, NegotiatedVersion: Version,
+		CreditsRequested: 255, CreditsGranted: receives - 1, MaxReadWriteSize: 1 << 20, PreferredSendSize: uint32(p.maxSend),
+		MaxReceiveSize: min(receiveSize, max(minSendSize, req.PreferredSendSize)), MaxFragmentedSize: fragmented}
+	if err := p.post(resp.Append(nil)); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -112,8 +108,7 @@ func (l *Listener) Accept(ctx context.Context) (*Peer, error) {
 
 // param has what a plain peer tells of itself, which is the depths of RDMA Reads alone.
 func (p *Peer) param() ibv.ConnParam {
-	be := binary.BigEndian
-	return ibv.ConnParam{Private: be.AppendUint32(be.AppendUint32(nil, 1), 1), ResponderResources: 1, InitiatorDepth: 1}
+	return ibv.ConnParam{Private: PrivateData{IRD: 1, ORD: 1}.Append(nil), ResponderResources: 1, InitiatorDepth: 1}
 }
 
 func newPeer(id ibv.ID) (p *Peer, err error) {

@@ -68,8 +68,8 @@ const breaches = 6
 // right between two that are not. Only the first one may reach the reader; it has
 // breachBytes bytes.
 func (c *plainConn) malformed(way int, s stream, at int64) error {
-	message := func(off int64, change func(h *smbdpeer.Header)) []byte {
-		h := smbdpeer.Header{CreditsRequested: 255, CreditsGranted: 1, DataOffset: 24, DataLength: breachBytes}
+	message := func(off int64, change func(h *smbdpeer.DataTransfer)) []byte {
+		h := smbdpeer.DataTransfer{CreditsRequested: 255, CreditsGranted: 1, DataOffset: 24, DataLength: breachBytes}
 		if change != nil {
 			change(&h)
 		}
@@ -78,7 +78,7 @@ func (c *plainConn) malformed(way int, s stream, at int64) error {
 		s.fill(p, off)
 		return append(b, p...)
 	}
-	bad := message(at+breachBytes, func(h *smbdpeer.Header) {
+	bad := message(at+breachBytes, func(h *smbdpeer.DataTransfer) {
 		switch way % breaches {
 		case 0:
 			h.CreditsRequested = 0
@@ -89,7 +89,7 @@ func (c *plainConn) malformed(way int, s stream, at int64) error {
 		case 3:
 			h.DataOffset = 8 // inside the header
 		case 4:
-			h.Remaining = 1 << 31 // longer than any message may be
+			h.RemainingDataLength = 1 << 31 // longer than any message may be
 		}
 	})
 	if way%breaches == 5 {

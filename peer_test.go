@@ -1,0 +1,256 @@
+package rdmanet
+
+import (
+	"context"
+	"encoding/binary"
+	"log/slog"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/leaktest"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
+)
+
+// A scene is what tests against a raw peer have in common: a device on which nothing may be
+// left, and the log of what went wrong.
+type scene struct {
+	t      testing.TB
+	cfg    Config
+	device *verbstest.Switch
+	errs   chan error // logged
+}
+
+func newScene(t testing.TB) *scene { return newSceneOn(t, nil) }
+
+// newSceneOn is newScene on a device of choice.
+func newSceneOn(t testing.TB, p ibv.Provider) *scene {
+	t.Helper()
+	leaktest.Check(t)
+	s := &scene{t: t, device: newSwitch(t, p), errs: make(chan error, 1000)}
+	s.cfg = Config{
+		Provider:              s.device,
+		Logger:                slog.New(errorLog{slog.DiscardHandler, s.errs}),
+		InitialReceiveCredits: 4,
+		MaxReceiveCredits:     4,
+		MaxFragmentedSize:     minFragmentedSize + 8,
+	}
+	return s
+}
+
+// errorLog hands on the errors that are logged.
+type errorLog struct {
+	slog.Handler
+	errs chan<- error
+}
+
+func (l errorLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l errorLog) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if err, ok := a.Value.Any().(error); ok {
+			l.errs <- err
+		}
+		return true
+	})
+	return nil
+}
+
+// logged waits for the next error in the log.
+func (s *scene) logged() error {
+	s.t.Helper()
+	select {
+	case err := <-s.errs:
+		return err
+	case <-time.After(patience):
+		require.FailNow(s.t, "nothing was logged")
+		return nil
+	}
+}
+
+// listen makes a listener that ends with the test.
+func (s *scene) listen() *Listener {
+	s.t.Helper()
+	ln, err := (&ListenConfig{Config: s.cfg}).Listen(tctx, "rdma4", local4)
+	require.NoError(s.t, err)
+	ln.(*Listener).SetDeadline(time.Now().Add(patience))
+	s.t.Cleanup(func() { ln.Close() })
+	return ln.(*Listener)
+}
+
+// newRaw makes a peer of the test's for a connection that has not been made yet.
+func newRaw(t testing.TB, id ibv.ID) *smbdpeer.Raw {
+	t.Helper()
+	return smbdpeer.NewRaw(t, id, patience)
+}
+
+// rdmanetPrivate is the private data of a peer that knows half-close.
+var rdmanetPrivate = smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureFIN, MaxReceiveSize: 8136}.Append(nil)
+
+// messagesPrivate is the private data of a peer that knows half-close and the flags of messages.
+var messagesPrivate = smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureMessages, MaxReceiveSize: 8136}.Append(nil)
+
+// rawParam is what a raw peer connects with. It has as many RDMA Reads at a time as its private
+// data says.
+func rawParam(id ibv.ID, private []byte) ibv.ConnParam {
+	attr, said := id.Device().Attr(), smbdpeer.ParsePrivateData(private)
+	return ibv.ConnParam{Private: private, ResponderResources: min(int(said.IRD), attr.MaxQPRdAtom),
+		InitiatorDepth: min(int(said.ORD), attr.MaxQPInitRdAtom)}
+}
+
+// earlyPrivate is the private data of a peer that negotiates early. msg goes with it: a request
+// with a grant, or a response.
+func earlyPrivate(msg []byte) []byte {
+	return append(smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureEarly, MaxReceiveSize: 8136}.Append(nil), msg...)
+}
+
+// wireGrant is the grant behind an early request.
+func wireGrant(n uint16) []byte { return binary.LittleEndian.AppendUint16(nil, n) }
+
+// What a raw peer negotiates with, unless a test says otherwise.
+var (
+	goodRequest = smbdpeer.NegotiateRequest{MinVersion: smbdpeer.Version, MaxVersion: smbdpeer.Version, CreditsRequested: 16,
+		PreferredSendSize: 1024, MaxReceiveSize: 8192, MaxFragmentedSize: 1 << 20}
+	goodResponse = smbdpeer.NegotiateResponse{MinVersion: smbdpeer.Version, MaxVersion: smbdpeer.Version, NegotiatedVersion: smbdpeer.Version,
+		CreditsRequested: 16, CreditsGranted: 8, PreferredSendSize: 1024, MaxReceiveSize: 8192, MaxFragmentedSize: 1 << 20}
+)
+
+// agreedSendSize is the size of a Send that is agreed on with goodRequest or goodResponse.
+const agreedSendSize = 1024
+
+// responseWith is goodResponse but for one change.
+func responseWith(change func(m *smbdpeer.NegotiateResponse)) []byte {
+	m := goodResponse
+	change(&m)
+	return m.Append(nil)
+}
+
+// dialRaw connects to a listener, up to negotiation.
+func dialRaw(t testing.TB, addr net.Addr, private []byte) *smbdpeer.Raw {
+	t.Helper()
+	return dialRawWith(t, addr, func(*smbdpeer.Raw) []byte { return private })
+}
+
+// dialRawWith is dialRaw with private data that tells of the peer's memory.
+func dialRawWith(t testing.TB, addr net.Addr, say func(p *smbdpeer.Raw) []byte) *smbdpeer.Raw {
+	t.Helper()
+	for attempt := 1; ; attempt++ {
+		id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
+		require.NoError(t, err)
+		p := newRaw(t, id)
+		private := say(p)
+		param := rawParam(id, private)
+		if smbdpeer.ParsePrivateData(private).Features&smbdpeer.FeatureTransfer == 0 {
+			param.ResponderResources, param.InitiatorDepth = 1, 1
+		}
+		err = id.Connect(tctx, param)
+		if err != nil && attempt < portTries && portTaken(err) {
+			p.Close()
+			continue
+		}
+		require.NoError(t, err)
+		return p
+	}
+}
+
+// listenRaw makes a listener for connections that a raw peer accepts.
+func listenRaw(t testing.TB) ibv.Listener {
+	t.Helper()
+	local := netip.MustParseAddrPort(local4)
+	var ln ibv.Listener
+	require.NoError(t, onFreePort(local, func() (err error) {
+		ln, err = newProvider(t).Listen(tctx, local, 0)
+		return err
+	}))
+	t.Cleanup(func() { ln.Close() })
+	return ln
+}
+
+// acceptRaw takes the next connection request, and does not answer it.
+func acceptRaw(t testing.TB, ln ibv.Listener) *smbdpeer.Raw {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(tctx, patience)
+	defer cancel()
+	id, err := ln.Accept(ctx)
+	require.NoError(t, err)
+	return newRaw(t, id)
+}
+
+// dial starts to dial a raw peer.
+func (s *scene) dial(ln ibv.Listener) (result chan dialled) {
+	result = make(chan dialled, 1)
+	d := Dialer{Config: s.cfg}
+	go func() {
+		c, err := d.Dial("rdma", ln.Addr().String())
+		result <- dialled{c, err}
+	}()
+	return result
+}
+
+type dialled struct {
+	c   net.Conn
+	err error
+}
+
+// earlyConns is conns with a peer that negotiates early.
+func (s *scene) earlyConns(active bool) (*Conn, *smbdpeer.Raw) {
+	t := s.t
+	t.Helper()
+	if active {
+		ln := listenRaw(t)
+		result := s.dial(ln)
+		p := acceptRaw(t, ln)
+		_, granted, ok := smbdpeer.EarlyRequest(p.ID.PrivateData())
+		require.True(t, ok)
+		p.Credits = int(granted)
+		require.NoError(t, p.ID.Accept(tctx, ibv.ConnParam{Private: earlyPrivate(goodResponse.Append(nil))}))
+		r := <-result
+		require.NoError(t, r.err)
+		return s.owned(r.c), p
+	}
+	ln := s.listen()
+	p := dialRaw(t, ln.Addr(), earlyPrivate(append(goodRequest.Append(nil), wireGrant(goodResponse.CreditsGranted)...)))
+	resp, ok := smbdpeer.EarlyResponse(p.ID.PrivateData())
+	require.True(t, ok)
+	p.Credits = int(resp.CreditsGranted)
+	c, err := ln.Accept()
+	require.NoError(t, err)
+	return s.owned(c), p
+}
+
+// conns makes a connection to a raw peer, with the connection under test on the active or the
+// passive side. The peer has credits, and has granted those of goodResponse.
+func (s *scene) conns(active bool, private []byte) (*Conn, *smbdpeer.Raw) {
+	t := s.t
+	t.Helper()
+	if active {
+		ln := listenRaw(t)
+		result := s.dial(ln)
+		p := acceptRaw(t, ln)
+		require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private)))
+		require.Len(t, p.Receive(), smbdpeer.NegotiateRequestLen)
+		p.Send(goodResponse.Append(nil))
+		r := <-result
+		require.NoError(t, r.err)
+		p.WaitCredit()
+		return s.owned(r.c), p
+	}
+	ln := s.listen()
+	p := dialRaw(t, ln.Addr(), private)
+	p.Negotiate(goodRequest)
+	c, err := ln.Accept()
+	require.NoError(t, err)
+	p.Grant(goodResponse.CreditsGranted)
+	return s.owned(c), p
+}
+
+func (s *scene) owned(c net.Conn) *Conn {
+	s.t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(patience))
+	return c.(*Conn)
+}
