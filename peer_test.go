@@ -3,6 +3,8 @@ package rdmanet
 import (
 	"context"
 	"encoding/binary"
+	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -253,4 +255,106 @@ func (s *scene) owned(c net.Conn) *Conn {
 	s.t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(patience))
 	return c.(*Conn)
+}
+
+// transferPeers are the ways in which a raw peer has data moved.
+var transferPeers = []struct {
+	name  string
+	reads bool
+}{{"read", true}, {"write", false}}
+
+// transferPrivate is the private data of a peer that knows large transfers.
+func transferPrivate(reads bool) []byte {
+	p := smbdpeer.PrivateData{IRD: 4, ORD: 4, Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureTransfer, MaxReceiveSize: 8136}
+	if !reads {
+		p.Features |= smbdpeer.FeatureNoRead
+	}
+	return p.Append(nil)
+}
+
+// eachTransferPeer runs f with a connection to a raw peer that knows large
+// transfers, which are those of minTransfer bytes and more.
+func eachTransferPeer(t *testing.T, f func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool)) {
+	for _, m := range transferPeers {
+		for _, side := range sides {
+			t.Run(m.name+"/"+side.name, func(t *testing.T) {
+				s := newScene(t)
+				c, p := s.transferConns(side.active, m.reads)
+				f(t, s, c, p, m.reads)
+			})
+		}
+	}
+}
+
+// transferConns is a connection with a peer of the test's, which is asked for as much at a
+// time as may be.
+func (s *scene) transferConns(active, reads bool) (*Conn, *smbdpeer.Raw) {
+	setPace(s.t, maxTransfers*fetchSize, time.Hour)
+	s.cfg.TransferSize = minTransfer
+	if s.cfg.LingerTimeout == 0 {
+		s.cfg.LingerTimeout = -1
+	}
+	return s.conns(active, transferPrivate(reads))
+}
+
+func setWithdrawWithin(t testing.TB, d time.Duration) {
+	old := withdrawWithin
+	withdrawWithin = d
+	t.Cleanup(func() { withdrawWithin = old })
+}
+
+// result is what a call on the connection came to.
+type result struct {
+	n   int
+	err error
+}
+
+// writing is a Write of b under way.
+func writing(c *Conn, b []byte) chan result {
+	done := make(chan result, 1)
+	go func() {
+		n, err := c.Write(b)
+		done <- result{n, err}
+	}()
+	return done
+}
+
+// reading is a Read of n bytes under way.
+func reading(c *Conn, b []byte) chan result {
+	done := make(chan result, 1)
+	go func() {
+		n, err := io.ReadFull(c, b)
+		done <- result{n, err}
+	}()
+	return done
+}
+
+func (s *scene) await(ch chan result) result {
+	s.t.Helper()
+	select {
+	case r := <-ch:
+		return r
+	case <-time.After(patience):
+		require.FailNow(s.t, "the call hangs", stacks())
+		return result{}
+	}
+}
+
+// plain is a result without the operation in its error.
+func plain(r result) result {
+	var op *net.OpError
+	if errors.As(r.err, &op) {
+		r.err = op.Err
+	}
+	return r
+}
+
+// awaitReader waits until a call reads.
+func (c *conn) awaitReader(t testing.TB) {
+	t.Helper()
+	require.True(t, eventually(func() bool {
+		c.mu.Lock()
+		defer c.unlock()
+		return c.rx.reading > 0
+	}))
 }

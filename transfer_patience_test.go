@@ -16,7 +16,7 @@ import (
 
 // How long a call waits for its memory that a peer is at work on.
 
-func TestBearsWith(t *testing.T) {
+func TestTransferPatience(t *testing.T) {
 	setWithdrawWithin(t, time.Hour)
 	ago := func(minutes int) time.Time { return time.Now().Add(-time.Duration(minutes) * time.Minute) }
 	for _, test := range []struct {
@@ -79,7 +79,7 @@ func recalled(t *testing.T, active, write bool) (s *scene, c *Conn, p *smbdpeer.
 }
 
 // A peer that takes long over what was withdrawn, but is heard, keeps its connection.
-func TestTransferRecalledSlowly(t *testing.T) {
+func TestTransferPatienceSlowPeer(t *testing.T) {
 	for _, side := range sides {
 		t.Run("write/"+side.name, func(t *testing.T) {
 			inTime(t, 100*time.Millisecond, func(d time.Duration) bool {
@@ -112,7 +112,7 @@ func TestTransferRecalledSlowly(t *testing.T) {
 }
 
 // One that does nothing but talk loses it all the same.
-func TestTransferNeverLetGo(t *testing.T) {
+func TestTransferPatienceEnds(t *testing.T) {
 	for _, side := range sides {
 		for call, write := range map[string]bool{"write": true, "read": false} {
 			t.Run(call+"/"+side.name, func(t *testing.T) {
@@ -140,7 +140,7 @@ func (c *conn) postQueued() {
 
 // Who is asked for a transfer back says with each RDMA Read that comes that it goes
 // on, until it says that it is done.
-func TestTransferRecalledGoesOn(t *testing.T) {
+func TestTransferWithdrawnProgress(t *testing.T) {
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
 			s := newScene(t)
@@ -196,7 +196,7 @@ func (c *conn) pollRead() bool {
 
 // A peer withdraws a transfer as a whole while a Read lends it memory, ends its stream and
 // closes, all before the Read looks again. The Read finds the end of the stream.
-func TestWithdrawnThenClosed(t *testing.T) {
+func TestTransferWithdrawnThenClosed(t *testing.T) {
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
 			s := newScene(t)

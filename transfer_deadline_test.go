@@ -1,0 +1,263 @@
+package rdmanet
+
+import (
+	"bytes"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
+)
+
+// A peer that never takes what it is offered: the deadline ends the Write, and
+// as the peer does not let go of the memory either, the connection.
+func TestTransferWriteDeadline(t *testing.T) {
+	setWithdrawWithin(t, 100*time.Millisecond)
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
+		buf := alloc(t, breachWrite)
+		wrote := writing(c, buf.Bytes())
+		h := p.ExpectBegin(reads)
+		c.SetWriteDeadline(time.Now())
+		if reads {
+			require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Withdraw, ID: 1}, p.ExpectTransfer(smbdpeer.Withdraw))
+		} else {
+			require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Written, Flags: smbdpeer.TransferEnd, ID: 1}, p.ExpectTransfer(smbdpeer.Written))
+		}
+		r := s.await(wrote)
+		require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+		require.Zero(t, r.n)
+		st := c.Stats()
+		require.Zero(t, st.TransferBytesSent)
+		require.Zero(t, st.BytesSent)
+		c.SetWriteDeadline(time.Now().Add(patience))
+		if !reads { // it was this side that would have moved it
+			wrote := writing(c, buf.Bytes())
+			require.EqualValues(t, 2, p.ExpectBegin(reads).ID)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: 1, Key: bogus, Length: 10}) // it crossed
+			addr, key := p.Register(make([]byte, breachWrite))
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 2, Addr: addr, Key: key, Length: breachWrite})
+			require.Equal(t, result{breachWrite, nil}, s.await(wrote))
+			return
+		}
+		require.ErrorIs(t, s.logged(), errTransferHeld)
+		_, err := c.Write([]byte("x"))
+		require.ErrorIs(t, err, errTransferHeld)
+		_, err = c.Read(make([]byte, 1))
+		require.ErrorIs(t, err, syscall.ETIMEDOUT)
+		p.WaitEnd()
+		require.NotZero(t, h.Key)
+		require.NoError(t, c.Close())
+		mem := buf.Bytes()
+		buf.Free()
+		require.Nil(t, regmem.Find(mem), "it is given back")
+	})
+}
+
+// A transfer that the peer has taken in part when it is given up counts so far.
+func TestTransferWriteDeadlinePartlyMoved(t *testing.T) {
+	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
+		buf := alloc(t, breachWrite)
+		copy(buf.Bytes(), pattern(1, breachWrite))
+		wrote := writing(c, buf.Bytes())
+		h := p.ExpectBegin(reads)
+		got := make([]byte, 1000)
+		if reads {
+			require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpRead, got, h.Addr, h.Key))
+		} else {
+			addr, key := p.Register(got)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: addr, Key: key, Length: 1000})
+			p.ExpectTransfer(smbdpeer.Written)
+			require.True(t, eventually(func() bool {
+				c.mu.Lock()
+				defer c.unlock()
+				c.poll()
+				return (*c.tx.live.At(0)).moved == 1000
+			}))
+		}
+		c.SetWriteDeadline(time.Unix(1, 0))
+		if reads {
+			p.ExpectTransfer(smbdpeer.Withdraw)
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1, Length: 1000})
+		}
+		r := s.await(wrote)
+		require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+		require.Equal(t, 1000, r.n)
+		require.Equal(t, pattern(1, breachWrite)[:1000], got)
+		st := c.Stats()
+		require.EqualValues(t, 1000, st.TransferBytesSent)
+		require.EqualValues(t, 1000, st.BytesSent)
+
+		// The stream goes on from there.
+		c.SetWriteDeadline(time.Now().Add(patience))
+		_, err := c.Write([]byte("onwards"))
+		require.NoError(t, err)
+		for {
+			_, payload, ok := p.ReceiveData()
+			require.True(t, ok)
+			if len(payload) > 0 {
+				require.Equal(t, "onwards", string(payload))
+				break
+			}
+		}
+	})
+}
+
+// A message of more than one transfer, of which the first was withdrawn as a whole,
+// has never been: what is sent next is not in the middle of it.
+func TestTransferWriteDeadlineWholeMessage(t *testing.T) {
+	if onRDMA {
+		return // a GiB would have to be pinned
+	}
+	s := newScene(t)
+	c, p := s.transferConns(true, true)
+	long := alloc(t, transferCeiling+minTransfer).Bytes()
+	cut := make(chan error, 1)
+	go func() { cut <- c.WriteMsg(long) }()
+	p.ExpectBegin(true)
+	require.NoError(t, c.SetWriteDeadline(past))
+	h := p.ExpectTransfer(smbdpeer.Withdraw)
+	p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: h.ID})
+	requireTimeout(t, <-cut)
+	requireTimeout(t, c.WriteMsg([]byte("late")))
+	require.NoError(t, c.SetWriteDeadline(time.Time{}))
+	require.NoError(t, c.WriteMsg([]byte("message")))
+}
+
+// filling is what a large Read is under way to.
+func (c *conn) filling() *directRead {
+	c.mu.Lock()
+	defer c.unlock()
+	return (*c.rx.inFlight.At(0)).into
+}
+
+// setReadDeadline sets it and waits until the call that fills into has heard of it.
+func (c *conn) setReadDeadline(t testing.TB, into *directRead, at time.Time) {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(at))
+	require.True(t, eventually(func() bool {
+		c.mu.Lock()
+		defer c.unlock()
+		c.wakeAll() // a later deadline wakes nobody
+		return (into.late != nil) == (at == past)
+	}))
+}
+
+// A deadline that passes in the middle of a large Read and is moved before the peer
+// has let go of the memory ends nothing. The next one does.
+func TestTransferReadDeadlineMoved(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			setWithdrawWithin(t, time.Hour)
+			s := newScene(t)
+			c, p := s.transferConns(side.active, false)
+			const n = 1 << 20
+			b := make([]byte, 2*n)
+			read := reading(c, b[:n])
+			c.awaitReader(t)
+			p.Begin(false, 1, n, 0, 0)
+			g := p.ExpectTransfer(smbdpeer.Grant)
+			into := c.filling()
+			c.setReadDeadline(t, into, past)
+			c.setReadDeadline(t, into, time.Now().Add(patience))
+			c.abandonDirect(into) // the time for the first one is over
+			p.Answer(g, make([]byte, g.Length))
+			require.Equal(t, result{n, nil}, s.await(read))
+
+			read = reading(c, b)
+			c.awaitReader(t)
+			p.Begin(false, 2, n, 0, 0)
+			p.ExpectTransfer(smbdpeer.Grant)
+			into = c.filling()
+			c.setReadDeadline(t, into, past)
+			c.setReadDeadline(t, into, time.Now().Add(patience))
+			c.mu.Lock()
+			setWithdrawWithin(t, time.Millisecond)
+			c.unlock()
+			c.SetReadDeadline(past)
+			r := s.await(read)
+			require.Zero(t, r.n)
+			require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+			require.ErrorIs(t, s.logged(), errTransferHeld)
+		})
+	}
+}
+
+// A large Write that steps aside for the beginning of an expedited message, and then
+// misses its deadline, leaves it begun: no other message gets inside.
+func TestTransferWriteDeadlineBehindExpedited(t *testing.T) {
+	for _, m := range transferPeers {
+		for _, side := range sides {
+			t.Run(m.name+"/"+side.name, func(t *testing.T) {
+				s := newScene(t)
+				s.cfg.TransferSize, s.cfg.LingerTimeout = minTransfer, -1
+				private := smbdpeer.ParsePrivateData(transferPrivate(m.reads))
+				private.Features |= smbdpeer.FeatureMessages
+				c, p := s.conns(side.active, private.Append(nil))
+
+				_, err := c.ReadFrom(bytes.NewReader(make([]byte, regmem.ChunkSize)))
+				require.NoError(t, err)
+				p.ExpectBegin(m.reads) // and nobody takes it, so the next one has to wait
+				wrote := writing(c, alloc(t, breachWrite).Bytes())
+				require.True(t, eventually(func() bool {
+					c.mu.Lock()
+					defer c.unlock()
+					return c.queue.busy && (c.writers.Waiting() > 0 || c.wait.Leading())
+				}))
+				_, err = c.SendMsg([]byte("ur"), Expedited|Partial)
+				require.NoError(t, err)
+				require.NoError(t, c.SetWriteDeadline(past))
+				r := s.await(wrote)
+				require.Zero(t, r.n)
+				requireTimeout(t, r.err)
+				require.NoError(t, c.SetWriteDeadline(time.Now().Add(patience)))
+				_, err = c.SendMsg([]byte("later"), NonBlocking)
+				require.ErrorIs(t, err, syscall.EAGAIN, "it is inside the other one")
+				_, err = c.SendMsg([]byte("gent"), Expedited)
+				require.NoError(t, err)
+				_, err = c.SendMsg([]byte("later"), 0)
+				require.NoError(t, err)
+				var got []string
+				for len(got) < 3 {
+					_, payload, ok := p.ReceiveData()
+					require.True(t, ok)
+					if len(payload) > 0 {
+						got = append(got, string(payload))
+					}
+				}
+				require.Equal(t, []string{"ur", "gent", "later"}, got)
+			})
+		}
+	}
+}
+
+// A Write that gives up a transfer and leads hears of its end, also where that comes
+// with what another goroutine posts.
+func TestTransferWriteDeadlinePostedByOther(t *testing.T) {
+	s := newScene(t)
+	setWithdrawWithin(t, time.Hour)
+	c, p := s.transferConns(false, false)
+	wrote := writing(c, pattern(1, 100000))
+	p.ExpectBegin(false)
+	requireAsleep(t, c, func() bool {
+		if c.lane.posting { // by the Write itself, which the peer has heard already
+			return false
+		}
+		c.lane.posting = true // as if somebody did
+		return true
+	})
+	c.SetWriteDeadline(time.Now())
+	requireAsleep(t, c, func() bool { return c.tx.withdraw != nil })
+	c.mu.Lock()
+	c.lane.posting = false
+	c.lane.flush()
+	require.Zero(t, c.tx.live.Len())
+	c.unlock()
+	r := s.await(wrote)
+	require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+	require.NoError(t, c.Close())
+}
