@@ -48,7 +48,7 @@ func TestProtocolDocVectors(t *testing.T) {
 		"private-rdmanet":       private.Append(nil),
 		"private-plain":         PrivateData{IRD: 32, ORD: 1}.Append(nil),
 		"private-early-request": append(request.Append(early.Append(nil)), 4, 0),
-		"private-probe-target":         target.Append(probed.Append(nil)),
+		"private-probe-target":  target.Append(probed.Append(nil)),
 		"negotiate-request":     request.Append(nil),
 		"negotiate-response":    response.Append(nil),
 		"negotiate-refusal":     Refusal(StatusNotSupported).Append(nil),
