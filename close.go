@@ -93,20 +93,18 @@ func Lingering() LingerStats {
 	return s
 }
 
-// Close implements [Conn.Close].
-func (c *conn) Close() error {
+func (c *conn) close() error {
 	if !c.beginClose() {
-		return c.opError("close", net.ErrClosed)
+		return net.ErrClosed
 	}
 	c.closeWithin(closeBound())
 	go c.lingerOn(enterLingering(c))
 	return nil
 }
 
-// CloseContext implements [Conn.CloseContext].
-func (c *conn) CloseContext(ctx context.Context) error {
+func (c *conn) closeContext(ctx context.Context) error {
 	if !c.beginClose() {
-		return c.opError("close", net.ErrClosed)
+		return net.ErrClosed
 	}
 	over := make(chan struct{})
 	c.mu.Lock()
@@ -115,9 +113,9 @@ func (c *conn) CloseContext(ctx context.Context) error {
 	go c.lingerOn(enterLingering(c))
 	select {
 	case <-over:
-		return c.opError("close", c.end.result)
+		return c.end.result
 	case <-ctx.Done():
-		return c.opError("close", dialError(ctx.Err()))
+		return dialError(ctx.Err())
 	}
 }
 
@@ -436,10 +434,9 @@ func (c *conn) teardown() error {
 	return errors.Join(err, c.live.memory.close(), c.lane.cq.Close(), c.lane.id.Close(), c.dom.Release())
 }
 
-// CloseRead implements [Conn.CloseRead].
-func (c *conn) CloseRead() error {
+func (c *conn) closeRead() error {
 	if !c.beginDiscarding() {
-		return c.opError("close", net.ErrClosed)
+		return net.ErrClosed
 	}
 	// With readMu held, no call copies from a buffer.
 	c.readMu.Lock()

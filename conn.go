@@ -26,24 +26,27 @@ type Conn struct {
 	*conn
 }
 
+// opError wraps what a call returns, once.
+func (c *Conn) opError(op string, err error) error { return opError(op, c.local, c.remote, err) }
+
 // LocalAddr returns the local address, a *net.TCPAddr.
 func (c *Conn) LocalAddr() net.Addr {
-	return c.conn.LocalAddr()
+	return c.local
 }
 
 // RemoteAddr returns the peer's address, a *net.TCPAddr.
 func (c *Conn) RemoteAddr() net.Addr {
-	return c.conn.RemoteAddr()
+	return c.remote
 }
 
 // Info returns what carries the connection.
 func (c *Conn) Info() Info {
-	return c.conn.Info()
+	return c.info()
 }
 
 // Stats returns the counters of the moment.
 func (c *Conn) Stats() Stats {
-	return c.conn.Stats()
+	return c.snapshot()
 }
 
 // MaxMessageSize is the length of the longest message that WriteMsg can send, and
@@ -51,17 +54,17 @@ func (c *Conn) Stats() Stats {
 // carry what is longer than the peer's MaxFragmentedSize, else that. A message in
 // pieces may have any length.
 func (c *Conn) MaxMessageSize() int {
-	return c.conn.MaxMessageSize()
+	return c.maxMessageSize()
 }
 
 // SetDeadline sets both deadlines; see net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error {
-	return c.conn.SetDeadline(t)
+	return opError("set", nil, c.local, c.setDeadlines(t, &c.readDue, &c.writeDue))
 }
 
 // SetReadDeadline bounds Read, ReadMsg, RecvMsg and WriteTo, those in progress too.
 func (c *Conn) SetReadDeadline(t time.Time) error {
-	return c.conn.SetReadDeadline(t)
+	return opError("set", nil, c.local, c.setDeadlines(t, &c.readDue))
 }
 
 // SetWriteDeadline bounds Write, WriteMsg, SendMsg, ReadFrom and CloseWrite, those
@@ -69,23 +72,23 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 // peer has been told of. A Write that times out has sent what n says and the stream
 // goes on from there.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	return c.conn.SetWriteDeadline(t)
+	return opError("set", nil, c.local, c.setDeadlines(t, &c.writeDue))
 }
 
 // Read reads the next bytes of the stream, as many as are there and fit into
 // p, at least one. It returns io.EOF once the peer has closed, or called
 // CloseWrite, and everything before that has been read.
 func (c *Conn) Read(p []byte) (int, error) {
-	n, err := c.conn.Read(p)
+	n, err := c.read(p)
 	runtime.KeepAlive(c)
-	return n, err
+	return n, c.opError("read", err)
 }
 
 // Write sends p and returns when all of it has been handed to the device.
 func (c *Conn) Write(p []byte) (int, error) {
-	n, err := c.conn.Write(p)
+	n, err := c.write(p, sendOptions{})
 	runtime.KeepAlive(c)
-	return n, err
+	return n, c.opError("write", err)
 }
 
 // WriteMsg sends p as one message, which keeps its boundaries for a peer that
@@ -95,9 +98,9 @@ func (c *Conn) Write(p []byte) (int, error) {
 // others. A deadline that passes when part of the message is gone makes the
 // connection unusable for writing. SendMsg has more ways to send.
 func (c *Conn) WriteMsg(p []byte) error {
-	err := c.conn.WriteMsg(p)
+	_, err := c.write(p, sendOptions{message: true})
 	runtime.KeepAlive(c)
-	return err
+	return c.opError("write", err)
 }
 
 // WriteMsgInvalidate is WriteMsg, and takes back the peer's memory key (iWARP:
@@ -107,9 +110,9 @@ func (c *Conn) WriteMsg(p []byte) error {
 // key breaks the connection. With a token p goes in segments, and may have
 // [Info].MaxFragmentedSize bytes.
 func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
-	err := c.conn.WriteMsgInvalidate(p, token)
+	_, err := c.write(p, sendOptions{message: true, token: token})
 	runtime.KeepAlive(c)
-	return err
+	return c.opError("write", err)
 }
 
 // ReadMsg reads one whole message, or what Read has left of one, and returns
@@ -122,32 +125,38 @@ func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
 // when it is a later one for which p is too small, p is full, n is its length, and
 // the rest is for the next call. RecvMsg tells more.
 func (c *Conn) ReadMsg(p []byte) (n int, err error) {
-	n, err = c.conn.ReadMsg(p)
+	n, _, err = c.readMsg(p, false)
 	runtime.KeepAlive(c)
-	return n, err
+	return n, c.opError("read", err)
 }
 
 // ReadFrom writes what r yields until its end; see io.ReaderFrom. While r has nothing it
 // holds a few KiB. Once bytes keep coming they are read 256 KiB at a time, and where large
 // transfers serve straight into memory that the peer fetches from.
-func (c *Conn) ReadFrom(r io.Reader) (total int64, err error) {
-	total, err = c.conn.ReadFrom(r)
+func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
+	n, rerr, err := c.readFrom(r)
 	runtime.KeepAlive(c)
-	return total, err
+	if err != nil {
+		return n, c.opError("write", err)
+	}
+	return n, rerr
 }
 
 // WriteTo reads until the end of the stream and writes to w, straight from the
 // receive buffers; see io.WriterTo.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
-	n, err := c.conn.WriteTo(w)
+	n, werr, err := c.writeTo(w)
 	runtime.KeepAlive(c)
-	return n, err
+	if err != nil {
+		return n, c.opError("read", err)
+	}
+	return n, werr
 }
 
 // CloseRead ends the reading side: Read returns io.EOF, what has not been read and
 // what still arrives is dropped.
 func (c *Conn) CloseRead() error {
-	return c.conn.CloseRead()
+	return c.opError("close", c.closeRead())
 }
 
 // CloseWrite ends the writing side: the peer reads io.EOF after all that was
@@ -156,9 +165,9 @@ func (c *Conn) CloseRead() error {
 // and fails, with nothing done, where a message has not got its last piece. Of a peer
 // that has closed already it says nothing, as with TCP.
 func (c *Conn) CloseWrite() error {
-	err := c.conn.CloseWrite()
+	err := c.closeWrite()
 	runtime.KeepAlive(c)
-	return err
+	return c.opError("close", err)
 }
 
 // Close ends the connection. Calls in progress, and what is queued, return with
@@ -175,9 +184,9 @@ func (c *Conn) CloseWrite() error {
 // taken everything, or has taken nothing for Config.LingerTimeout, after which the rest
 // is lost. A process that ends meanwhile loses what has not left it; CloseContext waits.
 func (c *Conn) Close() error {
-	err := c.conn.Close()
+	err := c.close()
 	runtime.KeepAlive(c)
-	return err
+	return c.opError("close", err)
 }
 
 // CloseContext is Close for programs that must know whether the peer got everything. It
@@ -194,9 +203,9 @@ func (c *Conn) Close() error {
 // kernel has taken, and that the peer has ended the connection in an orderly way: what it
 // ends by itself, while bytes are on their way, may not have reached it.
 func (c *Conn) CloseContext(ctx context.Context) error {
-	err := c.conn.CloseContext(ctx)
+	err := c.closeContext(ctx)
 	runtime.KeepAlive(c)
-	return err
+	return c.opError("close", err)
 }
 
 // SendMsg sends p as one message, or as a piece of one, in the way that flags say,
@@ -219,9 +228,9 @@ func (c *Conn) CloseContext(ctx context.Context) error {
 // Partial needs a peer that knows pieces; for others the error matches
 // errors.ErrUnsupported. Unknown flags match syscall.EINVAL.
 func (c *Conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
-	n, err = c.conn.SendMsg(p, flags)
+	n, err = c.writeMsg(p, flags)
 	runtime.KeepAlive(c)
-	return n, err
+	return n, c.opError("write", err)
 }
 
 // RecvMsg is ReadMsg for programs that send in pieces: it reads one piece of a
@@ -235,9 +244,9 @@ func (c *Conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
 //
 // It allocates nothing for what comes in segments.
 func (c *Conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
-	n, flags, err = c.conn.RecvMsg(p)
+	n, flags, err = c.readMsg(p, true)
 	runtime.KeepAlive(c)
-	return n, flags, err
+	return n, flags, c.opError("read", err)
 }
 
 // QueueMsg queues p to be sent as SendMsg does, and returns at once. Queued sends,
@@ -257,5 +266,35 @@ func (c *Conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
 // on as what was written does; who wants the rest sent waits for the last of them first, or
 // calls CloseWrite, which takes its turn behind them.
 func (c *Conn) QueueMsg(p []byte, flags MsgFlags) *Send {
-	return c.conn.queueMsg(p, flags, c)
+	return c.queueMsg(p, flags)
+}
+
+// SendPossible returns the channel that receives a value when, after a SendMsg with
+// NonBlocking that did not take all it was given, another might take some; or when
+// sending has become impossible, so that another would say why. There is one channel
+// a connection, which holds one value: each is for one receiver, and may be of an
+// earlier time, so that EAGAIN can follow all the same.
+func (c *Conn) SendPossible() <-chan struct{} {
+	return c.writableChan()
+}
+
+// Done is closed when the message has been handed to the device, by a large transfer
+// when the peer has fetched it, or when neither will be: then p is the caller's again
+// and Result returns without waiting.
+func (s *Send) Done() <-chan struct{} {
+	return s.done
+}
+
+// Result waits until the Send is done and returns how many bytes were taken and,
+// if that is not all of them, why: what SendMsg would have returned, or an error
+// that matches context.Canceled.
+func (s *Send) Result() (n int, err error) {
+	<-s.done
+	return s.n, opError("write", s.c.local, s.c.remote, s.err)
+}
+
+// Cancel takes the Send out of the queue and reports whether it could: then nothing
+// of it is sent and it is done. Otherwise it is being sent, or is done already.
+func (s *Send) Cancel() bool {
+	return s.cancel()
 }

@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"fmt"
 	"net"
+	"reflect"
 	"testing"
 
 	"golang.org/x/net/nettest"
@@ -69,6 +70,16 @@ func TestConn(t *testing.T) {
 					return c1, c2, func() { c1.Close(); c2.Close() }, nil
 				})
 			})
+		}
+	}
+}
+
+// A Conn and a Listener have the methods that are documented, and none by way of what they
+// embed.
+func TestNothingPromoted(t *testing.T) {
+	for _, inside := range []reflect.Type{reflect.TypeFor[*conn](), reflect.TypeFor[*listener]()} {
+		for i := range inside.NumMethod() {
+			t.Errorf("%v.%s is promoted", inside, inside.Method(i).Name)
 		}
 	}
 }

@@ -104,14 +104,7 @@ func newConn(set settings, dom *regmem.Domain, id ibv.ID, cq ibv.CQ, qp ibv.QP, 
 
 func tcpAddr(a netip.AddrPort) *net.TCPAddr { return net.TCPAddrFromAddrPort(a) }
 
-// LocalAddr implements [Conn.LocalAddr].
-func (c *conn) LocalAddr() net.Addr { return c.local }
-
-// RemoteAddr implements [Conn.RemoteAddr].
-func (c *conn) RemoteAddr() net.Addr { return c.remote }
-
-// Info implements [Conn.Info].
-func (c *conn) Info() Info {
+func (c *conn) info() Info {
 	dev := c.lane.id.Device()
 	info := Info{
 		Device:            dev.Name(),
@@ -132,8 +125,8 @@ func (c *conn) Info() Info {
 	return info
 }
 
-// Stats implements [Conn.Stats].
-func (c *conn) Stats() Stats {
+// snapshot returns the counters, and the credits of the moment with them.
+func (c *conn) snapshot() Stats {
 	c.mu.Lock()
 	defer c.unlock()
 	s := c.stats
@@ -141,34 +134,18 @@ func (c *conn) Stats() Stats {
 	return s
 }
 
-// MaxMessageSize implements [Conn.MaxMessageSize].
-func (c *conn) MaxMessageSize() int {
+func (c *conn) maxMessageSize() int {
 	if c.tx.mode != transferNone {
 		return math.MaxInt
 	}
 	return int(c.agreed.maxFragmentedSend)
 }
 
-// SetDeadline implements [Conn.SetDeadline].
-func (c *conn) SetDeadline(t time.Time) error {
-	return c.setDeadlines(t, &c.readDue, &c.writeDue)
-}
-
-// SetReadDeadline implements [Conn.SetReadDeadline].
-func (c *conn) SetReadDeadline(t time.Time) error {
-	return c.setDeadlines(t, &c.readDue)
-}
-
-// SetWriteDeadline implements [Conn.SetWriteDeadline].
-func (c *conn) SetWriteDeadline(t time.Time) error {
-	return c.setDeadlines(t, &c.writeDue)
-}
-
 func (c *conn) setDeadlines(t time.Time, ds ...*deadline.Deadline) error {
 	c.mu.Lock()
 	defer c.unlock()
 	if c.life.closed {
-		return opError("set", nil, c.local, net.ErrClosed)
+		return net.ErrClosed
 	}
 	for _, d := range ds {
 		d.Set(t)
@@ -188,10 +165,6 @@ func (c *conn) expired(d *deadline.Deadline) {
 	if d.Check() {
 		c.wakeAll()
 	}
-}
-
-func (c *conn) opError(op string, err error) error {
-	return opError(op, c.local, c.remote, err)
 }
 
 // readErr returns why Read cannot go on when nothing is unread, or nil.

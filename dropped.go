@@ -45,7 +45,7 @@ func (l *listener) dropped() {
 	}
 	go func() {
 		warnDropped(l.cfg.Logger, "listener", "local", l.addr)
-		l.Close()
+		l.close()
 	}()
 }
 

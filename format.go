@@ -16,11 +16,10 @@ func (c *Conn) String() string {
 	if c == nil {
 		return "<nil>"
 	}
-	return c.conn.String()
+	return c.conn.description()
 }
 
-// String implements [Conn.String].
-func (c *conn) String() string {
+func (c *conn) description() string {
 	if c == nil || c.lane.id == nil {
 		return "rdmanet: no connection"
 	}
@@ -91,7 +90,7 @@ func (s *Send) String() string {
 	case s.c == nil:
 		return "rdmanet: no message"
 	}
-	return fmt.Sprintf("rdmanet: message of %d bytes, %v", s.size, s.c)
+	return fmt.Sprintf("rdmanet: message of %d bytes, %s", s.size, s.c.description())
 }
 
 // Format prints String's text for every verb.

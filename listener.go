@@ -62,7 +62,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*l
 	l := &listener{cfg: lc.Config, backlog: backlog, ready: make(chan *conn, backlog), done: make(chan struct{}), failed: make(chan struct{})}
 	l.due.timedOut = make(chan struct{})
 	if err := l.bind(ctx, providers, local); err != nil {
-		l.Close()
+		l.close()
 		return nil, tcpAddr(local), err
 	}
 	for _, ln := range l.listeners {
@@ -191,20 +191,20 @@ func (l *Listener) AcceptRDMA() (*Conn, error) {
 
 // Addr returns the address, a *net.TCPAddr with the port that was chosen.
 func (l *Listener) Addr() net.Addr {
-	return l.listener.Addr()
+	return l.addr
 }
 
 // SetDeadline bounds Accept, calls in progress too; a zero t is no bound.
 func (l *Listener) SetDeadline(t time.Time) error {
-	return l.listener.SetDeadline(t)
+	return opError("set", nil, l.addr, l.setDeadline(t))
 }
 
 // Close stops listening. Connections that were accepted go on; those that were
 // not are reset. It waits for no peer.
 func (l *Listener) Close() error {
-	err := l.listener.Close()
+	err := l.close()
 	runtime.KeepAlive(l)
-	return err
+	return opError("close", nil, l.addr, err)
 }
 
 // listener is what a Listener leads to, as conn is of a Conn.
@@ -323,6 +323,7 @@ func (l *listener) setUp(ctx context.Context, id ibv.ID, e *list.Element) {
 	}
 }
 
+// accept waits for the next connection that has been set up.
 func (l *listener) accept() (*conn, error) {
 	for {
 		timedOut, changed := l.due.watch()
@@ -352,22 +353,17 @@ func (l *listener) accept() (*conn, error) {
 	}
 }
 
-// Addr implements [Listener.Addr].
-func (l *listener) Addr() net.Addr { return l.addr }
-
-// SetDeadline implements [Listener.SetDeadline].
-func (l *listener) SetDeadline(t time.Time) error {
+func (l *listener) setDeadline(t time.Time) error {
 	select {
 	case <-l.done:
-		return opError("set", nil, l.addr, net.ErrClosed)
+		return net.ErrClosed
 	default:
 	}
 	l.due.set(t)
 	return nil
 }
 
-// Close implements [Listener.Close].
-func (l *listener) Close() error {
+func (l *listener) close() error {
 	err := net.ErrClosed
 	l.closed.Do(func() {
 		err = nil
@@ -391,10 +387,7 @@ func (l *listener) Close() error {
 			}
 		}
 	})
-	if err != nil {
-		return opError("close", nil, l.addr, err)
-	}
-	return nil
+	return err
 }
 
 // acceptDeadline is a deadline as channels, for select.

@@ -17,25 +17,19 @@ func (c *conn) checkFlags(flags MsgFlags) error {
 	return nil
 }
 
-// SendMsg implements [Conn.SendMsg].
-func (c *conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
-	if err = c.checkFlags(flags); err == nil {
-		n, err = c.write(p, sendOptions{message: true, flags: flags})
+// writeMsg sends p as a message, or as a piece of one.
+func (c *conn) writeMsg(p []byte, flags MsgFlags) (n int, err error) {
+	if err := c.checkFlags(flags); err != nil {
+		return 0, err
 	}
-	return n, c.opError("write", err)
-}
-
-// RecvMsg implements [Conn.RecvMsg].
-func (c *conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
-	n, flags, err = c.readMsg(p, true)
-	return n, flags, c.opError("read", err)
+	return c.write(p, sendOptions{message: true, flags: flags})
 }
 
 // Send is a message in the queue: see QueueMsg. Its methods may be called by
 // several goroutines at once.
 type Send struct {
 	c     *conn
-	owner *Conn // which is not dropped before the Send is done
+	owner *Conn // keeps the Conn from being dropped before the Send is done
 	entry queueEntry
 	p     []byte
 	size  int            // of p, which finish lets go of
@@ -47,9 +41,9 @@ type Send struct {
 	err  error
 }
 
-// queueMsg is QueueMsg; owner is the Conn that it was called on.
-func (c *conn) queueMsg(p []byte, flags MsgFlags, owner *Conn) *Send {
-	s := &Send{c: c, owner: owner, p: p, size: len(p), m: sendOptions{message: true, flags: flags}, done: make(chan struct{})}
+// queueMsg returns the Send for p, in the queue or done.
+func (c *Conn) queueMsg(p []byte, flags MsgFlags) *Send {
+	s := &Send{c: c.conn, owner: c, p: p, size: len(p), m: sendOptions{message: true, flags: flags}, done: make(chan struct{})}
 	s.entry.send = s
 	buf, err := regmem.Borrow(p)
 	s.buf = buf
@@ -77,22 +71,8 @@ func (c *conn) queueMsg(p []byte, flags MsgFlags, owner *Conn) *Send {
 	return s
 }
 
-// Done is closed when the message has been handed to the device, by a large transfer
-// when the peer has fetched it, or when neither will be: then p is the caller's again
-// and Result returns without waiting.
-func (s *Send) Done() <-chan struct{} { return s.done }
-
-// Result waits until the Send is done and returns how many bytes were taken and,
-// if that is not all of them, why: what SendMsg would have returned, or an error
-// that matches context.Canceled.
-func (s *Send) Result() (n int, err error) {
-	<-s.done
-	return s.n, s.c.opError("write", s.err)
-}
-
-// Cancel takes the Send out of the queue and reports whether it could: then nothing
-// of it is sent and it is done. Otherwise it is being sent, or is done already.
-func (s *Send) Cancel() bool {
+// cancel takes the Send out of the queue, and reports whether it was there.
+func (s *Send) cancel() bool {
 	c := s.c
 	c.mu.Lock()
 	defer c.unlock()
@@ -130,17 +110,6 @@ func (c *conn) sendQueued(s *Send) {
 	if !c.queue.busy {
 		c.releaseQueue()
 	}
-}
-
-// SendPossible returns the channel that receives a value when, after a SendMsg with
-// NonBlocking that did not take all it was given, another might take some; or when
-// sending has become impossible, so that another would say why. There is one channel
-// a connection, which holds one value: each is for one receiver, and may be of an
-// earlier time, so that EAGAIN can follow all the same.
-func (c *conn) SendPossible() <-chan struct{} {
-	c.mu.Lock()
-	defer c.unlock()
-	return c.writableChan()
 }
 
 // sendLarge sends s by a transfer and, as soon as the peer has been told of it, passes

@@ -7,20 +7,21 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// ReadFrom implements [Conn.ReadFrom].
-func (c *conn) ReadFrom(r io.Reader) (total int64, err error) {
-	for err == nil {
+// readFrom writes what r yields until its end. rerr is r's error, and err is why the
+// connection cannot be written to.
+func (c *conn) readFrom(r io.Reader) (total int64, rerr, err error) {
+	for rerr == nil && err == nil {
 		var n int64
-		n, err = c.copyLittle(r)
+		n, rerr, err = c.copyLittle(r)
 		total += n
-		for more := err == nil; more && err == nil; total += n {
-			n, more, err = c.copyMuch(r)
+		for more := true; more && rerr == nil && err == nil; total += n {
+			n, more, rerr, err = c.copyMuch(r)
 		}
 	}
-	if err == io.EOF {
-		err = nil
+	if rerr == io.EOF {
+		rerr = nil
 	}
-	return total, err
+	return total, rerr, err
 }
 
 // littleBytes is what ReadFrom waits with for more. It is a size that Go's heap has, and
@@ -35,22 +36,18 @@ var (
 )
 
 // copyLittle writes what r yields, up to and with a read that leaves something.
-func (c *conn) copyLittle(r io.Reader) (total int64, err error) {
+func (c *conn) copyLittle(r io.Reader) (total int64, rerr, err error) {
 	b := littlePool.Get().(*[littleBytes]byte)
 	defer littlePool.Put(b)
-	for n := 0; n < len(b) && err == nil; {
-		n, err = r.Read(b[:])
-		w, werr := c.writeCopied(b[:n])
-		total += int64(w)
-		if werr != nil {
-			err = c.opError("write", werr)
-		}
+	for n, w := 0, 0; n < len(b) && rerr == nil && err == nil; total += int64(w) {
+		n, rerr = r.Read(b[:])
+		w, err = c.writeCopied(b[:n])
 	}
-	return total, err
+	return total, rerr, err
 }
 
 // copyMuch writes what one read with much room yields. more says that there was not enough.
-func (c *conn) copyMuch(r io.Reader) (written int64, more bool, err error) {
+func (c *conn) copyMuch(r io.Reader) (written int64, more bool, rerr, err error) {
 	if c.tx.mode != transferNone && c.set.ofScratch <= regmem.ChunkSize {
 		if s := c.dom.GetChunk(c.set.transferMemory); s != nil {
 			return c.transferChunk(s, r)
@@ -58,10 +55,7 @@ func (c *conn) copyMuch(r io.Reader) (written int64, more bool, err error) {
 	}
 	b := copyPool.Get().(*[copyBytes]byte)
 	defer copyPool.Put(b)
-	n, err := r.Read(b[:])
-	w, werr := c.writeCopied(b[:n])
-	if werr != nil {
-		err = c.opError("write", werr)
-	}
-	return int64(w), n == len(b), err
+	n, rerr := r.Read(b[:])
+	w, err := c.writeCopied(b[:n])
+	return int64(w), n == len(b), rerr, err
 }

@@ -156,10 +156,11 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 // writeSegment passes the next unread bytes to w without copying them. They are
 // off the queue meanwhile and no lock is held: w may take its time,
 // and Close must not wait for it. The caller holds a reference on the memory.
-func (c *conn) writeSegment(w io.Writer) (n int, err error) {
+// err is why nothing can be read, and werr is w's error.
+func (c *conn) writeSegment(w io.Writer) (n int, werr, err error) {
 	data, done, err := c.detach()
 	if err != nil {
-		return 0, c.opError("read", err)
+		return 0, nil, err
 	}
 	defer func() { // also when w panics
 		c.mu.Lock()
@@ -167,11 +168,11 @@ func (c *conn) writeSegment(w io.Writer) (n int, err error) {
 		done()
 		c.replenish()
 	}()
-	n, err = w.Write(data)
-	if n < len(data) && err == nil {
-		err = io.ErrShortWrite
+	n, werr = w.Write(data)
+	if n < len(data) && werr == nil {
+		werr = io.ErrShortWrite
 	}
-	return n, err
+	return n, werr, nil
 }
 
 // detach takes the next unread bytes off the queue, and returns how to give back
@@ -205,21 +206,21 @@ func (c *conn) detach() (data []byte, done func(), err error) {
 	}
 }
 
-// WriteTo implements [Conn.WriteTo].
-func (c *conn) WriteTo(w io.Writer) (int64, error) {
+// writeTo passes what is read to w until the end of the stream. err is why the connection
+// cannot be read, and werr is w's error.
+func (c *conn) writeTo(w io.Writer) (total int64, werr, err error) {
 	if err := c.retain(); err != nil {
-		return 0, c.opError("read", err)
+		return 0, nil, err
 	}
 	defer c.dom.Release()
-	var total int64
 	for {
-		n, err := c.writeSegment(w)
+		n, werr, err := c.writeSegment(w)
 		total += int64(n)
 		if err == io.EOF {
-			return total, nil
+			return total, nil, nil
 		}
-		if err != nil {
-			return total, err
+		if werr != nil || err != nil {
+			return total, werr, err
 		}
 	}
 }
@@ -234,16 +235,4 @@ func (c *conn) retain() error {
 	}
 	c.dom.Retain()
 	return nil
-}
-
-// Read implements [Conn.Read].
-func (c *conn) Read(p []byte) (int, error) {
-	n, err := c.read(p)
-	return n, c.opError("read", err)
-}
-
-// ReadMsg implements [Conn.ReadMsg].
-func (c *conn) ReadMsg(p []byte) (n int, err error) {
-	n, _, err = c.readMsg(p, false)
-	return n, c.opError("read", err)
 }

@@ -91,12 +91,20 @@ func (c *conn) failWaiters() {
 	}
 }
 
-// writableChan returns the channel of SendPossible, and makes it on the first call.
-func (c *conn) writableChan() chan struct{} {
-	if c.queue.writable == nil {
-		c.queue.writable = make(chan struct{}, 1)
+// writableChan returns the channel of SendPossible.
+func (c *conn) writableChan() <-chan struct{} {
+	c.mu.Lock()
+	defer c.unlock()
+	return c.queue.writableChan()
+}
+
+// writableChan returns the channel that signalWritable sends to, and makes it on the first
+// call.
+func (q *sendQueue) writableChan() chan struct{} {
+	if q.writable == nil {
+		q.writable = make(chan struct{}, 1)
 	}
-	return c.queue.writable
+	return q.writable
 }
 
 // signalWritable sends to the channel of SendPossible if there is what a non-blocking send
@@ -116,7 +124,7 @@ func (c *conn) signalWritable() {
 	}
 	q.wantsWritable = false
 	select {
-	case c.writableChan() <- struct{}{}:
+	case q.writableChan() <- struct{}{}:
 	default:
 	}
 }

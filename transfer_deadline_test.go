@@ -138,7 +138,7 @@ func (c *conn) filling() *directRead {
 // setReadDeadline sets it and waits until the call that fills into has heard of it.
 func (c *conn) setReadDeadline(t testing.TB, into *directRead, at time.Time) {
 	t.Helper()
-	require.NoError(t, c.SetReadDeadline(at))
+	require.NoError(t, c.setDeadlines(at, &c.readDue))
 	require.True(t, eventually(func() bool {
 		c.mu.Lock()
 		defer c.unlock()

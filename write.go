@@ -82,24 +82,3 @@ func (c *conn) closeWrite() error {
 		c.waitToSend()
 	}
 }
-
-// Write implements [Conn.Write].
-func (c *conn) Write(p []byte) (int, error) {
-	n, err := c.write(p, sendOptions{})
-	return n, c.opError("write", err)
-}
-
-// WriteMsg implements [Conn.WriteMsg].
-func (c *conn) WriteMsg(p []byte) error {
-	_, err := c.write(p, sendOptions{message: true})
-	return c.opError("write", err)
-}
-
-// WriteMsgInvalidate implements [Conn.WriteMsgInvalidate].
-func (c *conn) WriteMsgInvalidate(p []byte, token uint32) error {
-	_, err := c.write(p, sendOptions{message: true, token: token})
-	return c.opError("write", err)
-}
-
-// CloseWrite implements [Conn.CloseWrite].
-func (c *conn) CloseWrite() error { return c.opError("close", c.closeWrite()) }

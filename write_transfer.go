@@ -66,13 +66,10 @@ func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
 
 // transferChunk is copyMuch with a chunk, which it releases in the end. While the peer
 // fetches from one chunk, r fills the next.
-func (c *conn) transferChunk(s *regmem.Chunk, r io.Reader) (written int64, more bool, err error) {
-	n, err := s.Fill(r)
-	w, werr := c.writeChunk(s, n)
-	if werr != nil {
-		err = c.opError("write", werr)
-	}
-	return int64(w), n == regmem.ChunkSize, err
+func (c *conn) transferChunk(s *regmem.Chunk, r io.Reader) (written int64, more bool, rerr, err error) {
+	n, rerr := s.Fill(r)
+	w, err := c.writeChunk(s, n)
+	return int64(w), n == regmem.ChunkSize, rerr, err
 }
 
 // writeCopied sends p by segments. It returns when the device has taken p, and does not
