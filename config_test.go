@@ -93,7 +93,7 @@ func TestConfigNegotiated(t *testing.T) {
 	require.LessOrEqual(t, server.Info().MaxSendSize, 800)
 	require.Equal(t, 300000, client.MaxMessageSize())
 	require.Equal(t, 200000, server.MaxMessageSize())
-	require.True(t, client.Info().Rdmanet)
+	require.True(t, client.Info().Extensions.HalfClose)
 	require.Equal(t, testDevice(t).Attr().Transport.String(), client.Info().Transport)
 	require.Equal(t, client.Info().LocalGID, server.Info().RemoteGID)
 	require.NotZero(t, client.Info().MTU)

@@ -39,7 +39,7 @@ func (c *Conn) RemoteAddr() net.Addr {
 	return c.remote
 }
 
-// Info returns what carries the connection.
+// Info returns what carries the connection, and what was agreed with the peer.
 func (c *Conn) Info() Info {
 	return c.info()
 }
@@ -94,7 +94,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 // WriteMsg sends p as one message, which keeps its boundaries for a peer that
 // uses ReadMsg. More than MaxMessageSize bytes are refused with
 // ErrMessageTooLong and nothing is sent. An empty message is legal: it is
-// delivered to a peer with Info.MessageFlags, and only carries flow control to
+// delivered to a peer with Extensions.MessageFlags, and only carries flow control to
 // others. A deadline that passes when part of the message is gone makes the
 // connection unusable for writing. SendMsg has more ways to send.
 func (c *Conn) WriteMsg(p []byte) error {
@@ -160,7 +160,7 @@ func (c *Conn) CloseRead() error {
 }
 
 // CloseWrite ends the writing side: the peer reads io.EOF after all that was
-// written. It needs a peer that is rdmanet too (Info tells); for others the
+// written. It needs a peer with [Extensions].HalfClose; for others the
 // error matches errors.ErrUnsupported. It takes its turn behind what is queued,
 // and fails, with nothing done, where a message has not got its last piece. Of a peer
 // that has closed already it says nothing, as with TCP.
@@ -217,7 +217,7 @@ func (c *Conn) CloseContext(ctx context.Context) error {
 // n may be less, and what was taken is then a piece of the message. The caller goes
 // on with SendMsg(p[n:], flags), for which SendPossible tells the time. When not even
 // one byte is taken the error matches syscall.EAGAIN. To peers without
-// Info.MessageFlags it is all or nothing, for at most 16 segments; longer messages
+// Extensions.MessageFlags it is all or nothing, for at most 16 segments; longer messages
 // are refused with an error that matches syscall.EMSGSIZE.
 //
 // A deadline that passes before the first byte is sent leaves things as they were.

@@ -28,6 +28,7 @@ type conn struct {
 	dom    *regmem.Domain
 	pool   *regmem.Pool // pool has the receive buffers.
 	agreed agreement    // agreed is the result of the negotiation.
+	early  bool         // early is set if the negotiation was part of the connection set-up.
 	fin    bool         // fin is set if half-close was agreed.
 
 	// messages is set if expedited, partial and empty messages were agreed.
@@ -113,8 +114,7 @@ func (c *conn) info() Info {
 		QPN:               c.lane.qp.QPN(),
 		LocalGID:          gidOf(c.lane.id.LocalAddr()),
 		RemoteGID:         gidOf(c.lane.id.RemoteAddr()),
-		Rdmanet:           c.peer.rdmanet,
-		MessageFlags:      c.messages,
+		Extensions:        c.extensions(),
 		MaxSendSize:       int(c.agreed.maxSend),
 		MaxReceiveSize:    int(c.agreed.maxReceive),
 		MaxFragmentedSize: int(c.agreed.maxFragmentedSend),
@@ -135,7 +135,7 @@ func (c *conn) snapshot() Stats {
 }
 
 func (c *conn) maxMessageSize() int {
-	if c.tx.mode != transferNone {
+	if c.tx.mode != TransferNone {
 		return math.MaxInt
 	}
 	return int(c.agreed.maxFragmentedSend)
@@ -243,7 +243,7 @@ func (c *conn) answered() bool { return c.in.unread.Len() > 0 || c.in.eof }
 // moving reports whether RDMA Reads or Writes of transfers are under way on this side's
 // queue pair.
 func (c *conn) moving() bool {
-	return c.tx.writing > 0 || c.rx.mode == transferRead && c.rx.inFlight.Len() > 0
+	return c.tx.writing > 0 || c.rx.mode == TransferRead && c.rx.inFlight.Len() > 0
 }
 
 // stopsReading reports whether a Read that waits has a reason to stop.

@@ -104,7 +104,7 @@ func (c *conn) parse(m *delivery, n int) (err error) {
 	}
 	m.empty = c.messages && m.h.Flags&flagEmpty != 0
 	m.flags = c.messageFlags(&m.h)
-	if m.transfer = m.h.Flags&flagTransfer != 0 && c.rx.mode != transferNone; m.transfer {
+	if m.transfer = m.h.Flags&flagTransfer != 0 && c.rx.mode != TransferNone; m.transfer {
 		err = m.t.parse(&m.h, b)
 		m.opens = m.t.opens()
 	}

@@ -46,7 +46,7 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 			c.fillDirect(into)
 			stop = c.stopsReading()
 		}
-		if into.pending == 0 || into.lost || c.life.over() && c.rx.mode == transferWrite && !c.ending() {
+		if into.pending == 0 || into.lost || c.life.over() && c.rx.mode == TransferWrite && !c.ending() {
 			break
 		}
 		switch {
@@ -160,7 +160,7 @@ func (c *conn) wanted(into *directRead) *recvTransfer {
 // go of mu meanwhile.
 func (c *conn) registerRange(b []byte) (o registeredRange, err error) {
 	c.unlocked(func() {
-		if c.rx.mode == transferRead {
+		if c.rx.mode == TransferRead {
 			o.target, err = c.dom.RegisterTarget(b)
 		} else {
 			o.mr, err = c.dom.Expose(c.lane.qp, b, peerWrites)

@@ -38,7 +38,7 @@
 // Addresses are those of TCP, since that is the port space in which RDMA
 // connections are named: LocalAddr, RemoteAddr and Addr return *net.TCPAddr.
 // [Conn.Info] tells what RDMA adds to that: device, port, queue pair number,
-// GIDs, path MTU.
+// GIDs, path MTU, and the extensions that were agreed with the peer.
 //
 // # Devices
 //

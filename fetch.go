@@ -19,7 +19,7 @@ func (c *conn) checkOffer(opens bool, t *transferHeader) error {
 	// Nothing is to be moved: the message has no offer, or one of payload only.
 	case !opens || t.Length == 0:
 		return nil
-	case (t.Kind == transferOffer) != (in.mode == transferRead):
+	case (t.Kind == transferOffer) != (in.mode == TransferRead):
 		return errTransferKind
 	case t.ID != in.last+1:
 		return errTransferID
@@ -85,7 +85,7 @@ func (c *conn) canAsk() bool {
 	if !c.life.posts() || c.rx.pace.next() == 0 {
 		return false
 	}
-	if c.rx.mode == transferRead {
+	if c.rx.mode == TransferRead {
 		return c.rx.inFlight.Len() < c.rx.depth
 	}
 	return c.rx.inFlight.Len() < maxTransfers
@@ -99,7 +99,7 @@ const peerWrites = ibv.AccessLocalWrite | ibv.AccessRemoteWrite
 func (c *conn) fetch(f *fetch, lkey uint32) {
 	x := f.x
 	f.at, f.under = time.Now(), c.rx.pace.ask(len(f.b))
-	if c.rx.mode == transferWrite {
+	if c.rx.mode == TransferWrite {
 		c.rx.inFlight.Push(f)
 		c.rx.unsentGrants.Push(f)
 		x.asked += len(f.b)
@@ -149,7 +149,7 @@ func (c *conn) fetchCanceled() {
 // transfer.
 func (c *conn) written(t *transferHeader) error {
 	in := &c.rx
-	if in.mode != transferWrite {
+	if in.mode != TransferWrite {
 		return errTransferKind
 	}
 	n := int(t.Length)
@@ -240,7 +240,7 @@ func (c *conn) retire() {
 		}
 		in.live.Pop()
 		// A peer that has written all of the data knows that the transfer is over.
-		if in.mode == transferRead || x.dropped {
+		if in.mode == TransferRead || x.dropped {
 			in.doneDue, in.done, in.length = true, x.id, x.length
 		}
 	}
@@ -250,7 +250,7 @@ func (c *conn) retire() {
 // still arrives, and no more is asked for.
 func (c *conn) withdrawn(t *transferHeader) error {
 	in := &c.rx
-	if in.mode != transferRead {
+	if in.mode != TransferRead {
 		return errTransferKind
 	}
 	x, err := c.findWithdrawn(t)
@@ -344,7 +344,7 @@ func (c *conn) askPiece(x *recvTransfer) bool {
 		l.used, l.pieces = 0, 0
 	}
 	f := &fetch{x: x, in: l, b: l.b[l.used:][:min(len(l.b)-l.used, x.length-x.asked, c.rx.pace.next())]}
-	if c.rx.mode == transferWrite && !c.openPiece(f) {
+	if c.rx.mode == TransferWrite && !c.openPiece(f) {
 		return false
 	}
 	l = f.in
@@ -402,7 +402,7 @@ func (c *conn) getBounceBuffer() *bounceBuffer {
 	var s *regmem.Chunk
 	var err error
 	// For RDMA Writes the chunk is registered anew for each memory grant.
-	if c.rx.mode == transferWrite {
+	if c.rx.mode == TransferWrite {
 		s = c.dom.GetChunk(c.set.transferMemory)
 	} else {
 		s, err = c.dom.GetRegisteredChunk(c.set.transferMemory, c)
@@ -452,7 +452,7 @@ func (c *conn) putBounceBuffer(l *bounceBuffer) {
 // transfer could not be read when no more memory can be registered. For RDMA Writes the
 // buffer is registered for the peer in advance: it never holds data of another peer.
 func (c *conn) reserveBounceBuffer() error {
-	if c.rx.mode == transferNone || !regmem.PinsMemory(c.lane.id.Device()) {
+	if c.rx.mode == TransferNone || !regmem.PinsMemory(c.lane.id.Device()) {
 		return nil
 	}
 	buf, err := c.pool.Get()
@@ -460,7 +460,7 @@ func (c *conn) reserveBounceBuffer() error {
 		return err
 	}
 	l := &bounceBuffer{b: buf.B, lkey: buf.LKey, buf: buf}
-	if c.rx.mode == transferWrite {
+	if c.rx.mode == TransferWrite {
 		if l.mr, err = c.dom.Expose(c.lane.qp, l.b, peerWrites); err != nil {
 			buf.Release()
 			return err

@@ -58,6 +58,6 @@ func TestPrinted(t *testing.T) {
 		"LingerStats":  Lingering(),
 		"ListenConfig": &ListenConfig{Config: cfg}, "Listener": l, "MsgFlags": Expedited, "Send": send,
 		"PacketConn": packets, "PacketConn with a peer": sender, "PacketStats": packets.(*PacketConn).Stats(), "PacketInfo": packetInfo,
-		"Datagram": Datagram{Buf: payload, N: 100, Addr: netip.MustParseAddrPort("192.0.2.1:53")}, "Stats": client.(*Conn).Stats(), "Info": info,
+		"Datagram": Datagram{Buf: payload, N: 100, Addr: netip.MustParseAddrPort("192.0.2.1:53")}, "Stats": client.(*Conn).Stats(), "Info": info, "Extensions": info.Extensions, "TransferMode": info.Extensions.SendTransfers,
 	})
 }

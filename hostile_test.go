@@ -709,7 +709,7 @@ func TestPlainPeer(t *testing.T) {
 					s := newScene(t)
 					s.cfg.InitialReceiveCredits, s.cfg.MaxReceiveCredits = 0, 0
 					c, p := s.conns(side.active, tt.private)
-					require.False(t, c.Info().Rdmanet)
+					require.Zero(t, c.Info().Extensions)
 					require.LessOrEqual(t, c.Info().MaxSendSize, plainSegment)
 					require.LessOrEqual(t, c.Info().MaxReceiveSize, plainSegment)
 					require.ErrorIs(t, c.CloseWrite(), errors.ErrUnsupported)
@@ -719,7 +719,7 @@ func TestPlainPeer(t *testing.T) {
 					b := smbdpeer.Segment(10, 0)
 					b[5] = byte((smbdpeer.FlagFIN | smbdpeer.FlagExpedited | smbdpeer.FlagPartial | smbdpeer.FlagEmptyMessage | smbdpeer.FlagNoResponse) >> 8)
 					p.Send(b)
-					require.False(t, c.Info().MessageFlags)
+					require.Zero(t, c.Info().Extensions)
 					_, err := c.SendMsg([]byte("piece"), Partial)
 					require.ErrorIs(t, err, errors.ErrUnsupported)
 					_, err = c.QueueMsg([]byte("piece"), Partial|Expedited).Result()

@@ -48,7 +48,7 @@ const (
 	// with Partial.
 	//
 	// The receiver can tell such a message. One that does not know the flag (see
-	// Info.MessageFlags) gets it as any other, and still early.
+	// Extensions.MessageFlags) gets it as any other, and still early.
 	Expedited MsgFlags = 1 << iota
 
 	// Partial sends a piece of a message. More follows with the next sends of the

@@ -125,7 +125,7 @@ func TestPlainPeerProbe(t *testing.T) {
 				dev.others = &all
 				s := newSceneOn(t, dev)
 				c, _ := s.conns(side.active, []byte{0, 0, 0, 1, 0, 0, 0, 1})
-				require.False(t, c.Info().Rdmanet)
+				require.Zero(t, c.Info().Extensions)
 				require.Equal(t, all, c.live.answersReads)
 			})
 		}

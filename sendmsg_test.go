@@ -79,8 +79,8 @@ func closeBoth(t testing.TB, a, b *Conn) {
 func TestMessageFlags(t *testing.T) {
 	eachWay(t, func(t *testing.T, cfg Config) {
 		client, server := messagePipe(t, cfg)
-		require.True(t, client.Info().MessageFlags)
-		require.True(t, server.Info().MessageFlags)
+		require.True(t, client.Info().Extensions.MessageFlags)
+		require.True(t, server.Info().Extensions.MessageFlags)
 		full := segmentBytes(client)
 		sizes := []int{0, 1, full, full + 1, 3 * full, minTransfer - 1, minTransfer, 100 << 10}
 		flags := []MsgFlags{0, Expedited, NoResponse, Expedited | NoResponse}

@@ -269,6 +269,7 @@ func (s *setup) initiate(ctx context.Context) (*conn, error) {
 		}
 		c, err := s.newConn(a, peer, true)
 		if err == nil {
+			c.early = true
 			c.start()
 		}
 		return c, err
@@ -377,6 +378,7 @@ func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) 
 		c.recall()
 		return nil, err
 	}
+	c.early = true
 	c.start()
 	return c, nil
 }
@@ -479,7 +481,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 		charge:       s.dom.Budget.Share(int64(s.set.receiveMemory), int64(c.pool.Size)),
 		readerWaited: true,
 	}
-	if c.rx.mode != transferNone {
+	if c.rx.mode != TransferNone {
 		c.credits.transferReserve = 1
 	}
 	if c.fin {
@@ -516,7 +518,7 @@ func (c *conn) start() {
 	// One RDMA Read is left for queueBarrier.
 	c.rx.depth = max(1, min(c.rx.depth, c.lane.id.Param().InitiatorDepth-1))
 	fetches := c.rx.depth
-	if c.rx.mode == transferWrite {
+	if c.rx.mode == TransferWrite {
 		fetches = maxTransfers
 	}
 	c.rx.pace = newPace(fetches)

@@ -115,11 +115,8 @@ type Info struct {
 	// MTU is the most bytes of payload in a packet or frame.
 	MTU int
 
-	// Rdmanet is set if the peer is rdmanet, so that half-close works.
-	Rdmanet bool
-
-	// MessageFlags is set if the peer knows expedited, partial and empty messages.
-	MessageFlags bool
+	// Extensions says which extensions of SMB Direct were agreed with the peer.
+	Extensions Extensions
 
 	// MaxSendSize is the longest segment that this side sends, in bytes, as negotiated.
 	MaxSendSize int

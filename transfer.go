@@ -156,27 +156,18 @@ func (t *transferHeader) opens() bool {
 	return t.Kind == transferOffer || t.Kind == transferRequest
 }
 
-// transferMode is how the data of transfers moves in one direction of a connection.
-type transferMode uint8
-
-const (
-	transferNone  transferMode = iota // There are no transfers: all data goes in segments.
-	transferRead                      // The receiver moves the data by RDMA Read.
-	transferWrite                     // The sender moves the data by RDMA Write.
-)
-
 // transferModes returns how outgoing and incoming data moves, which follows from the
 // private data of both ends. RDMA Read needs a sender that serves Reads and a receiver that
 // issues them. An end that wants no Reads sets featureNoRead.
-func transferModes(ours, peers privateData) (out, in transferMode) {
+func transferModes(ours, peers privateData) (out, in TransferMode) {
 	if ours.features&peers.features&featureTransfer == 0 {
-		return transferNone, transferNone
+		return TransferNone, TransferNone
 	}
-	mode := func(sender, receiver privateData) transferMode {
+	mode := func(sender, receiver privateData) TransferMode {
 		if (sender.features|receiver.features)&featureNoRead != 0 || sender.ird == 0 || receiver.ord == 0 {
-			return transferWrite
+			return TransferWrite
 		}
-		return transferRead
+		return TransferRead
 	}
 	return mode(ours, peers), mode(peers, ours)
 }

@@ -11,7 +11,7 @@ import "time"
 func (c *conn) transferDoneBy(t *transferHeader) error {
 	live := &c.tx.live
 	if c.tx.index(t.ID) < 0 {
-		if c.tx.mode == transferWrite && t.ID-1 < c.tx.last {
+		if c.tx.mode == TransferWrite && t.ID-1 < c.tx.last {
 			// The transfer was over here before the peer knew.
 			return nil
 		}
@@ -61,7 +61,7 @@ func (c *conn) transferOver() {
 
 // granted handles a memory grant.
 func (c *conn) granted(t *transferHeader) error {
-	if c.tx.mode != transferWrite {
+	if c.tx.mode != TransferWrite {
 		return errTransferKind
 	}
 	i := c.tx.index(t.ID)
@@ -99,7 +99,7 @@ func (c *conn) nextSenderControl() (t transferHeader, _ *grant) {
 		if o.message {
 			t.Flags |= transferCut
 		}
-		if c.tx.mode == transferWrite {
+		if c.tx.mode == TransferWrite {
 			t.Kind = transferWritten
 			t.Flags |= transferEnd
 			c.finish(o, o.moved)

@@ -28,7 +28,7 @@ import (
 // transferReceiver is the state of all transfers that a connection receives. Conn.mu guards
 // it.
 type transferReceiver struct {
-	mode transferMode // mode is how the data moves.
+	mode TransferMode // mode is how the data moves.
 	last uint32       // last is the ID of the latest offer or request.
 
 	// live has the transfers that have not arrived as a whole, oldest first.

@@ -20,7 +20,7 @@ import (
 
 // transferSender is the state of all transfers that a connection sends. Conn.mu guards it.
 type transferSender struct {
-	mode transferMode             // mode is how the data moves.
+	mode TransferMode             // mode is how the data moves.
 	last uint32                   // last is the ID of the latest transfer.
 	live ring.Ring[*sendTransfer] // live has the transfers that are not done, oldest first.
 

@@ -257,31 +257,31 @@ func TestTransferModes(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
 		ours, peer privateData
-		out, in    transferMode
+		out, in    TransferMode
 	}{
-		{"both can", both, both, transferRead, transferRead},
-		{"one is enough of a depth", with(func(p *privateData) { p.ird, p.ord = 1, 1 }), both, transferRead, transferRead},
-		{"the peer does not know of it", both, none, transferNone, transferNone},
-		{"we do not want it", none, both, transferNone, transferNone},
-		{"a plain peer", both, plain, transferNone, transferNone},
-		{"nobody", none, none, transferNone, transferNone},
-		{"we want no Reads", noRead, both, transferWrite, transferWrite},
-		{"the peer wants no Reads", both, noRead, transferWrite, transferWrite},
-		{"no Reads of nobody", none, noRead, transferNone, transferNone},
-		{"we serve only", serves, both, transferRead, transferWrite},
-		{"the peer serves only", both, serves, transferWrite, transferRead},
-		{"we issue only", issues, both, transferWrite, transferRead},
-		{"the peer issues only", both, issues, transferRead, transferWrite},
-		{"both serve only", serves, serves, transferWrite, transferWrite},
-		{"both issue only", issues, issues, transferWrite, transferWrite},
-		{"one serves, one issues", serves, issues, transferRead, transferWrite},
+		{"both can", both, both, TransferRead, TransferRead},
+		{"one is enough of a depth", with(func(p *privateData) { p.ird, p.ord = 1, 1 }), both, TransferRead, TransferRead},
+		{"the peer does not know of it", both, none, TransferNone, TransferNone},
+		{"we do not want it", none, both, TransferNone, TransferNone},
+		{"a plain peer", both, plain, TransferNone, TransferNone},
+		{"nobody", none, none, TransferNone, TransferNone},
+		{"we want no Reads", noRead, both, TransferWrite, TransferWrite},
+		{"the peer wants no Reads", both, noRead, TransferWrite, TransferWrite},
+		{"no Reads of nobody", none, noRead, TransferNone, TransferNone},
+		{"we serve only", serves, both, TransferRead, TransferWrite},
+		{"the peer serves only", both, serves, TransferWrite, TransferRead},
+		{"we issue only", issues, both, TransferWrite, TransferRead},
+		{"the peer issues only", both, issues, TransferRead, TransferWrite},
+		{"both serve only", serves, serves, TransferWrite, TransferWrite},
+		{"both issue only", issues, issues, TransferWrite, TransferWrite},
+		{"one serves, one issues", serves, issues, TransferRead, TransferWrite},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, in := transferModes(tt.ours, tt.peer)
-			require.Equal(t, []transferMode{tt.out, tt.in}, []transferMode{out, in})
+			require.Equal(t, []TransferMode{tt.out, tt.in}, []TransferMode{out, in})
 			// The peer has come to the same.
 			out, in = transferModes(tt.peer, tt.ours)
-			require.Equal(t, []transferMode{tt.in, tt.out}, []transferMode{out, in})
+			require.Equal(t, []TransferMode{tt.in, tt.out}, []TransferMode{out, in})
 		})
 	}
 }

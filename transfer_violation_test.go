@@ -246,7 +246,7 @@ func beginWithRest(p *smbdpeer.Raw, reads bool, n, rest int) {
 // Grants that are not answered yet are bounded.
 func TestTransferUnansweredGrantsBounded(t *testing.T) {
 	c := &conn{}
-	c.tx.mode = transferWrite
+	c.tx.mode = TransferWrite
 	for id := range uint32(2) {
 		c.tx.last++
 		c.tx.live.Push(&sendTransfer{id: id + 1, p: make([]byte, 2*maxTransfers)})

@@ -21,7 +21,7 @@ import (
 // large reports whether a Write or WriteMsg of p goes by a transfer.
 func (c *conn) large(p []byte, message bool) bool {
 	switch {
-	case c.tx.mode == transferNone:
+	case c.tx.mode == TransferNone:
 		return false
 	case len(p) >= c.set.transfer, message && len(p) > int(c.agreed.maxFragmentedSend):
 		return true
@@ -116,7 +116,7 @@ func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 
 // openMemory registers the data of o. The caller does not hold mu.
 func (c *conn) openMemory(o *sendTransfer) (err error) {
-	if c.tx.mode == transferRead {
+	if c.tx.mode == TransferRead {
 		o.open, err = c.dom.Expose(c.lane.qp, o.p, ibv.AccessRemoteRead)
 	} else {
 		o.source, err = c.dom.RegisterSource(o.p)
@@ -213,7 +213,7 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 		all |= flagPartial
 	}
 	t := transferHeader{Kind: transferOffer, Rest: uint64(rest)}
-	if c.tx.mode == transferWrite {
+	if c.tx.mode == TransferWrite {
 		t.Kind = transferRequest
 	}
 	if o != nil {
