@@ -108,10 +108,10 @@ func freeDuring(t *testing.T, buf testBuffer, call func() error, finish func()) 
 func TestFreeDuringSend(t *testing.T) {
 	for name, send := range map[string]func(c *Conn, p []byte) error{
 		"Write":              func(c *Conn, p []byte) error { _, err := c.Write(p); return err },
-		"WriteMsg":           func(c *Conn, p []byte) error { return c.WriteMsg(p) },
-		"WriteMsgInvalidate": func(c *Conn, p []byte) error { return c.WriteMsgInvalidate(p, 0) },
-		"SendMsg":            func(c *Conn, p []byte) error { _, err := c.SendMsg(p, Expedited); return err },
-		"QueueMsg":           func(c *Conn, p []byte) error { _, err := c.QueueMsg(p, 0).Result(); return err },
+		"WriteMsg":           func(c *Conn, p []byte) error { return writeMsg(c, p) },
+		"WriteMsg Expedited": func(c *Conn, p []byte) error { return writeMsg(c, p, Expedited) },
+		"Invalidate":         func(c *Conn, p []byte) error { return writeMsg(c, p, Invalidate(0)) },
+		"QueueMsg":           func(c *Conn, p []byte) error { _, err := c.QueueMsg(p).Result(); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, n := range []int{100 << 10, 256 << 10, 900 << 10} {
@@ -138,9 +138,9 @@ func TestFreeDuringSend(t *testing.T) {
 func TestFreeDuringRead(t *testing.T) {
 	const n = 50 << 10
 	for name, read := range map[string]func(c *Conn, p []byte) (int, error){
-		"Read":    func(c *Conn, p []byte) (int, error) { return c.Read(p) },
-		"ReadMsg": func(c *Conn, p []byte) (int, error) { return c.ReadMsg(p) },
-		"RecvMsg": func(c *Conn, p []byte) (int, error) { n, _, err := c.RecvMsg(p); return n, err },
+		"Read":      func(c *Conn, p []byte) (int, error) { return c.Read(p) },
+		"ReadMsg":   func(c *Conn, p []byte) (int, error) { return c.ReadMsg(p) },
+		"ReadPiece": func(c *Conn, p []byte) (int, error) { n, _, err := c.ReadPiece(p); return n, err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			buffersOfBothKinds(t, n, func(t *testing.T, buf testBuffer) {
@@ -152,7 +152,7 @@ func TestFreeDuringRead(t *testing.T) {
 					}
 					return err
 				}, func() {
-					require.NoError(t, a.WriteMsg(pattern(2, n)))
+					require.NoError(t, writeMsg(a, pattern(2, n)))
 				})
 				closeBoth(t, a, b)
 			})
@@ -199,19 +199,19 @@ func TestCallsAfterFree(t *testing.T) {
 	defer pc.Close()
 	to := pc.LocalAddr()
 	for name, call := range map[string]func() (int, error){
-		"Read":               func() (int, error) { return b.Read(p) },
-		"ReadMsg":            func() (int, error) { return b.ReadMsg(p[1:]) },
-		"RecvMsg":            func() (int, error) { n, _, err := b.RecvMsg(p); return n, err },
-		"Write":              func() (int, error) { return a.Write(p) },
-		"Write of one byte":  func() (int, error) { return a.Write(p[4999:]) },
-		"WriteMsg":           func() (int, error) { return 0, a.WriteMsg(p) },
-		"WriteMsgInvalidate": func() (int, error) { return 0, a.WriteMsgInvalidate(p, 1) },
-		"SendMsg":            func() (int, error) { return a.SendMsg(p, NonBlocking) },
-		"QueueMsg":           func() (int, error) { return a.QueueMsg(p, Expedited).Result() },
-		"ReadFrom":           func() (int, error) { n, _, err := pc.ReadFrom(p); return n, err },
-		"WriteTo":            func() (int, error) { return pc.WriteTo(p[:100], to) },
-		"ReadBatch":          func() (int, error) { return pc.ReadBatch([]Datagram{{Buf: p}}) },
-		"WriteBatch":         func() (int, error) { return pc.WriteBatch([]Datagram{{Buf: p[:10], Addr: addrPort(to)}}) },
+		"Read":              func() (int, error) { return b.Read(p) },
+		"ReadMsg":           func() (int, error) { return b.ReadMsg(p[1:]) },
+		"ReadPiece":         func() (int, error) { n, _, err := b.ReadPiece(p); return n, err },
+		"Write":             func() (int, error) { return a.Write(p) },
+		"Write of one byte": func() (int, error) { return a.Write(p[4999:]) },
+		"WriteMsg":          func() (int, error) { return a.WriteMsg(p) },
+		"Invalidate":        func() (int, error) { return a.WriteMsg(p, Invalidate(1)) },
+		"without blocking":  func() (int, error) { return a.WriteMsg(p, NonBlocking) },
+		"QueueMsg":          func() (int, error) { return a.QueueMsg(p, Expedited).Result() },
+		"ReadFrom":          func() (int, error) { n, _, err := pc.ReadFrom(p); return n, err },
+		"WriteTo":           func() (int, error) { return pc.WriteTo(p[:100], to) },
+		"ReadBatch":         func() (int, error) { return pc.ReadBatch([]Datagram{{Buf: p}}) },
+		"WriteBatch":        func() (int, error) { return pc.WriteBatch([]Datagram{{Buf: p[:10], Addr: addrPort(to)}}) },
 	} {
 		n, err := call()
 		require.ErrorIs(t, err, syscall.EFAULT, name)
@@ -236,7 +236,7 @@ func TestHoldingAllocatesNothing(t *testing.T) {
 	client, server := messagePipe(t, Config{})
 	out, in := alloc(t, 3000), alloc(t, 3000)
 	turn := func() {
-		if err := client.WriteMsg(out.Bytes()); err != nil {
+		if err := writeMsg(client, out.Bytes()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := server.ReadMsg(in.Bytes()); err != nil {

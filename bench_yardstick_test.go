@@ -378,7 +378,7 @@ func goQueued(size, count int, value func(int, usage) float64) yardFunc {
 			if _, err := c.Write(binary.BigEndian.AppendUint64(nil, uint64(count*size))); err != nil {
 				return err
 			}
-			var sends [ahead]*rdmanet.Send
+			var sends [ahead]*rdmanet.PendingMessage
 			for i := range count + ahead {
 				if s := sends[i%ahead]; s != nil {
 					if _, err := s.Result(); err != nil {
@@ -387,7 +387,7 @@ func goQueued(size, count int, value func(int, usage) float64) yardFunc {
 				}
 				sends[i%ahead] = nil
 				if i < count {
-					sends[i%ahead] = c.QueueMsg(bufs[i%ahead], 0)
+					sends[i%ahead] = c.QueueMsg(bufs[i%ahead])
 				}
 			}
 			_, err := io.ReadFull(c, make([]byte, 1))

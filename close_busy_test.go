@@ -103,7 +103,7 @@ func TestCloseContextUnderWrites(t *testing.T) {
 				buf := alloc(t, heavy(8<<20))
 				data := pattern(9, len(buf.Bytes()))
 				copy(buf.Bytes(), data)
-				s := a.QueueMsg(buf.Bytes(), 0)
+				s := a.QueueMsg(buf.Bytes())
 				// Close drops what the peer has not been told of.
 				require.True(t, eventually(func() bool { return a.Stats().TransfersSent == 1 }))
 				var busy sync.WaitGroup

@@ -49,10 +49,10 @@ func (c *Conn) Stats() Stats {
 	return c.snapshot()
 }
 
-// MaxMessageSize is the length of the longest message that WriteMsg can send, and
-// of the longest piece that SendMsg can, in bytes: math.MaxInt where large transfers
-// carry what is longer than the peer's MaxFragmentedSize, else that. A message in
-// pieces may have any length.
+// MaxMessageSize returns the length, in bytes, of the longest message, or piece of one, that
+// WriteMsg can send. It is math.MaxInt where large transfers carry what is longer than the
+// peer's MaxFragmentedSize; otherwise it is that size. A message in pieces may have any
+// length.
 func (c *Conn) MaxMessageSize() int {
 	return c.maxMessageSize()
 }
@@ -62,15 +62,14 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return opError("set", nil, c.local, c.setDeadlines(t, &c.readDue, &c.writeDue))
 }
 
-// SetReadDeadline bounds Read, ReadMsg, RecvMsg and WriteTo, those in progress too.
+// SetReadDeadline bounds Read, ReadMsg, ReadPiece and WriteTo, those in progress too.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	return opError("set", nil, c.local, c.setDeadlines(t, &c.readDue))
 }
 
-// SetWriteDeadline bounds Write, WriteMsg, SendMsg, ReadFrom and CloseWrite, those
-// in progress too, and what is queued by QueueMsg, but for large transfers that the
-// peer has been told of. A Write that times out has sent what n says and the stream
-// goes on from there.
+// SetWriteDeadline bounds Write, WriteMsg, ReadFrom and CloseWrite, those in progress too,
+// and what is queued by QueueMsg, but for large transfers that the peer has been told of. A
+// Write that times out has sent what n says, and the stream goes on from there.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return opError("set", nil, c.local, c.setDeadlines(t, &c.writeDue))
 }
@@ -91,28 +90,62 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, c.opError("write", err)
 }
 
-// WriteMsg sends p as one message, which keeps its boundaries for a peer that
-// uses ReadMsg. More than MaxMessageSize bytes are refused with
-// ErrMessageTooLong and nothing is sent. An empty message is legal: it is
-// delivered to a peer with Extensions.MessageFlags, and only carries flow control to
-// others. A deadline that passes when part of the message is gone makes the
-// connection unusable for writing. SendMsg has more ways to send.
-func (c *Conn) WriteMsg(p []byte) error {
-	_, err := c.write(p, sendOptions{message: true})
+// WriteMsg sends p as one message, which keeps its boundaries for a peer that uses ReadMsg,
+// and returns how many bytes were taken. p is the caller's again when it returns. Options
+// send a piece of a message ([Partial]), ahead of others ([Expedited]), without blocking
+// ([NonBlocking]), with a hint for the peer ([NoResponse]), or take back a key of the peer's
+// ([Invalidate]). Unknown options match syscall.EINVAL. Without options, and with flags,
+// WriteMsg allocates nothing for them.
+//
+// More than MaxMessageSize bytes are refused with ErrMessageTooLong, and nothing is sent. An
+// empty message is legal: it is delivered to a peer with [Extensions].MessageFlags, and only
+// carries flow control to others. Partial needs such a peer; for others the error matches
+// errors.ErrUnsupported.
+//
+// All of p is taken unless there is an error, with one exception: with NonBlocking
+// n may be less, and what was taken is then a piece of the message. The caller goes
+// on with WriteMsg(p[n:], flags), for which Writable tells the time. When not even
+// one byte is taken the error matches syscall.EAGAIN. To peers without
+// Extensions.MessageFlags it is all or nothing, for at most 16 segments; longer messages
+// are refused with an error that matches syscall.EMSGSIZE.
+//
+// A deadline that passes before the first byte is sent leaves things as they were.
+// When it passes in the middle, n bytes are gone, the message can never be ended,
+// and the connection is unusable for writing: the peer reads an error where the
+// message breaks off.
+func (c *Conn) WriteMsg(p []byte, opts ...MsgOption) (n int, err error) {
+	n, err = c.writeMsg(p, opts)
 	runtime.KeepAlive(c)
-	return c.opError("write", err)
+	return n, c.opError("write", err)
 }
 
-// WriteMsgInvalidate is WriteMsg, and takes back the peer's memory key (iWARP:
-// STag) token: the peer's device closes it before the message is delivered.
-// Exactly one segment carries it, [MS-SMBD] 3.1.5.4. A token of 0 is none; it is
-// dropped where the device has no Send with Invalidate. A peer that has no such
-// key breaks the connection. With a token p goes in segments, and may have
-// [Info].MaxFragmentedSize bytes.
-func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
-	_, err := c.write(p, sendOptions{message: true, token: token})
-	runtime.KeepAlive(c)
-	return c.opError("write", err)
+// QueueMsg queues p to be sent as WriteMsg does, and returns at once. Queued messages,
+// and calls that send, take their turns in the order in which they were
+// made, expedited ones first. NonBlocking is refused (syscall.EINVAL).
+//
+// p is in use until the message is done, and must neither be changed nor unmapped
+// before. The queue has no limit but the memory that the program puts into it.
+//
+// A message that goes by a large transfer (Config.TransferSize) is done when the peer has
+// fetched it. Up to four such messages are under way at a time, so that the peer finds the
+// next one when it has one: many in the queue move more than as many calls of WriteMsg.
+//
+// The write deadline holds for queued messages too: those that have not been sent, and
+// of which the peer has not been told, when it passes fail. So do all when the
+// connection breaks, or at Close, behind which what the peer has been told of goes
+// on as what was written does. A program that wants the rest sent waits for the last of them
+// first, or calls CloseWrite, which takes its turn behind them.
+func (c *Conn) QueueMsg(p []byte, opts ...MsgOption) *PendingMessage {
+	return c.queueMsg(p, opts)
+}
+
+// Writable returns the channel that receives a value when, after a WriteMsg with
+// NonBlocking that did not take all it was given, another might take some; or when
+// sending has become impossible, so that another would say why. There is one channel
+// a connection, which holds one value: each is for one receiver, and may be of an
+// earlier time, so that EAGAIN can follow all the same.
+func (c *Conn) Writable() <-chan struct{} {
+	return c.writableChan()
 }
 
 // ReadMsg reads one whole message, or what Read has left of one, and returns
@@ -120,14 +153,29 @@ func (c *Conn) WriteMsgInvalidate(p []byte, token uint32) error {
 // its length as n, and stays. When the deadline passes in the middle, n bytes
 // of the message have been read and the rest is for the next call.
 //
-// An empty message has length 0. Of one that was sent in pieces (Partial) all are
+// An empty message has length 0. Of a message that was sent in pieces (Partial) all are
 // read, as they come. The length in io.ErrShortBuffer is then that of the first;
 // when it is a later one for which p is too small, p is full, n is its length, and
-// the rest is for the next call. RecvMsg tells more.
+// the rest is for the next call. ReadPiece reads them one by one.
 func (c *Conn) ReadMsg(p []byte) (n int, err error) {
 	n, _, err = c.readMsg(p, false)
 	runtime.KeepAlive(c)
 	return n, c.opError("read", err)
+}
+
+// ReadPiece reads one piece of a message, for peers that send in pieces. The flags say
+// whether it was sent Expedited and, by Partial, whether more of the message is to come; the
+// piece without Partial ends the message. A message that was sent whole is one piece. Pieces,
+// and whole messages, come in the order in which they were handed to the sender's device.
+//
+// A message that does not fit into p is treated as by ReadMsg. Where n bytes of a piece
+// come with an error, Partial is set, and the next call has the rest of it.
+//
+// It allocates nothing for what comes in segments.
+func (c *Conn) ReadPiece(p []byte) (n int, flags MsgFlags, err error) {
+	n, flags, err = c.readMsg(p, true)
+	runtime.KeepAlive(c)
+	return n, flags, c.opError("read", err)
 }
 
 // ReadFrom writes what r yields until its end; see io.ReaderFrom. While r has nothing it
@@ -208,93 +256,23 @@ func (c *Conn) CloseContext(ctx context.Context) error {
 	return c.opError("close", err)
 }
 
-// SendMsg sends p as one message, or as a piece of one, in the way that flags say,
-// and returns how many bytes were taken. With no flags it is WriteMsg.
-//
-// p is the caller's again when it returns.
-//
-// All of p is taken unless there is an error, with one exception: with NonBlocking
-// n may be less, and what was taken is then a piece of the message. The caller goes
-// on with SendMsg(p[n:], flags), for which SendPossible tells the time. When not even
-// one byte is taken the error matches syscall.EAGAIN. To peers without
-// Extensions.MessageFlags it is all or nothing, for at most 16 segments; longer messages
-// are refused with an error that matches syscall.EMSGSIZE.
-//
-// A deadline that passes before the first byte is sent leaves things as they were.
-// When it passes in the middle, n bytes are gone, the message can never be ended,
-// and the connection is unusable for writing: the peer reads an error where the
-// message breaks off.
-//
-// Partial needs a peer that knows pieces; for others the error matches
-// errors.ErrUnsupported. Unknown flags match syscall.EINVAL.
-func (c *Conn) SendMsg(p []byte, flags MsgFlags) (n int, err error) {
-	n, err = c.writeMsg(p, flags)
-	runtime.KeepAlive(c)
-	return n, c.opError("write", err)
-}
-
-// RecvMsg is ReadMsg for programs that send in pieces: it reads one piece of a
-// message, and returns with it whether it was Expedited and, by Partial, whether
-// more of the message is to come; the piece without Partial ends the message. A
-// message that was sent whole is one piece. Pieces, and whole messages, come in the
-// order in which they were handed to the sender's device.
-//
-// A message that does not fit into p is treated as by ReadMsg. Where n bytes of a piece
-// come with an error, Partial is set, and the next call has the rest of it.
-//
-// It allocates nothing for what comes in segments.
-func (c *Conn) RecvMsg(p []byte) (n int, flags MsgFlags, err error) {
-	n, flags, err = c.readMsg(p, true)
-	runtime.KeepAlive(c)
-	return n, flags, c.opError("read", err)
-}
-
-// QueueMsg queues p to be sent as SendMsg does, and returns at once. Queued sends,
-// and calls that send, take their turns in the order in which they were
-// made, expedited ones first. NonBlocking is refused.
-//
-// p is in use until the Send is done, and must neither be changed nor unmapped
-// before. The queue has no limit but the memory that the program puts into it.
-//
-// A message that goes by a large transfer (Config.TransferSize) is done when the peer has
-// fetched it. Up to four such sends are under way at a time, so that the peer finds the next
-// one when it has one: many in the queue move more than as many calls of SendMsg.
-//
-// The write deadline holds for queued sends too: those that have not been sent, and
-// of which the peer has not been told, when it passes fail. So do all when the
-// connection breaks, or at Close, behind which what the peer has been told of goes
-// on as what was written does; who wants the rest sent waits for the last of them first, or
-// calls CloseWrite, which takes its turn behind them.
-func (c *Conn) QueueMsg(p []byte, flags MsgFlags) *Send {
-	return c.queueMsg(p, flags)
-}
-
-// SendPossible returns the channel that receives a value when, after a SendMsg with
-// NonBlocking that did not take all it was given, another might take some; or when
-// sending has become impossible, so that another would say why. There is one channel
-// a connection, which holds one value: each is for one receiver, and may be of an
-// earlier time, so that EAGAIN can follow all the same.
-func (c *Conn) SendPossible() <-chan struct{} {
-	return c.writableChan()
-}
-
 // Done is closed when the message has been handed to the device, by a large transfer
 // when the peer has fetched it, or when neither will be: then p is the caller's again
 // and Result returns without waiting.
-func (s *Send) Done() <-chan struct{} {
+func (s *PendingMessage) Done() <-chan struct{} {
 	return s.done
 }
 
-// Result waits until the Send is done and returns how many bytes were taken and,
-// if that is not all of them, why: what SendMsg would have returned, or an error
+// Result waits until the message is done and returns how many bytes were taken and,
+// if that is not all of them, why: what WriteMsg would have returned, or an error
 // that matches context.Canceled.
-func (s *Send) Result() (n int, err error) {
+func (s *PendingMessage) Result() (n int, err error) {
 	<-s.done
 	return s.n, opError("write", s.c.local, s.c.remote, s.err)
 }
 
-// Cancel takes the Send out of the queue and reports whether it could: then nothing
+// Cancel takes the message out of the queue and reports whether it could: then nothing
 // of it is sent and it is done. Otherwise it is being sent, or is done already.
-func (s *Send) Cancel() bool {
+func (s *PendingMessage) Cancel() bool {
 	return s.cancel()
 }

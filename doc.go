@@ -65,13 +65,14 @@
 // # Messages
 //
 // [Conn.WriteMsg] and [Conn.ReadMsg] keep the boundaries of messages, for
-// programs that want them instead of a stream. [Conn.SendMsg] sends them in other
-// ways as well: ahead of what waits to be sent ([Expedited]), in pieces
-// ([Partial]), with a hint that no answer is expected ([NoResponse]), and without
-// blocking ([NonBlocking], [Conn.SendPossible]). [Conn.QueueMsg] queues one, to learn
-// of its completion later or to cancel it before. [Conn.RecvMsg] tells how a message
-// was sent. Both ends must be this package for all of it; what remains of it with
-// others is said with each.
+// programs that want them instead of a stream. Options send a message in other
+// ways: ahead of what waits to be sent ([Expedited]), in pieces
+// ([Partial]), with a hint that no answer is expected ([NoResponse]), without
+// blocking ([NonBlocking], [Conn.Writable]), and so that it takes back a memory key of
+// the peer's ([Invalidate]). [Conn.QueueMsg] queues a message, to learn
+// of its completion later or to cancel it before. [Conn.ReadPiece] reads pieces, and
+// returns how they were sent. Both ends must be this package for most of it: [Extensions]
+// says what was agreed, and each option what remains of it with other peers.
 //
 // Sends take turns in the order in which they are made, whatever makes them,
 // expedited ones before normal ones. docs/semantics.md in the repository has all

@@ -147,11 +147,11 @@ func TestNotDropped(t *testing.T) {
 		got <- err
 	}(b)
 	b = nil
-	var sends []*Send
+	var sends []*PendingMessage
 	for range 3 {
 		runtime.GC()
 	}
-	sends = append(sends, a.QueueMsg([]byte("x"), 0))
+	sends = append(sends, a.QueueMsg([]byte("x")))
 	within(t, "Read", func() { require.NoError(t, <-got) })
 	_, err := sends[0].Result()
 	require.NoError(t, err)

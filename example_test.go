@@ -131,7 +131,7 @@ func ExampleConn_WriteMsg() {
 
 	go func() {
 		for _, msg := range []string{"one", "two", "three"} {
-			if err := client.WriteMsg([]byte(msg)); err != nil {
+			if _, err := client.WriteMsg([]byte(msg)); err != nil {
 				log.Fatal(err)
 			}
 		}
@@ -152,7 +152,7 @@ func ExampleConn_WriteMsg() {
 
 // A message in pieces, an urgent one that goes ahead of what else waits, and one that
 // is queued and then not wanted.
-func ExampleConn_SendMsg() {
+func ExampleConn_WriteMsg_pieces() {
 	server, client := connect()
 	defer server.Close()
 	defer client.Close()
@@ -161,7 +161,7 @@ func ExampleConn_SendMsg() {
 	go func() {
 		p := make([]byte, 1024)
 		for range 4 {
-			n, flags, err := server.RecvMsg(p)
+			n, flags, err := server.ReadPiece(p)
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -169,8 +169,8 @@ func ExampleConn_SendMsg() {
 		}
 	}()
 
-	send := func(msg string, flags rdmanet.MsgFlags) {
-		if _, err := client.SendMsg([]byte(msg), flags); err != nil {
+	send := func(msg string, opts ...rdmanet.MsgOption) {
+		if _, err := client.WriteMsg([]byte(msg), opts...); err != nil {
 			log.Fatal(err)
 		}
 	}
@@ -178,14 +178,14 @@ func ExampleConn_SendMsg() {
 	urgent := client.QueueMsg([]byte("urgent"), rdmanet.Expedited) // waits for the end of that
 	unwanted := client.QueueMsg([]byte("unwanted"), rdmanet.Expedited)
 	fmt.Println("cancelled:", unwanted.Cancel())
-	send("in two pieces", 0)
+	send("in two pieces")
 	fmt.Println(<-received)
 	fmt.Println(<-received)
 	fmt.Println(<-received)
 	if _, err := urgent.Result(); err != nil {
 		log.Fatal(err)
 	}
-	send("", 0)
+	send("")
 	fmt.Println(<-received)
 	// Output:
 	// cancelled: true
@@ -197,7 +197,7 @@ func ExampleConn_SendMsg() {
 
 // Sending without blocking: what there is room for is taken, and a channel tells when
 // there is more.
-func ExampleConn_SendPossible() {
+func ExampleConn_Writable() {
 	server, client := connect()
 	defer server.Close()
 	defer client.Close()
@@ -213,12 +213,12 @@ func ExampleConn_SendPossible() {
 
 	rest := make([]byte, 1<<20)
 	for len(rest) > 0 {
-		n, err := client.SendMsg(rest, rdmanet.NonBlocking)
+		n, err := client.WriteMsg(rest, rdmanet.NonBlocking)
 		if err != nil && !errors.Is(err, syscall.EAGAIN) {
 			log.Fatal(err)
 		}
 		if rest = rest[n:]; len(rest) > 0 {
-			<-client.SendPossible() // beside other channels, in a select
+			<-client.Writable() // beside other channels, in a select
 		}
 	}
 	fmt.Println(<-received)

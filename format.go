@@ -83,7 +83,7 @@ func (b *Buffer) Format(s fmt.State, verb rune) { printed.Format(s, verb, b.Stri
 func (b *Buffer) LogValue() slog.Value { return slog.StringValue(b.String()) }
 
 // String returns the length of the message, and the connection that sends it.
-func (s *Send) String() string {
+func (s *PendingMessage) String() string {
 	switch {
 	case s == nil:
 		return "<nil>"
@@ -94,10 +94,10 @@ func (s *Send) String() string {
 }
 
 // Format prints String's text for every verb.
-func (s *Send) Format(f fmt.State, verb rune) { printed.Format(f, verb, s.String()) }
+func (s *PendingMessage) Format(f fmt.State, verb rune) { printed.Format(f, verb, s.String()) }
 
 // LogValue logs String's text.
-func (s *Send) LogValue() slog.Value { return slog.StringValue(s.String()) }
+func (s *PendingMessage) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
 // String returns the length of Buf, how many bytes of it were received, and the address.
 func (d Datagram) String() string {

@@ -30,7 +30,7 @@ func TestPrinted(t *testing.T) {
 	require.NoError(t, err)
 	_, err = server.Read(make([]byte, 10)) // what is behind stays in the connection's memory
 	require.NoError(t, err)
-	send := server.(*Conn).QueueMsg(payload, 0)
+	send := server.(*Conn).QueueMsg(payload)
 
 	packets, err := lc.ListenPacket(tctx, "udp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -56,7 +56,7 @@ func TestPrinted(t *testing.T) {
 	printedtest.Check(t, map[string]any{
 		"Buffer": b, "Config": cfg, "Conn": client, "Conn that is read": server, "Dialer": &Dialer{Config: cfg},
 		"LingerStats":  Lingering(),
-		"ListenConfig": &ListenConfig{Config: cfg}, "Listener": l, "MsgFlags": Expedited, "Send": send,
+		"ListenConfig": &ListenConfig{Config: cfg}, "Listener": l, "MsgFlags": Expedited, "PendingMessage": send,
 		"PacketConn": packets, "PacketConn with a peer": sender, "PacketStats": packets.(*PacketConn).Stats(), "PacketInfo": packetInfo,
 		"Datagram": Datagram{Buf: payload, N: 100, Addr: netip.MustParseAddrPort("192.0.2.1:53")}, "Stats": client.(*Conn).Stats(), "Info": info, "Extensions": info.Extensions, "TransferMode": info.Extensions.SendTransfers,
 	})

@@ -276,7 +276,7 @@ func (s *scene) fuzzConn(c *Conn, p *smbdpeer.Raw, mode byte, in script) {
 				read := c.ReadMsg
 				if turns++; turns%2 == 0 {
 					read = func(b []byte) (int, error) {
-						n, _, err := c.RecvMsg(b)
+						n, _, err := c.ReadPiece(b)
 						return n, err
 					}
 				}
@@ -306,8 +306,8 @@ func (s *scene) fuzzConn(c *Conn, p *smbdpeer.Raw, mode byte, in script) {
 				}
 				queued := c.QueueMsg(b, flags)
 				for err = syscall.EAGAIN; errors.Is(err, syscall.EAGAIN); {
-					if _, err = c.SendMsg(b, flags&^Partial|NonBlocking); errors.Is(err, syscall.EAGAIN) {
-						<-c.SendPossible()
+					if _, err = c.WriteMsg(b, flags&^Partial|NonBlocking); errors.Is(err, syscall.EAGAIN) {
+						<-c.Writable()
 					}
 				}
 				_, err2 := queued.Result()

@@ -720,13 +720,13 @@ func TestPlainPeer(t *testing.T) {
 					b[5] = byte((smbdpeer.FlagFIN | smbdpeer.FlagExpedited | smbdpeer.FlagPartial | smbdpeer.FlagEmptyMessage | smbdpeer.FlagNoResponse) >> 8)
 					p.Send(b)
 					require.Zero(t, c.Info().Extensions)
-					_, err := c.SendMsg([]byte("piece"), Partial)
+					_, err := c.WriteMsg([]byte("piece"), Partial)
 					require.ErrorIs(t, err, errors.ErrUnsupported)
 					_, err = c.QueueMsg([]byte("piece"), Partial|Expedited).Result()
 					require.ErrorIs(t, err, errors.ErrUnsupported)
 					p.Payload(10)
 					got, flags := make([]byte, 20), MsgFlags(0)
-					_, flags, err = c.RecvMsg(got)
+					_, flags, err = c.ReadPiece(got)
 					require.NoError(t, err)
 					require.Zero(t, flags)
 					_, err = io.ReadFull(c, got[:10])
@@ -735,8 +735,8 @@ func TestPlainPeer(t *testing.T) {
 					const total = 100000
 					wrote := make(chan error, 1)
 					go func() {
-						_, err := c.SendMsg(make([]byte, total/2), Expedited|NoResponse)
-						_, err2 := c.SendMsg(nil, Expedited) // forces flow, and is nothing to the peer
+						_, err := c.WriteMsg(make([]byte, total/2), Expedited|NoResponse)
+						_, err2 := c.WriteMsg(nil, Expedited) // forces flow, and is nothing to the peer
 						_, err3 := c.Write(make([]byte, total/2))
 						wrote <- errors.Join(err, err2, err3, c.Close())
 					}()

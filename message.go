@@ -7,58 +7,50 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-func (c *conn) checkFlags(flags MsgFlags) error {
-	switch {
-	case flags&^allMsgFlags != 0:
-		return errFlags
-	case flags&Partial != 0 && !c.messages:
-		return errPieces
-	}
-	return nil
-}
-
 // writeMsg sends p as a message, or as a piece of one.
-func (c *conn) writeMsg(p []byte, flags MsgFlags) (n int, err error) {
-	if err := c.checkFlags(flags); err != nil {
+func (c *conn) writeMsg(p []byte, opts []MsgOption) (n int, err error) {
+	m, err := c.messageOptions(p, opts)
+	if err != nil {
 		return 0, err
 	}
-	return c.write(p, sendOptions{message: true, flags: flags})
+	return c.write(p, m)
 }
 
-// Send is a message in the queue: see QueueMsg. Its methods may be called by
+// PendingMessage is a message that QueueMsg has queued. Its methods may be called by
 // several goroutines at once.
-type Send struct {
+type PendingMessage struct {
 	c     *conn
-	owner *Conn // keeps the Conn from being dropped before the Send is done
+	owner *Conn // owner keeps the Conn from being dropped before the message is done.
 	entry queueEntry
-	p     []byte
-	size  int            // of p, which finish lets go of
-	buf   *regmem.Memory // that p lies in, held
+	p     []byte         // p is nil when the message is done.
+	size  int            // size is the length of p.
+	buf   *regmem.Memory // buf is the held memory of a Buffer that p lies in, or nil.
 	m     sendOptions
 
-	done chan struct{} // closed when the rest is set
+	done chan struct{} // done is closed when n and err are set.
 	n    int
 	err  error
 }
 
-// queueMsg returns the Send for p, in the queue or done.
-func (c *Conn) queueMsg(p []byte, flags MsgFlags) *Send {
-	s := &Send{c: c.conn, owner: c, p: p, size: len(p), m: sendOptions{message: true, flags: flags}, done: make(chan struct{})}
+// queueMsg returns the message p. It is in the queue, is being sent, or is done with an error.
+func (c *Conn) queueMsg(p []byte, opts []MsgOption) *PendingMessage {
+	m, refused := c.messageOptions(p, opts)
+	if refused == nil && m.flags&NonBlocking != 0 {
+		refused = errQueuedFlags
+	}
+	s := &PendingMessage{c: c.conn, owner: c, p: p, size: len(p), m: m, done: make(chan struct{})}
 	s.entry.send = s
 	buf, err := regmem.Borrow(p)
 	s.buf = buf
 	c.mu.Lock()
 	defer c.unlock()
 	if err == nil {
-		err = c.checkFlags(flags)
-	}
-	if err == nil && flags&NonBlocking != 0 {
-		err = errQueuedFlags
+		err = refused
 	}
 	if err == nil {
 		err = c.writeErr()
 	}
-	kind := flags.kind()
+	kind := m.flags.kind()
 	switch {
 	case err != nil:
 		s.finish(0, err)
@@ -71,8 +63,8 @@ func (c *Conn) queueMsg(p []byte, flags MsgFlags) *Send {
 	return s
 }
 
-// cancel takes the Send out of the queue, and reports whether it was there.
-func (s *Send) cancel() bool {
+// cancel takes the message out of the queue, and reports whether it was there.
+func (s *PendingMessage) cancel() bool {
 	c := s.c
 	c.mu.Lock()
 	defer c.unlock()
@@ -84,19 +76,19 @@ func (s *Send) cancel() bool {
 	return true
 }
 
-// finish tells that the Send is done. The caller holds mu.
-func (s *Send) finish(n int, err error) {
+// finish ends the message. The caller holds mu.
+func (s *PendingMessage) finish(n int, err error) {
 	s.buf.Return(nil)
 	s.n, s.err, s.p, s.buf, s.owner = n, err, nil, nil, nil
 	close(s.done)
 }
 
 // start implements [pendingSend].
-func (s *Send) start() { go s.c.sendQueued(s) }
+func (s *PendingMessage) start() { go s.c.sendQueued(s) }
 
-// sendQueued sends s, which has the turn, and those that come next, until one is sent
-// by a transfer.
-func (c *conn) sendQueued(s *Send) {
+// sendQueued sends s, which has the send queue, and the messages that follow in the queue,
+// until one of them goes by a transfer.
+func (c *conn) sendQueued(s *PendingMessage) {
 	c.mu.Lock()
 	defer c.unlock()
 	for s != nil {
@@ -105,18 +97,18 @@ func (c *conn) sendQueued(s *Send) {
 		}
 		s.finish(c.writeInTurn(s.p, s.m))
 		c.queue.busy = false
-		s, _ = c.acquireNext().(*Send)
+		s, _ = c.acquireNext().(*PendingMessage)
 	}
 	if !c.queue.busy {
 		c.releaseQueue()
 	}
 }
 
-// sendLarge sends s by a transfer and, as soon as the peer has been told of it, passes
-// the turn: the next may follow while the peer fetches. It reports whether it could.
-// The caller has the turn and holds mu.
-func (c *conn) sendLarge(s *Send) bool {
-	if c.writeErr() != nil || len(s.p) > transferCeiling || !c.large(s.p, true) {
+// sendLarge sends s by a transfer, and reports whether it could. It releases the send queue
+// when the transfer has been announced to the peer: the next message may follow while the
+// peer fetches this one. The caller has the send queue and holds mu.
+func (c *conn) sendLarge(s *PendingMessage) bool {
+	if c.writeErr() != nil || len(s.p) > transferCeiling || !c.large(s.p, s.m) {
 		return false
 	}
 	var sent bool

@@ -25,7 +25,7 @@ func TestMessageBoundaries(t *testing.T) {
 				go func() {
 					var err error
 					for i, n := range sizes {
-						err = errors.Join(err, client.WriteMsg(nil), client.WriteMsg(pattern(uint64(i), n)))
+						err = errors.Join(err, writeMsg(client, nil), writeMsg(client, pattern(uint64(i), n)))
 					}
 					done <- errors.Join(err, client.CloseWrite())
 				}()
@@ -67,7 +67,7 @@ func TestMessageLimit(t *testing.T) {
 		&ListenConfig{Config: Config{MaxFragmentedSize: 200000}}, &Dialer{Config: Config{TransferSize: -1}})
 	limit := client.MaxMessageSize()
 	require.Equal(t, 200000, limit)
-	err := client.WriteMsg(make([]byte, limit+1))
+	err := writeMsg(client, make([]byte, limit+1))
 	requireConnError(t, transports[0], err, "write")
 	require.ErrorIs(t, err, ErrMessageTooLong)
 	require.ErrorIs(t, err, syscall.EMSGSIZE)
@@ -75,7 +75,7 @@ func TestMessageLimit(t *testing.T) {
 
 	want := pattern(9, limit)
 	done := make(chan error, 1)
-	go func() { done <- client.WriteMsg(want) }()
+	go func() { done <- writeMsg(client, want) }()
 	got := make([]byte, limit)
 	n, err := server.ReadMsg(got)
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestMessageLimit(t *testing.T) {
 func TestShortBuffer(t *testing.T) {
 	checkLeaks(t)
 	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
-	require.NoError(t, client.WriteMsg(pattern(1, 600)))
+	require.NoError(t, writeMsg(client, pattern(1, 600)))
 	b := make([]byte, 600)
 	for range 2 {
 		n, err := server.ReadMsg(b[:599])
@@ -111,7 +111,7 @@ func TestReadAmongMessages(t *testing.T) {
 	checkLeaks(t)
 	client, server := pipe(t, "rdma4", local4, new(ListenConfig), new(Dialer))
 	for _, m := range []string{"one message", "another", "last"} {
-		require.NoError(t, client.WriteMsg([]byte(m)))
+		require.NoError(t, writeMsg(client, []byte(m)))
 	}
 	b := make([]byte, 100)
 	n, err := io.ReadFull(server, b[:4])
@@ -150,9 +150,9 @@ func TestMessageCut(t *testing.T) {
 				size = 8 << 20
 			}
 			client, server := pipeOn(t, cfg)
-			require.NoError(t, client.WriteMsg([]byte("whole")))
+			require.NoError(t, writeMsg(client, []byte("whole")))
 			cut := make(chan error, 1)
-			go func() { cut <- client.WriteMsg(make([]byte, size)) }() // more than the peer keeps for its reader
+			go func() { cut <- writeMsg(client, make([]byte, size)) }() // more than the peer keeps for its reader
 			require.True(t, eventually(func() bool { return client.Stats().BytesSent > 1000 }))
 			require.NoError(t, client.SetWriteDeadline(past))
 			requireTimeout(t, <-cut)
@@ -189,7 +189,7 @@ func TestReadMsgDeadline(t *testing.T) {
 	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{MaxSendSize: minSegment}})
 	want := pattern(2, 100<<10)
 	done := make(chan error, 1)
-	go func() { done <- client.WriteMsg(want) }()
+	go func() { done <- writeMsg(client, want) }()
 	got := make([]byte, len(want))
 	n := 0
 	for timeouts := 0; n < len(want); {
@@ -277,4 +277,10 @@ func (w *limitedWriter) Write(p []byte) (int, error) {
 		return n, w.err
 	}
 	return n, nil
+}
+
+// writeMsg is WriteMsg for tests that know how many bytes are taken.
+func writeMsg(c *Conn, p []byte, opts ...MsgOption) error {
+	_, err := c.WriteMsg(p, opts...)
+	return err
 }

@@ -254,9 +254,9 @@ func TestNoMemoryToSend(t *testing.T) {
 				go func() {
 					var err error
 					for range 100 {
-						err = errors.Join(err, a.WriteMsg(nil))
+						err = errors.Join(err, writeMsg(a, nil))
 					}
-					sent <- errors.Join(err, a.WriteMsg(pattern(1, 10<<10)))
+					sent <- errors.Join(err, writeMsg(a, pattern(1, 10<<10)))
 				}()
 				for range 100 {
 					n, err := b.ReadMsg(nil)

@@ -118,9 +118,9 @@ func TestUnacceptedTakeNoScratch(t *testing.T) {
 	c, err := (&Dialer{Config: cfg}).Dial("rdma4", ln.Addr().String())
 	require.NoError(t, err)
 	client := c.(*Conn)
-	var sends []*Send
+	var sends []*PendingMessage
 	for range maxBounceBuffers {
-		sends = append(sends, client.QueueMsg(pattern(1, minTransfer), 0))
+		sends = append(sends, client.QueueMsg(pattern(1, minTransfer)))
 	}
 	server := <-ln.ready // as one sees it that is not accepted
 	require.True(t, eventually(server.locked(func() bool { return server.stats.TransfersReceived == maxBounceBuffers })))

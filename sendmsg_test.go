@@ -35,7 +35,7 @@ func eachWay(t *testing.T, f func(t *testing.T, cfg Config)) {
 	}
 }
 
-// piece is what RecvMsg returned.
+// piece is what ReadPiece returned.
 type piece struct {
 	data  []byte
 	flags MsgFlags
@@ -44,7 +44,7 @@ type piece struct {
 func recvPiece(t testing.TB, c *Conn, b []byte) piece {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(patience))
-	n, flags, err := c.RecvMsg(b)
+	n, flags, err := c.ReadPiece(b)
 	require.NoError(t, err)
 	if n == 0 {
 		return piece{nil, flags}
@@ -88,7 +88,7 @@ func TestMessageFlags(t *testing.T) {
 		go func() {
 			for i, n := range sizes {
 				for _, f := range flags {
-					if k, err := client.SendMsg(pattern(uint64(i), n), f); k != n || err != nil {
+					if k, err := client.WriteMsg(pattern(uint64(i), n), f); k != n || err != nil {
 						done <- fmt.Errorf("%d of %d bytes: %w", k, n, err)
 						return
 					}
@@ -104,7 +104,7 @@ func TestMessageFlags(t *testing.T) {
 				require.True(t, bytes.Equal(pattern(uint64(i), n), got.data), "%d of %d bytes", len(got.data), n)
 			}
 		}
-		_, _, err := server.RecvMsg(b)
+		_, _, err := server.ReadPiece(b)
 		require.True(t, err == io.EOF)
 		require.NoError(t, <-done)
 		require.EqualValues(t, len(sizes)*len(flags), client.Stats().MessagesSent)
@@ -113,7 +113,7 @@ func TestMessageFlags(t *testing.T) {
 	})
 }
 
-// A message in pieces: RecvMsg tells of each whether there are more, ReadMsg joins
+// A message in pieces: ReadPiece tells of each whether there are more, ReadMsg joins
 // them, Read sees a stream.
 func TestPartialMessages(t *testing.T) {
 	eachWay(t, func(t *testing.T, cfg Config) {
@@ -133,14 +133,14 @@ func TestPartialMessages(t *testing.T) {
 						if i == len(sizes)-1 {
 							f = kind
 						}
-						if k, err := client.SendMsg(pattern(uint64(i), n), f); k != n || err != nil {
+						if k, err := client.WriteMsg(pattern(uint64(i), n), f); k != n || err != nil {
 							return fmt.Errorf("%d of %d bytes: %w", k, n, err)
 						}
-						if _, err := client.SendMsg(nil, kind|Partial); err != nil && i < len(sizes)-1 {
+						if _, err := client.WriteMsg(nil, kind|Partial); err != nil && i < len(sizes)-1 {
 							return err // an empty piece is nothing
 						}
 					}
-					return client.WriteMsg([]byte("next"))
+					return writeMsg(client, []byte("next"))
 				}
 				done := make(chan error, 1)
 				b := make([]byte, len(whole))
@@ -188,9 +188,9 @@ func TestWriteEndsMessage(t *testing.T) {
 			want := append([]byte("begun "), pattern(1, n)...)
 			done := make(chan error, 1)
 			go func() {
-				_, err := client.SendMsg(want[:6], Partial)
+				_, err := client.WriteMsg(want[:6], Partial)
 				_, err2 := client.Write(want[6:])
-				done <- errors.Join(err, err2, client.WriteMsg([]byte("next")))
+				done <- errors.Join(err, err2, writeMsg(client, []byte("next")))
 			}()
 			b := make([]byte, len(want)+1)
 			k, err := server.ReadMsg(b)
@@ -211,18 +211,18 @@ func TestNothingInsideMessage(t *testing.T) {
 	b := make([]byte, 100)
 	for _, kind := range []MsgFlags{0, Expedited} {
 		other := kind ^ Expedited
-		_, err := client.SendMsg([]byte("one "), kind|Partial)
+		_, err := client.WriteMsg([]byte("one "), kind|Partial)
 		require.NoError(t, err)
 		queued := client.QueueMsg([]byte("other"), other)
 		called := make(chan error, 1)
 		parked(t, func() {
-			_, err := client.SendMsg([]byte("other"), other)
+			_, err := client.WriteMsg([]byte("other"), other)
 			called <- err
 		})
 		require.Empty(t, called)
-		_, err = client.SendMsg([]byte("no"), other|NonBlocking)
+		_, err = client.WriteMsg([]byte("no"), other|NonBlocking)
 		require.ErrorIs(t, err, syscall.EAGAIN)
-		_, err = client.SendMsg([]byte("message"), kind)
+		_, err = client.WriteMsg([]byte("message"), kind)
 		require.NoError(t, err)
 		_, err = queued.Result()
 		require.NoError(t, err)
@@ -239,14 +239,14 @@ func TestNothingInsideMessage(t *testing.T) {
 func TestCloseWriteTwiceInLine(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{})
-	_, err := client.SendMsg([]byte("one "), Expedited|Partial)
+	_, err := client.WriteMsg([]byte("one "), Expedited|Partial)
 	require.NoError(t, err)
 	ended := make(chan error, 2)
 	for range 2 {
 		parked(t, func() { ended <- client.CloseWrite() })
 	}
 	require.Empty(t, ended)
-	_, err = client.SendMsg([]byte("message"), Expedited)
+	_, err = client.WriteMsg([]byte("message"), Expedited)
 	require.NoError(t, err)
 	for range 2 {
 		require.NoError(t, <-ended)
@@ -262,31 +262,31 @@ func TestEmptyMessages(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{})
 	b := make([]byte, 10)
-	require.NoError(t, client.WriteMsg(nil))
+	require.NoError(t, writeMsg(client, nil))
 	n, err := server.ReadMsg(nil)
 	require.NoError(t, err)
 	require.Zero(t, n)
-	_, err = client.SendMsg([]byte{}, Expedited)
+	_, err = client.WriteMsg([]byte{}, Expedited)
 	require.NoError(t, err)
 	require.Equal(t, piece{nil, Expedited}, recvPiece(t, server, b))
 
-	_, err = client.SendMsg(nil, Partial) // nothing: it begins no message either
+	_, err = client.WriteMsg(nil, Partial) // nothing: it begins no message either
 	require.NoError(t, err)
-	require.NoError(t, client.WriteMsg(nil))
+	require.NoError(t, writeMsg(client, nil))
 	_, err = client.Write([]byte("ab"))
 	require.NoError(t, err)
-	require.NoError(t, client.WriteMsg(nil))
+	require.NoError(t, writeMsg(client, nil))
 	_, err = client.Write([]byte("cd"))
 	require.NoError(t, err)
-	require.NoError(t, client.WriteMsg(nil))
+	require.NoError(t, writeMsg(client, nil))
 	for _, p := range []string{"ef", ""} {
 		for {
-			_, err := client.SendMsg([]byte(p), NonBlocking)
+			_, err := client.WriteMsg([]byte(p), NonBlocking)
 			if !errors.Is(err, syscall.EAGAIN) {
 				require.NoError(t, err)
 				break
 			}
-			within(t, "SendPossible", func() { <-client.SendPossible() })
+			within(t, "Writable", func() { <-client.Writable() })
 		}
 	}
 	require.NoError(t, client.CloseWrite())
@@ -307,7 +307,7 @@ func TestEmptyMessageFlood(t *testing.T) {
 	wrote := make(chan result, 1)
 	go func() {
 		for sent := 0; ; sent++ {
-			if err := client.WriteMsg(nil); err != nil {
+			if err := writeMsg(client, nil); err != nil {
 				wrote <- result{sent, err}
 				return
 			}
@@ -327,7 +327,7 @@ func TestEmptyMessageFlood(t *testing.T) {
 		require.Equal(t, piece{}, recvPiece(t, server, nil))
 	}
 	require.NoError(t, client.CloseWrite())
-	_, _, err := server.RecvMsg(nil)
+	_, _, err := server.ReadPiece(nil)
 	require.True(t, err == io.EOF)
 	closeBoth(t, client, server)
 }
@@ -339,15 +339,15 @@ func TestPieceShortBuffer(t *testing.T) {
 		first, second := pattern(1, 6000), pattern(2, 5000)
 		done := make(chan error, 1)
 		send := func() {
-			_, err := client.SendMsg(first, Partial)
-			_, err2 := client.SendMsg(second, 0)
+			_, err := client.WriteMsg(first, Partial)
+			_, err2 := client.WriteMsg(second)
 			done <- errors.Join(err, err2)
 		}
 		b := make([]byte, 6000)
 
 		go send()
 		for range 2 { // the first piece stays
-			n, flags, err := server.RecvMsg(b[:5999])
+			n, flags, err := server.ReadPiece(b[:5999])
 			require.ErrorIs(t, err, io.ErrShortBuffer)
 			require.Equal(t, 6000, n)
 			require.Equal(t, Partial, flags)
@@ -355,7 +355,7 @@ func TestPieceShortBuffer(t *testing.T) {
 		require.Equal(t, piece{first, Partial}, recvPiece(t, server, b))
 		_, err := io.ReadFull(server, b[:100]) // now a part of the second is gone
 		require.NoError(t, err)
-		n, flags, err := server.RecvMsg(b[:4000])
+		n, flags, err := server.ReadPiece(b[:4000])
 		require.ErrorIs(t, err, io.ErrShortBuffer)
 		require.Equal(t, 4000, n)
 		require.Equal(t, Partial, flags)
@@ -380,10 +380,10 @@ func TestPieceShortBuffer(t *testing.T) {
 func TestPieceDeadlines(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{})
-	_, err := client.SendMsg([]byte("one "), Partial)
+	_, err := client.WriteMsg([]byte("one "), Partial)
 	require.NoError(t, err)
 	require.NoError(t, client.SetWriteDeadline(past))
-	_, err = client.SendMsg([]byte("never"), 0)
+	_, err = client.WriteMsg([]byte("never"))
 	requireTimeout(t, err)
 	require.NoError(t, client.SetWriteDeadline(time.Time{}))
 
@@ -400,10 +400,10 @@ func TestPieceDeadlines(t *testing.T) {
 	within(t, "ReadMsg", func() { r = <-read })
 	requireTimeout(t, r.err)
 	require.Equal(t, "one ", string(b[:r.n]))
-	_, flags, err := server.RecvMsg(b)
+	_, flags, err := server.ReadPiece(b)
 	requireTimeout(t, err)
 	require.Zero(t, flags)
-	_, err = client.SendMsg([]byte("message"), 0)
+	_, err = client.WriteMsg([]byte("message"))
 	require.NoError(t, err)
 	require.Equal(t, piece{[]byte("message"), 0}, recvPiece(t, server, b))
 	closeBoth(t, client, server)
@@ -415,7 +415,7 @@ func TestUnfinishedMessage(t *testing.T) {
 	checkLeaks(t)
 	for _, kind := range []MsgFlags{0, Expedited} {
 		client, server := messagePipe(t, Config{})
-		_, err := client.SendMsg([]byte("begun"), kind|Partial)
+		_, err := client.WriteMsg([]byte("begun"), kind|Partial)
 		require.NoError(t, err)
 		if kind == 0 {
 			require.ErrorIs(t, client.CloseWrite(), errMessageOpen)
@@ -424,7 +424,7 @@ func TestUnfinishedMessage(t *testing.T) {
 			requireTimeout(t, client.CloseWrite()) // it waits for the end
 			require.NoError(t, client.SetWriteDeadline(time.Time{}))
 		}
-		_, err = client.SendMsg([]byte(", not ended"), kind|Partial)
+		_, err = client.WriteMsg([]byte(", not ended"), kind|Partial)
 		require.NoError(t, err)
 		require.NoError(t, client.Close())
 		b := make([]byte, 100)
@@ -440,25 +440,25 @@ func TestUnfinishedMessage(t *testing.T) {
 func TestPieceCut(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{MaxSendSize: minSegment, TransferSize: -1})
-	_, err := client.SendMsg([]byte("one "), Partial)
+	_, err := client.WriteMsg([]byte("one "), Partial)
 	require.NoError(t, err)
 	waiting := client.QueueMsg([]byte("never"), Expedited)
 	sent := make(chan result, 1)
 	go func() {
-		n, err := client.SendMsg(make([]byte, 1<<20), Partial)
+		n, err := client.WriteMsg(make([]byte, 1<<20), Partial)
 		sent <- result{n, err}
 	}()
 	require.True(t, eventually(func() bool { return client.Stats().CreditStalls > 0 }), "it fits")
 	require.NoError(t, client.SetWriteDeadline(past))
 	var r result
-	within(t, "SendMsg", func() { r = <-sent })
+	within(t, "WriteMsg", func() { r = <-sent })
 	requireTimeout(t, r.err)
 	require.NotZero(t, r.n)
 	require.Less(t, r.n, 1<<20)
 	_, err = waiting.Result()
 	requireTimeout(t, err)
 	require.NoError(t, client.SetWriteDeadline(time.Time{}))
-	_, err = client.SendMsg([]byte("more"), 0)
+	_, err = client.WriteMsg([]byte("more"))
 	require.ErrorIs(t, err, errMessageCut)
 	_, err = client.QueueMsg([]byte("more"), Expedited).Result()
 	require.ErrorIs(t, err, errMessageCut)
@@ -469,20 +469,31 @@ func TestPieceCut(t *testing.T) {
 	require.NoError(t, server.Close())
 }
 
-// What SendMsg and QueueMsg refuse.
+// What WriteMsg and QueueMsg refuse.
 func TestSendRefused(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{TransferSize: -1})
-	_, err := client.SendMsg([]byte("x"), 0x80)
+	_, err := client.WriteMsg([]byte("x"), MsgFlags(0x80))
 	requireConnError(t, transports[0], err, "write")
 	require.ErrorIs(t, err, syscall.EINVAL)
-	_, err = client.QueueMsg([]byte("x"), 0x80).Result()
+	_, err = client.QueueMsg([]byte("x"), MsgFlags(0x80)).Result()
 	requireConnError(t, transports[0], err, "write")
 	require.ErrorIs(t, err, syscall.EINVAL)
+	for _, opts := range [][]MsgOption{
+		{nil}, {Expedited, MsgFlags(0x40)}, {struct{ MsgOption }{}},
+		{Invalidate(1), Invalidate(2)}, {Invalidate(1), NoResponse, Invalidate(1)},
+	} {
+		_, err = client.WriteMsg([]byte("x"), opts...)
+		require.ErrorIs(t, err, syscall.EINVAL, "%v", opts)
+		_, err = client.QueueMsg([]byte("x"), opts...).Result()
+		require.ErrorIs(t, err, syscall.EINVAL, "%v", opts)
+	}
+	_, err = client.WriteMsg(nil, Partial, Invalidate(1))
+	require.ErrorIs(t, err, syscall.EINVAL, "it would not be sent")
 	_, err = client.QueueMsg([]byte("x"), NonBlocking).Result()
 	require.ErrorIs(t, err, syscall.EINVAL)
 	for _, flags := range []MsgFlags{0, Expedited, Partial} {
-		n, err := client.SendMsg(make([]byte, client.MaxMessageSize()+1), flags)
+		n, err := client.WriteMsg(make([]byte, client.MaxMessageSize()+1), flags)
 		require.Zero(t, n)
 		require.ErrorIs(t, err, ErrMessageTooLong)
 		_, err = client.QueueMsg(make([]byte, client.MaxMessageSize()+1), flags).Result()
@@ -491,14 +502,14 @@ func TestSendRefused(t *testing.T) {
 	require.Zero(t, client.Stats().BytesSent)
 	pass(t, client, server)
 	require.NoError(t, client.CloseWrite())
-	_, err = client.SendMsg(nil, Expedited)
+	_, err = client.WriteMsg(nil, Expedited)
 	require.ErrorIs(t, err, syscall.EPIPE)
 	require.NoError(t, client.Close())
-	_, err = client.SendMsg([]byte("x"), 0)
+	_, err = client.WriteMsg([]byte("x"))
 	require.ErrorIs(t, err, net.ErrClosed)
-	_, err = client.QueueMsg([]byte("x"), 0).Result()
+	_, err = client.QueueMsg([]byte("x")).Result()
 	require.ErrorIs(t, err, net.ErrClosed)
-	_, _, err = client.RecvMsg(nil)
+	_, _, err = client.ReadPiece(nil)
 	require.ErrorIs(t, err, net.ErrClosed)
 	require.NoError(t, server.Close())
 }
@@ -509,7 +520,7 @@ func fillUp(t testing.TB, c *Conn, n, number int, flags MsgFlags) (sent int) {
 	t.Helper()
 	for {
 		p := binary.BigEndian.AppendUint64(nil, uint64(number+sent))
-		k, err := c.SendMsg(append(p, make([]byte, n-8)...), flags|NonBlocking)
+		k, err := c.WriteMsg(append(p, make([]byte, n-8)...), flags|NonBlocking)
 		if errors.Is(err, syscall.EAGAIN) {
 			require.Zero(t, k)
 			requireConnError(t, transports[0], err, "write")
@@ -538,7 +549,7 @@ func TestNonBlocking(t *testing.T) {
 			n := 0
 			defer func() { counted <- n }()
 			for ; ; n++ {
-				_, f, err := server.RecvMsg(b)
+				_, f, err := server.ReadPiece(b)
 				if err != nil || f != flags&Expedited || binary.BigEndian.Uint64(b) != uint64(n) {
 					return
 				}
@@ -546,7 +557,7 @@ func TestNonBlocking(t *testing.T) {
 		}()
 		for range rounds {
 			select {
-			case <-client.SendPossible():
+			case <-client.Writable():
 			case <-time.After(patience):
 				t.Fatalf("nobody says that there is room after %d messages\n\n%s", total, stacks())
 			}
@@ -575,7 +586,7 @@ func TestNonBlockingParts(t *testing.T) {
 	}()
 	parts := 0
 	for rest := want; len(rest) > 0; {
-		n, err := client.SendMsg(rest, NonBlocking)
+		n, err := client.WriteMsg(rest, NonBlocking)
 		if err != nil {
 			require.ErrorIs(t, err, syscall.EAGAIN)
 			require.Zero(t, n)
@@ -584,12 +595,12 @@ func TestNonBlockingParts(t *testing.T) {
 			parts++
 		}
 		if rest = rest[n:]; len(rest) > 0 {
-			within(t, "SendPossible", func() { <-client.SendPossible() })
+			within(t, "Writable", func() { <-client.Writable() })
 		}
 	}
 	require.Greater(t, parts, 1)
 	require.NoError(t, <-read)
-	require.NoError(t, client.WriteMsg([]byte("next")))
+	require.NoError(t, writeMsg(client, []byte("next")))
 	require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, make([]byte, 10)))
 	closeBoth(t, client, server)
 }
@@ -601,7 +612,7 @@ func TestNonBlockingPlainPeer(t *testing.T) {
 			s := newScene(t)
 			c, p := s.conns(side.active, nil)
 			full := segmentBytes(c)
-			n, err := c.SendMsg(make([]byte, batchSegments*full+1), NonBlocking)
+			n, err := c.WriteMsg(make([]byte, batchSegments*full+1), NonBlocking)
 			require.Zero(t, n)
 			require.ErrorIs(t, err, syscall.EMSGSIZE)
 			hear := func(n int) {
@@ -618,22 +629,22 @@ func TestNonBlockingPlainPeer(t *testing.T) {
 				require.Zero(t, n)
 			}
 
-			_, err = c.SendMsg([]byte("first"), Expedited|NonBlocking)
+			_, err = c.WriteMsg([]byte("first"), Expedited|NonBlocking)
 			for errors.Is(err, syscall.EAGAIN) { // the grant may be on its way
-				<-c.SendPossible()
-				_, err = c.SendMsg([]byte("first"), Expedited|NonBlocking)
+				<-c.Writable()
+				_, err = c.WriteMsg([]byte("first"), Expedited|NonBlocking)
 			}
 			require.NoError(t, err)
 			hear(len("first"))
 			room := c.Stats().SendCredits - 1 // the last one is for a grant
 			size := (room + 1) * full         // one segment too many
-			n, err = c.SendMsg(make([]byte, size), NonBlocking)
+			n, err = c.WriteMsg(make([]byte, size), NonBlocking)
 			require.Zero(t, n)
 			require.ErrorIs(t, err, syscall.EAGAIN)
 			p.WaitCredit()
 			p.Grant(1)
-			within(t, "SendPossible", func() { <-c.SendPossible() })
-			n, err = c.SendMsg(make([]byte, size), NonBlocking)
+			within(t, "Writable", func() { <-c.Writable() })
+			n, err = c.WriteMsg(make([]byte, size), NonBlocking)
 			require.NoError(t, err)
 			require.Equal(t, size, n)
 			hear(size)
@@ -661,12 +672,12 @@ func TestNonBlockingInVain(t *testing.T) {
 				wrote <- err
 			}()
 			require.True(t, eventually(func() bool { return client.Stats().BytesSent > 0 }))
-			n, err := client.SendMsg([]byte("x"), NonBlocking)
+			n, err := client.WriteMsg([]byte("x"), NonBlocking)
 			require.ErrorIs(t, err, syscall.EAGAIN)
 			require.Zero(t, n)
 			end.do(client, server)
-			within(t, "SendPossible", func() { <-client.SendPossible() })
-			_, err = client.SendMsg([]byte("x"), NonBlocking)
+			within(t, "Writable", func() { <-client.Writable() })
+			_, err = client.WriteMsg([]byte("x"), NonBlocking)
 			for _, err := range []error{err, <-wrote} {
 				require.Error(t, err)
 				require.NotErrorIs(t, err, syscall.EAGAIN)
@@ -687,7 +698,7 @@ func TestNoResponse(t *testing.T) {
 		b := make([]byte, 100)
 		n := heavy(2000)
 		for range n {
-			_, err := client.SendMsg(b, flags)
+			_, err := client.WriteMsg(b, flags)
 			require.NoError(t, err)
 			recvPiece(t, server, b)
 		}
@@ -706,27 +717,42 @@ func TestMessagesWithoutGarbage(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{})
 	p, b := pattern(1, 3000), make([]byte, 3000)
-	for _, flags := range []MsgFlags{0, Expedited, NoResponse, NonBlocking, Partial} {
-		turn := func() {
-			for _, f := range []MsgFlags{flags, flags &^ Partial} {
-				n, err := client.SendMsg(p, f)
-				for errors.Is(err, syscall.EAGAIN) {
-					<-client.SendPossible()
-					n, err = client.SendMsg(p, f)
-				}
-				if n != len(p) || err != nil {
-					t.Fatal(n, err)
-				}
-				n, got, err := server.RecvMsg(b)
-				if n != len(p) || err != nil || got != f&(Expedited|Partial) {
-					t.Fatal(n, got, err)
-				}
-			}
+	exchange := func(want MsgFlags, send func() (int, error)) {
+		n, err := send()
+		for errors.Is(err, syscall.EAGAIN) {
+			<-client.Writable()
+			n, err = send()
 		}
+		if n != len(p) || err != nil {
+			t.Fatal(n, err)
+		}
+		n, got, err := server.ReadPiece(b)
+		if n != len(p) || err != nil || got != want {
+			t.Fatal(n, got, err)
+		}
+	}
+	withoutGarbage := func(name string, turn func()) {
 		for range 50 {
 			turn()
 		}
-		require.Zero(t, testing.AllocsPerRun(500, turn), "flags %b", flags)
+		require.Zero(t, testing.AllocsPerRun(500, turn), name)
 	}
+	for _, flags := range []MsgFlags{0, Expedited, NoResponse, NonBlocking, Partial} {
+		withoutGarbage(fmt.Sprintf("flags %b", flags), func() {
+			for _, f := range []MsgFlags{flags, flags &^ Partial} {
+				exchange(f&(Expedited|Partial), func() (int, error) { return client.WriteMsg(p, f) })
+			}
+		})
+	}
+	withoutGarbage("no options", func() { exchange(0, func() (int, error) { return client.WriteMsg(p) }) })
+	withoutGarbage("flags one by one", func() {
+		exchange(Expedited, func() (int, error) { return client.WriteMsg(p, Expedited, NoResponse, NonBlocking, Invalidate(0)) })
+	})
+	key := uint32(1 << 20) // Go has values below 256 at hand
+	withoutGarbage("a key", func() {
+		if m, err := client.messageOptions(p, []MsgOption{Expedited, Invalidate(key)}); m.token != key || m.flags != Expedited || err != nil {
+			t.Fatal(m, err)
+		}
+	})
 	closeBoth(t, client, server)
 }

@@ -30,7 +30,7 @@ type sendQueue struct {
 	partial     bool
 	partialKind int
 
-	writable      chan struct{} // see SendPossible
+	writable      chan struct{} // see Conn.Writable
 	wantsWritable bool          // a send would have blocked, and writable has had no value since
 	lacking       shortage      // what that send lacked
 }

@@ -50,13 +50,13 @@ func TestExpeditedOvertakes(t *testing.T) {
 			client, server := messagePipe(t, w.cfg)
 			const size, expeditedSends = 128 << 10, 3
 			count := max(heavy(8<<20)/size, 32) // transfers begin ahead of the reader, some nine of these
-			var queued []*Send
+			var queued []*PendingMessage
 			for i := range count {
-				queued = append(queued, client.QueueMsg(numbered(i, size), 0))
+				queued = append(queued, client.QueueMsg(numbered(i, size)))
 			}
 			stalled(t, client, server)
 			sent := client.Stats().MessagesSent // as a whole
-			var urgent []*Send
+			var urgent []*PendingMessage
 			for i := range expeditedSends {
 				urgent = append(urgent, client.QueueMsg(numbered(i, 100), Expedited))
 			}
@@ -104,7 +104,7 @@ func TestExpeditedOvertakesWrite(t *testing.T) {
 	require.Less(t, before, uint64(len(want)))
 	called := make(chan error, 1)
 	parked(t, func() {
-		_, err := client.SendMsg([]byte("urgent"), Expedited)
+		_, err := client.WriteMsg([]byte("urgent"), Expedited)
 		called <- err
 	})
 	b := make([]byte, len(want))
@@ -148,7 +148,7 @@ func TestSendOrder(t *testing.T) {
 			send := func(g int) error {
 				r := rand.New(rand.NewPCG(uint64(g), uint64(total)))
 				var number [2]uint64
-				var queued []*Send
+				var queued []*PendingMessage
 				for range each {
 					var flags MsgFlags
 					if r.IntN(4) == 0 {
@@ -175,12 +175,12 @@ func TestSendOrder(t *testing.T) {
 						queued = append(queued, client.QueueMsg(p, flags|NoResponse))
 					case 2:
 						if flags == 0 {
-							err = client.WriteMsg(p)
+							err = writeMsg(client, p)
 							break
 						}
 						fallthrough
 					default:
-						_, err = client.SendMsg(p, flags)
+						_, err = client.WriteMsg(p, flags)
 					}
 					if len(queued) == 32 {
 						_, e := queued[0].Result()
@@ -215,7 +215,7 @@ func TestSendOrder(t *testing.T) {
 			got := 0
 			for ; ; got++ {
 				server.SetReadDeadline(time.Now().Add(patience))
-				n, flags, err := server.RecvMsg(b)
+				n, flags, err := server.ReadPiece(b)
 				if err == io.EOF {
 					break
 				}
@@ -247,7 +247,7 @@ func TestCancel(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{TransferSize: -1, MaxReceiveCredits: 4})
 	const count, size = 40, 100 << 10
-	var queued []*Send
+	var queued []*PendingMessage
 	for i := range count {
 		flags := MsgFlags(0)
 		if i%8 == 0 {
@@ -294,7 +294,7 @@ func TestCancelRace(t *testing.T) {
 		defer close(sent)
 		for i := range count {
 			s := client.QueueMsg(numbered(i, 64), MsgFlags(i%2)*Expedited)
-			client.QueueMsg(numbered(-1, 64), 0)
+			client.QueueMsg(numbered(-1, 64))
 			cancelled := s.Cancel()
 			_, err := s.Result()
 			switch {
@@ -335,14 +335,14 @@ func TestQueuedBuffers(t *testing.T) {
 		count := heavy(100)
 		go func() {
 			p := [2][]byte{make([]byte, size), make([]byte, size)}
-			var sends [2]*Send
+			var sends [2]*PendingMessage
 			for i := range count {
 				k := i % 2
 				if sends[k] != nil {
 					<-sends[k].Done()
 				}
 				copy(p[k], pattern(uint64(i), size))
-				sends[k] = client.QueueMsg(p[k], 0)
+				sends[k] = client.QueueMsg(p[k])
 			}
 			for k := range sends {
 				<-sends[k].Done()
@@ -373,11 +373,11 @@ func TestQueueFails(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			checkLeaks(t)
 			client, server := messagePipe(t, Config{TransferSize: -1, MaxReceiveCredits: 4, LingerTimeout: 100 * time.Millisecond})
-			_, err := client.SendMsg(make([]byte, 100), Expedited|Partial)
+			_, err := client.WriteMsg(make([]byte, 100), Expedited|Partial)
 			require.NoError(t, err)
-			var queued []*Send
+			var queued []*PendingMessage
 			for i := range 20 {
-				queued = append(queued, client.QueueMsg(numbered(i, 100<<10), 0))
+				queued = append(queued, client.QueueMsg(numbered(i, 100<<10)))
 			}
 			called := make(chan error, 1)
 			parked(t, func() {
@@ -407,7 +407,7 @@ func TestQueueFails(t *testing.T) {
 			if tt.name == "deadline" {
 				require.NoError(t, client.SetWriteDeadline(time.Time{}))
 				go func() {
-					_, err := client.SendMsg([]byte("end"), Expedited)
+					_, err := client.WriteMsg([]byte("end"), Expedited)
 					called <- err
 				}()
 				n, err := server.ReadMsg(make([]byte, 103))
@@ -426,7 +426,7 @@ func TestCloseWriteBehindQueue(t *testing.T) {
 	client, server := messagePipe(t, Config{MaxReceiveCredits: 4})
 	const count = 50
 	for i := range count {
-		client.QueueMsg(numbered(i, 10<<10), 0)
+		client.QueueMsg(numbered(i, 10<<10))
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- client.CloseWrite() }()
@@ -453,7 +453,7 @@ func (f *faulty) talkInMessages(c *Conn, out, in []byte) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		var sends []*Send
+		var sends []*PendingMessage
 		var sizes []int
 		halves := [2][]byte{out[:len(out)/2], out[len(out)/2:]}
 		for n := 500; len(halves[0])+len(halves[1]) > 0; n += 500 {
@@ -484,7 +484,7 @@ func (f *faulty) talkInMessages(c *Conn, out, in []byte) {
 	for err == nil {
 		var n int
 		var flags MsgFlags
-		n, flags, err = c.RecvMsg(b)
+		n, flags, err = c.ReadPiece(b)
 		got[flags.kind()] = append(got[flags.kind()], b[:n]...)
 	}
 	if err != io.EOF {

@@ -25,7 +25,7 @@ func TestCompletionQueueHoldsAll(t *testing.T) {
 			m.setSlow(true)
 			before, messages := end.Posted(), 0
 			for ; ; messages++ {
-				if _, err := client.SendMsg([]byte("message"), NonBlocking); err != nil {
+				if _, err := client.WriteMsg([]byte("message"), NonBlocking); err != nil {
 					require.ErrorIs(t, err, syscall.EAGAIN)
 					break
 				}

@@ -54,7 +54,7 @@ func (c *conn) wakeAll() {
 	c.recheckQueue()
 }
 
-// recheckQueue checks the waits for the send queue and for SendPossible after a change.
+// recheckQueue checks the waits for the send queue and for Writable after a change.
 func (c *conn) recheckQueue() {
 	q := &c.queue
 	if q.waiting > 0 {
@@ -91,7 +91,7 @@ func (c *conn) failWaiters() {
 	}
 }
 
-// writableChan returns the channel of SendPossible.
+// writableChan returns the channel of Writable.
 func (c *conn) writableChan() <-chan struct{} {
 	c.mu.Lock()
 	defer c.unlock()
@@ -107,7 +107,7 @@ func (q *sendQueue) writableChan() chan struct{} {
 	return q.writable
 }
 
-// signalWritable sends to the channel of SendPossible if there is what a non-blocking send
+// signalWritable sends to the channel of Writable if there is what a non-blocking send
 // lacked, or if nothing can be sent any more.
 func (c *conn) signalWritable() {
 	q, l, short := &c.queue, &c.lane, &c.queue.lacking

@@ -98,11 +98,11 @@ func (m *movement) send(c *Conn, p []byte) {
 
 // queue sends p by more queued sends than go at a time.
 func (m *movement) queue(c *Conn, p []byte) bool {
-	var sends []*Send
+	var sends []*PendingMessage
 	var parts [][]byte
 	for part := range slices.Chunk(p, max(minTransfer, len(p)/(2*maxBounceBuffers))) {
 		parts = append(parts, part)
-		sends = append(sends, c.QueueMsg(part, 0))
+		sends = append(sends, c.QueueMsg(part))
 	}
 	ok := true
 	for i, q := range sends {
@@ -468,7 +468,7 @@ func TestTransferOfferNotPosted(t *testing.T) {
 		for name, write := range map[string]func(c *Conn) (int64, error){
 			"Write": func(c *Conn) (int64, error) { n, err := c.Write(make([]byte, 100000)); return int64(n), err },
 			"QueueMsg": func(c *Conn) (int64, error) {
-				n, err := c.QueueMsg(make([]byte, 100000), 0).Result()
+				n, err := c.QueueMsg(make([]byte, 100000)).Result()
 				return int64(n), err
 			},
 			"ReadFrom": func(c *Conn) (int64, error) { return c.ReadFrom(bytes.NewReader(make([]byte, 100000))) },

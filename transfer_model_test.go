@@ -120,10 +120,10 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 			if r.IntN(4) == 0 {
 				k, err = queueModel(c, r, p, flags)
 			} else {
-				k, err = c.SendMsg(p, flags|MsgFlags(r.IntN(2))*NoResponse)
+				k, err = c.WriteMsg(p, flags|MsgFlags(r.IntN(2))*NoResponse)
 			}
 			if err != nil || k != n {
-				return total, fmt.Errorf("SendMsg of %d bytes: %d, %w", n, k, err)
+				return total, fmt.Errorf("WriteMsg of %d bytes: %d, %w", n, k, err)
 			}
 			m.skip(n)
 			total += n
@@ -159,7 +159,7 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 			c.unlock()
 		}
 	}
-	if _, err := c.SendMsg(nil, begun&Expedited); err != nil {
+	if _, err := c.WriteMsg(nil, begun&Expedited); err != nil {
 		return total, err
 	}
 	return total, c.CloseWrite()
@@ -167,7 +167,7 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 
 // queueModel queues p in pieces and waits for all of them.
 func queueModel(c *Conn, r *rand.Rand, p []byte, flags MsgFlags) (total int, err error) {
-	var sends []*Send
+	var sends []*PendingMessage
 	for len(sends) < 7 && len(p) > 1 && r.IntN(4) > 0 {
 		k := 1 + r.IntN(len(p)-1)
 		sends = append(sends, c.QueueMsg(p[:k], flags|Partial))
@@ -199,7 +199,7 @@ func readModel(c *Conn, seed uint64) (total int, err error) {
 			if r.IntN(2) == 0 {
 				n, err = c.ReadMsg(p)
 			} else {
-				n, _, err = c.RecvMsg(p)
+				n, _, err = c.ReadPiece(p)
 			}
 			if errors.Is(err, io.ErrShortBuffer) {
 				err = nil

@@ -167,7 +167,7 @@ func TestLargeMessages(t *testing.T) {
 		wrote := make(chan error, 1)
 		go func() {
 			for i, n := range sizes {
-				if err := a.WriteMsg(pattern(uint64(i), n)); err != nil {
+				if err := writeMsg(a, pattern(uint64(i), n)); err != nil {
 					wrote <- err
 					return
 				}

@@ -14,12 +14,12 @@ import (
 
 // queueBuffers queues messages that go by transfers and returns them with what the
 // peer is told: of some of them at a time.
-func queueBuffers(t *testing.T, c *Conn, p *smbdpeer.Raw, reads bool) (sends []*Send, told []smbdpeer.Transfer) {
+func queueBuffers(t *testing.T, c *Conn, p *smbdpeer.Raw, reads bool) (sends []*PendingMessage, told []smbdpeer.Transfer) {
 	p.Grant(maxTransfers)
 	for i := range 2 * maxBounceBuffers {
 		buf := alloc(t, breachWrite)
 		copy(buf.Bytes(), pattern(uint64(i), breachWrite))
-		sends = append(sends, c.QueueMsg(buf.Bytes(), 0))
+		sends = append(sends, c.QueueMsg(buf.Bytes()))
 	}
 	for range maxBounceBuffers {
 		told = append(told, p.ExpectBegin(reads))
@@ -32,7 +32,7 @@ func queueBuffers(t *testing.T, c *Conn, p *smbdpeer.Raw, reads bool) (sends []*
 	return sends, told
 }
 
-func requireUnderWay(t *testing.T, sends []*Send) {
+func requireUnderWay(t *testing.T, sends []*PendingMessage) {
 	t.Helper()
 	for _, q := range sends {
 		select {

@@ -182,7 +182,7 @@ func TestBusyPollRobbed(t *testing.T) {
 	e.Hold(func(wc *ibv.WC) bool { return e.IsSend(wc) || scripted.Goroutine() == read.goroutine })
 	var err error
 	for err == nil {
-		_, err = c.SendMsg([]byte("message"), NonBlocking)
+		_, err = c.WriteMsg([]byte("message"), NonBlocking)
 	}
 	require.ErrorIs(t, err, syscall.EAGAIN)
 	require.Greater(t, c.Stats().SendCredits, 2, "it is credits that are lacking")

@@ -33,7 +33,7 @@ func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 
 // writeInTurn sends p. The caller has the turn.
 func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
-	if m.token == 0 && m.flags&NonBlocking == 0 && c.large(p, m.message) {
+	if c.large(p, m) {
 		c.unlocked(func() { n, err = c.writeLarge(p, m) })
 		return n, err
 	}

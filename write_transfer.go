@@ -18,12 +18,13 @@ import (
 //
 // transfer_send.go has the state, and transfer_progress.go handles the peer's answers.
 
-// large reports whether a Write or WriteMsg of p goes by a transfer.
-func (c *conn) large(p []byte, message bool) bool {
+// large reports whether p goes by a transfer. A message that takes back a key goes in
+// segments, because only a Send can do that. So does a message that must not block.
+func (c *conn) large(p []byte, m sendOptions) bool {
 	switch {
-	case c.tx.mode == TransferNone:
+	case c.tx.mode == TransferNone, m.token != 0, m.flags&NonBlocking != 0:
 		return false
-	case len(p) >= c.set.transfer, message && len(p) > int(c.agreed.maxFragmentedSend):
+	case len(p) >= c.set.transfer, m.message && len(p) > int(c.agreed.maxFragmentedSend):
 		return true
 	}
 	return len(p) >= c.set.ofBuffer && regmem.Find(p) != nil

@@ -104,7 +104,8 @@ func talk(t *testing.T, c *rdmanet.Conn, start func()) {
 		if len(rest) < 100000 && len(rest) > 0 {
 			start()
 			require.NoError(t, c.SetWriteDeadline(time.Time{}))
-			require.NoError(t, c.WriteMsg(rest))
+			_, err := c.WriteMsg(rest)
+			require.NoError(t, err)
 			break
 		}
 	}

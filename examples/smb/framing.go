@@ -61,7 +61,7 @@ func (f *framed) Write(p []byte) (int, error) {
 		if len(f.out) < headerLen+n {
 			break
 		}
-		if err := f.Conn.WriteMsg(f.out[headerLen:][:n]); err != nil {
+		if _, err := f.Conn.WriteMsg(f.out[headerLen:][:n]); err != nil {
 			return 0, err
 		}
 		f.out = append(f.out[:0], f.out[headerLen+n:]...)

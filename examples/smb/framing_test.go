@@ -54,7 +54,8 @@ func TestFraming(t *testing.T) {
 			n, err := server.ReadMsg(buf)
 			require.NoError(t, err)
 			require.Equal(t, want, n)
-			require.NoError(t, server.WriteMsg(buf[:n]))
+			_, err = server.WriteMsg(buf[:n])
+			require.NoError(t, err)
 		}
 		got := make([]byte, len(stream))
 		_, err := io.ReadFull(w, got)
@@ -73,7 +74,8 @@ func TestRelay(t *testing.T) {
 	go func() { done <- relay(server, near) }()
 	go io.Copy(far, far)
 	for _, n := range []int{1, 5000} {
-		require.NoError(t, client.WriteMsg(message(n, 'x')[headerLen:]))
+		_, err := client.WriteMsg(message(n, 'x')[headerLen:])
+		require.NoError(t, err)
 		buf := make([]byte, 1<<20)
 		k, err := client.ReadMsg(buf)
 		require.NoError(t, err)

@@ -177,7 +177,7 @@ func (h *header) echoMessages(c *rdmanet.Conn, rnd *rand.Rand) error {
 	for off, left := 0, h.N; left > 0; left-- {
 		p := b[:1+rnd.IntN(len(b))]
 		fill(p, h.Seed, off)
-		if err := c.WriteMsg(p); err != nil {
+		if _, err := c.WriteMsg(p); err != nil {
 			return err
 		}
 		n, err := c.ReadMsg(b)

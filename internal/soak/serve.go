@@ -69,7 +69,7 @@ func (e *end) passive(c *rdmanet.Conn, h header) error {
 			if err != nil {
 				return err
 			}
-			if err = c.WriteMsg(b[:n]); err != nil {
+			if _, err = c.WriteMsg(b[:n]); err != nil {
 				return err
 			}
 		}

@@ -127,7 +127,7 @@ func TestReceive(t *testing.T) {
 			if tt.cut {
 				flags = rdmanet.Partial // of a message that has no end
 			}
-			_, err = c.(*rdmanet.Conn).SendMsg(p, flags)
+			_, err = c.(*rdmanet.Conn).WriteMsg(p, flags)
 			require.NoError(t, err)
 			require.NoError(t, c.Close())
 			err = <-arrived

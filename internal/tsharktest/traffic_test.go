@@ -286,7 +286,10 @@ func exchangeMessages(t *testing.T, addr netip.Addr, lc *rdmanet.ListenConfig, d
 	buf := make([]byte, transferred)
 	for _, n := range []int{1, segment - 24, segment, transferred} {
 		wrote := make(chan error, 1)
-		go func() { wrote <- client.WriteMsg(make([]byte, n)) }()
+		go func() {
+			_, err := client.WriteMsg(make([]byte, n))
+			wrote <- err
+		}()
 		got, err := server.ReadMsg(buf)
 		require.NoError(t, err)
 		require.NoError(t, <-wrote)

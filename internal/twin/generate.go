@@ -187,7 +187,7 @@ func (g *generator) readOp(most int) Op {
 	case 4:
 		return Op{Do: ReadMsg, Size: g.size(most)}
 	case 5:
-		return Op{Do: RecvMsg, Size: g.size(most)}
+		return Op{Do: ReadPiece, Size: g.size(most)}
 	}
 	n := g.size(most)
 	return Op{Do: ReadFull, Size: n, Part: g.between(max(1, n/64), max(1, n)), Own: g.one(4)}
@@ -539,7 +539,7 @@ func (g *generator) breaking() {
 	}
 	for range g.IntN(4) {
 		op := g.readOp(most)
-		if op.Do == ReadMsg || op.Do == RecvMsg {
+		if op.Do == ReadMsg || op.Do == ReadPiece {
 			op.Do = Read
 		}
 		e.Reading = append(e.Reading, op)

@@ -243,13 +243,13 @@ func (f *facts) judgeResult(c *Call, found report) {
 	case Again:
 		permitted = c.Do == TryMsg && c.N == 0
 	case Short:
-		permitted = c.Do == ReadMsg || c.Do == RecvMsg
+		permitted = c.Do == ReadMsg || c.Do == ReadPiece
 	case TooLong:
 		permitted = c.Do.writes() && c.Do.message() && c.Asked >= mayBeTooLong && c.N == 0
 	case Unsupported:
 		permitted = f.p.Peer != Rdmanet && (c.Do == CloseWrite || c.Do == Pieces)
 	case Broken:
-		permitted = (c.Do == ReadMsg || c.Do == RecvMsg) &&
+		permitted = (c.Do == ReadMsg || c.Do == ReadPiece) &&
 			(me.closeRead <= c.Return || min(peer.closed, peer.closeWrite) <= c.Return && f.brokeOff(c))
 	case Other:
 		permitted = c.Do.writes() && me.cut <= c.Return || c.Do == CloseWrite && (me.cut <= c.Return || me.pieces)

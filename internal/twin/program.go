@@ -16,15 +16,15 @@ const (
 	ReadFrom                   // Size bytes by ReadFrom, from a reader that yields Part bytes at a time
 	Buffers                    // Size bytes by net.Buffers of Part bytes each
 	WriteMsg                   // Size bytes by WriteMsg
-	Pieces                     // Size bytes by SendMsg with Partial, Part bytes at a time
-	TryMsg                     // Size bytes by SendMsg with NonBlocking, as many as are taken
+	Pieces                     // Size bytes by WriteMsg with Partial, Part bytes at a time
+	TryMsg                     // Size bytes by WriteMsg with NonBlocking, as many as are taken
 	Queue                      // Size bytes by QueueMsg, messages of Part bytes, then wait for all
 	Malformed                  // on a wire-level peer: a malformed message, Size says which
 	Read                       // once, into Size bytes
 	ReadFull                   // until Size bytes are there, into Part bytes at a time
 	WriteTo                    // by WriteTo until at least Size bytes are there
 	ReadMsg                    // by ReadMsg, into Size bytes
-	RecvMsg                    // by RecvMsg, into Size bytes
+	ReadPiece                  // by ReadPiece, into Size bytes
 	Pause                      // for Wait
 	Meet                       // waits until every lane with a Meet of the same Size has come to it
 	AwaitTaken                 // waits until this end's calls have written Size bytes
@@ -42,7 +42,7 @@ const (
 var kindNames = map[Kind]string{
 	Write: "Write", ReadFrom: "ReadFrom", Buffers: "Buffers", WriteMsg: "WriteMsg", Pieces: "Pieces", TryMsg: "TryMsg",
 	Queue: "Queue", Malformed: "Malformed", Read: "Read", ReadFull: "ReadFull", WriteTo: "WriteTo", ReadMsg: "ReadMsg",
-	RecvMsg: "RecvMsg", Pause: "Pause", Meet: "Meet", AwaitTaken: "AwaitTaken", AwaitRead: "AwaitRead", SetRead: "SetRead",
+	ReadPiece: "ReadPiece", Pause: "Pause", Meet: "Meet", AwaitTaken: "AwaitTaken", AwaitRead: "AwaitRead", SetRead: "SetRead",
 	SetWrite: "SetWrite", SetBoth: "SetBoth", ClearRead: "ClearRead", ClearWrite: "ClearWrite", CloseWrite: "CloseWrite",
 	CloseRead: "CloseRead", Close: "Close",
 }
@@ -54,13 +54,13 @@ func (k Kind) String() string { return kindNames[k] }
 func (k Kind) writes() bool { return k >= Write && k <= Malformed }
 
 // reads reports whether the operation receives bytes of the stream.
-func (k Kind) reads() bool { return k >= Read && k <= RecvMsg }
+func (k Kind) reads() bool { return k >= Read && k <= ReadPiece }
 
 // message reports whether the operation needs the methods that rdmanet has for messages.
 // Over TCP a Write or Read takes its place.
 func (k Kind) message() bool {
 	switch k {
-	case WriteMsg, Pieces, TryMsg, Queue, ReadMsg, RecvMsg:
+	case WriteMsg, Pieces, TryMsg, Queue, ReadMsg, ReadPiece:
 		return true
 	}
 	return false

@@ -30,7 +30,7 @@ func (l *lane) receive(op Op) {
 		}
 	case op.Do == WriteTo:
 		l.writeTo(op)
-	case op.Do == ReadMsg && rc != nil, op.Do == RecvMsg && rc != nil:
+	case op.Do == ReadMsg && rc != nil, op.Do == ReadPiece && rc != nil:
 		b, free := memory(op.Size, op.Own)
 		defer free()
 		l.readMessage(op.Do, rc, b)
@@ -85,7 +85,7 @@ func (l *lane) readMessage(do Kind, rc *rdmanet.Conn, b []byte) {
 	if do == ReadMsg {
 		n, err = rc.ReadMsg(b)
 	} else {
-		n, _, err = rc.RecvMsg(b)
+		n, _, err = rc.ReadPiece(b)
 	}
 	if classify(err) == Short {
 		c.More, n = int64(n), 0

@@ -53,9 +53,9 @@ func (l *lane) write(op Op) {
 		l.took(do, b, false, func() (int64, error) { return list.WriteTo(l.conn) })
 	case WriteMsg:
 		c := l.begin(do, b)
-		err := rc.WriteMsg(b)
+		n, err := rc.WriteMsg(b)
 		if err == nil {
-			c.N = int64(len(b))
+			c.N = int64(n)
 		} else if class := classify(err); class != TooLong && class != Unsupported {
 			c.More = int64(len(b))
 		}
@@ -68,7 +68,7 @@ func (l *lane) write(op Op) {
 				flags = 0
 			}
 			class := l.took(do, rest[:n], flags != 0, func() (int64, error) {
-				k, err := rc.SendMsg(rest[:n], flags)
+				k, err := rc.WriteMsg(rest[:n], flags)
 				return int64(k), err
 			})
 			if class != OK {
@@ -137,7 +137,7 @@ func (l *lane) try(rc *rdmanet.Conn, b []byte) {
 			flags = 0 // the message is to have an end
 		}
 		c := l.begin(TryMsg, b)
-		n, err := rc.SendMsg(b, flags)
+		n, err := rc.WriteMsg(b, flags)
 		c.N, c.Piece = int64(n), err == nil && n < len(b)
 		taken := max(0, min(n, len(b)))
 		var rest []byte
@@ -149,7 +149,7 @@ func (l *lane) try(rc *rdmanet.Conn, b []byte) {
 		}
 		if b = rest; len(b) > 0 {
 			select {
-			case <-rc.SendPossible():
+			case <-rc.Writable():
 			case <-l.closed:
 			case <-time.After(50 * time.Millisecond):
 			}
@@ -159,7 +159,7 @@ func (l *lane) try(rc *rdmanet.Conn, b []byte) {
 
 // queue has messages wait in the queue and then waits for all of them.
 func (l *lane) queue(rc *rdmanet.Conn, b []byte, part int) {
-	var sends []*rdmanet.Send
+	var sends []*rdmanet.PendingMessage
 	var calls []Call
 	var bufs [][]byte
 	for rest := b; len(rest) > 0; {
@@ -168,7 +168,7 @@ func (l *lane) queue(rc *rdmanet.Conn, b []byte, part int) {
 			break // it would be sent although those before it were refused for their length
 		}
 		calls, bufs = append(calls, l.begin(Queue, rest[:n])), append(bufs, rest[:n])
-		sends = append(sends, rc.QueueMsg(rest[:n], 0))
+		sends = append(sends, rc.QueueMsg(rest[:n]))
 		rest = rest[n:]
 	}
 	failed := false
