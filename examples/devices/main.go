@@ -62,6 +62,11 @@ func (d *doctor) devices() {
 	if err == nil {
 		err = d.list(p)
 	}
+	if err == nil {
+		if err := p.Unusable(); err != nil {
+			d.printf("\nCannot be used: %v", err)
+		}
+	}
 	if err != nil {
 		d.printf("\nNo RDMA device: %v", err)
 		if runtime.GOOS == "linux" && !rdmacore.Present() {
@@ -81,11 +86,6 @@ func (d *doctor) list(p ibv.Provider) error {
 	}
 	for _, dev := range devs {
 		d.device(p, dev)
-	}
-	if p, ok := p.(interface{ Unusable() error }); ok {
-		if err := p.Unusable(); err != nil {
-			d.printf("\nCannot be used: %v", err)
-		}
 	}
 	return nil
 }

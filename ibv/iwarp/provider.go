@@ -64,6 +64,10 @@ type Provider struct {
 }
 
 // New returns a provider with one device. It holds no resources by itself.
+//
+// New returns the concrete type, as rdmacore.New does. There is no error to return, because
+// values of Config that are out of range are moved to the nearest one allowed; so the call
+// can stand where a provider is wanted.
 func New(cfg Config) *Provider {
 	if cfg.MaxFPDU <= 0 || cfg.MaxFPDU > iwarpwire.MaxULPDU {
 		cfg.MaxFPDU = iwarpwire.MaxULPDU

@@ -70,7 +70,7 @@ func TestSickDevice(t *testing.T) {
 	devs, err := p.Devices()
 	require.NoError(t, err)
 	require.Equal(t, []string{"well0", "well1"}, names(devs))
-	why := p.(interface{ Unusable() error }).Unusable()
+	why := p.Unusable()
 	require.ErrorIs(t, why, syscall.EIO)
 	for _, name := range []string{"sick0", "sick1", "later0"} {
 		require.ErrorContains(t, why, name+": query device: input/output error")
@@ -79,7 +79,7 @@ func TestSickDevice(t *testing.T) {
 	devs, err = p.Devices()
 	require.NoError(t, err)
 	require.Equal(t, []string{"well0", "well1", "later0"}, names(devs), "one that was sick is asked again")
-	require.NotContains(t, p.(interface{ Unusable() error }).Unusable().Error(), "later0")
+	require.NotContains(t, p.Unusable().Error(), "later0")
 
 	p, err = rdmacore.New(rdmacore.Config{Device: "sick1"})
 	require.NoError(t, err)

@@ -13,15 +13,6 @@ import (
 // log/slog: their fields are queues and registered memory, and change while they are
 // read. Nothing here takes a lock.
 
-// String returns the provider's name.
-func (p *Provider) String() string { return Name }
-
-// Format prints String's text for every verb.
-func (p *Provider) Format(s fmt.State, verb rune) { printed.Format(s, verb, p.String()) }
-
-// LogValue logs String's text.
-func (p *Provider) LogValue() slog.Value { return slog.StringValue(p.String()) }
-
 func (d *device) String() string { return d.name }
 
 func (d *device) Format(s fmt.State, verb rune) { printed.Format(s, verb, d.String()) }

@@ -20,8 +20,6 @@ import (
 	"sync"
 	"syscall"
 	"unsafe"
-
-	"github.com/rdmanet/rdmanet/ibv"
 )
 
 // library is what a process has of rdma-core once: the two shared libraries,
@@ -152,7 +150,10 @@ type Provider struct {
 // channel stay open until the process ends. The error says what to install, to
 // load or to permit; where the libraries or cgo are missing it matches
 // errors.ErrUnsupported.
-func New(cfg Config) (ibv.Provider, error) {
+//
+// New returns the concrete type, as iwarp.New does: a provider may have methods beyond
+// those of [ibv.Provider], such as [Provider.Unusable].
+func New(cfg Config) (*Provider, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -175,9 +176,3 @@ func (c *Config) check() error {
 	}
 	return nil
 }
-
-// Name returns "rdma".
-func (p *Provider) Name() string { return Name }
-
-// Attr returns the zero value, that of RDMA devices.
-func (p *Provider) Attr() ibv.ProviderAttr { return ibv.ProviderAttr{} }
