@@ -263,7 +263,10 @@ func ExampleConn_Info() {
 
 	info := client.Info()
 	fmt.Println(info.Device, info.RemoteGID)
-	// Output: iwarp ::ffff:127.0.0.1
+	fmt.Println("agreed:", info.Extensions)
+	// Output:
+	// iwarp ::ffff:127.0.0.1
+	// agreed: early negotiation, half-close, message flags, transfers by RDMA Read
 }
 
 // A Dialer sets limits for one connection; its zero value is what Dial uses.

@@ -7,9 +7,9 @@ import (
 	"github.com/rdmanet/rdmanet/internal/printed"
 )
 
-// This file prints the package's values as one short line, for package fmt with any verb
-// and for log/slog. Their fields hold received payload, and change while they are read. No
-// method here takes a lock, so a value can be logged anywhere.
+// This file prints the package's values as one short line, for package fmt and for log/slog.
+// Values with payload in their fields, or with fields that change while they are read, print
+// so for every verb of fmt. No method here takes a lock, so a value can be logged anywhere.
 
 // String returns the addresses of the two ends and the name of the device.
 func (c *Conn) String() string {
@@ -112,3 +112,71 @@ func (d Datagram) Format(s fmt.State, verb rune) { printed.Format(s, verb, d.Str
 
 // LogValue logs String's text.
 func (d Datagram) LogValue() slog.Value { return slog.StringValue(d.String()) }
+
+// String lists the fields that are not zero.
+func (c Config) String() string { return printed.Struct(c) }
+
+// LogValue logs the fields that are not zero.
+func (c Config) LogValue() slog.Value { return printed.LogStruct(c) }
+
+// String lists the fields that are not zero.
+func (d Dialer) String() string { return printed.Struct(d) }
+
+// LogValue logs the fields that are not zero.
+func (d Dialer) LogValue() slog.Value { return printed.LogStruct(d) }
+
+// String lists the fields that are not zero.
+func (lc ListenConfig) String() string { return printed.Struct(lc) }
+
+// LogValue logs the fields that are not zero.
+func (lc ListenConfig) LogValue() slog.Value { return printed.LogStruct(lc) }
+
+// String lists the fields that are not zero.
+func (s Stats) String() string { return printed.Struct(s) }
+
+// LogValue logs the fields that are not zero.
+func (s Stats) LogValue() slog.Value { return printed.LogStruct(s) }
+
+// String lists the fields that are not zero.
+func (s LingerStats) String() string { return printed.Struct(s) }
+
+// LogValue logs the fields that are not zero.
+func (s LingerStats) LogValue() slog.Value { return printed.LogStruct(s) }
+
+// String lists the fields that are not zero.
+func (s PacketStats) String() string { return printed.Struct(s) }
+
+// LogValue logs the fields that are not zero.
+func (s PacketStats) LogValue() slog.Value { return printed.LogStruct(s) }
+
+// String lists the fields that are not zero.
+func (i Info) String() string { return printed.Struct(i) }
+
+// LogValue logs the fields that are not zero.
+func (i Info) LogValue() slog.Value { return printed.LogStruct(i) }
+
+// String lists the fields that are not zero.
+func (i PacketInfo) String() string { return printed.Struct(i) }
+
+// LogValue logs the fields that are not zero.
+func (i PacketInfo) LogValue() slog.Value { return printed.LogStruct(i) }
+
+// String names the flags.
+func (f MsgFlags) String() string {
+	return printed.Flags(uint64(f), "Expedited", "Partial", "NoResponse", "NonBlocking")
+}
+
+// LogValue logs String's text.
+func (f MsgFlags) LogValue() slog.Value { return slog.StringValue(f.String()) }
+
+// String names the key.
+func (i invalidation) String() string { return fmt.Sprintf("Invalidate(%#x)", uint32(i)) }
+
+// LogValue logs String's text.
+func (i invalidation) LogValue() slog.Value { return slog.StringValue(i.String()) }
+
+// LogValue logs String's text.
+func (e Extensions) LogValue() slog.Value { return slog.StringValue(e.String()) }
+
+// LogValue logs String's text.
+func (m TransferMode) LogValue() slog.Value { return slog.StringValue(m.String()) }

@@ -1,13 +1,16 @@
 package rdmanet
 
 import (
+	"fmt"
+	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
-
 	"github.com/rdmanet/rdmanet/internal/printed/printedtest"
 )
 
@@ -53,11 +56,32 @@ func TestPrinted(t *testing.T) {
 
 	cfg := Config{Device: "iwarp", Provider: newProvider(t)}
 	info, packetInfo := client.(*Conn).Info(), packets.(*PacketConn).Info()
-	printedtest.Check(t, map[string]any{
-		"Buffer": b, "Config": cfg, "Conn": client, "Conn that is read": server, "Dialer": &Dialer{Config: cfg},
+	printedtest.CheckMethods(t, map[string]any{
+		"Buffer": b, "Config": cfg, "Conn": client, "Conn that is read": server, "Dialer": Dialer{Config: cfg, Timeout: time.Second, Resolver: net.DefaultResolver},
 		"LingerStats":  Lingering(),
-		"ListenConfig": &ListenConfig{Config: cfg}, "Listener": l, "MsgFlags": Expedited, "PendingMessage": send,
-		"PacketConn": packets, "PacketConn with a peer": sender, "PacketStats": packets.(*PacketConn).Stats(), "PacketInfo": packetInfo,
+		"ListenConfig": ListenConfig{Config: cfg, Backlog: 5}, "Listener": l, "MsgFlags": Expedited, "PendingMessage": send,
+		"PacketConn": packets, "PacketConn with a peer": sender, "PacketStats": packets.(*PacketConn).Stats(), "PacketInfo": packetInfo[0],
 		"Datagram": Datagram{Buf: payload, N: 100, Addr: netip.MustParseAddrPort("192.0.2.1:53")}, "Stats": client.(*Conn).Stats(), "Info": info, "Extensions": info.Extensions, "TransferMode": info.Extensions.SendTransfers,
 	})
+}
+
+func TestStrings(t *testing.T) {
+	cfg := Config{Device: "iwarp", KeepAlive: time.Minute, Provider: iwarp.New(iwarp.Config{}), Logger: discardLogger}
+	for want, v := range map[string]fmt.Stringer{
+		"{}": Config{},
+		"{Device:iwarp Provider:iwarp KeepAlive:1m0s Logger:set}": cfg,
+		"{Device:iwarp Provider:iwarp KeepAlive:1m0s Logger:set Timeout:1s LocalAddr:192.0.2.1:7}": &Dialer{
+			Config: cfg, Timeout: time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 7}},
+		"{RequireRDMA:true Backlog:5}":                      ListenConfig{Config: Config{RequireRDMA: true}, Backlog: 5},
+		"{BytesSent:5 ReceiveWindow:4}":                     Stats{BytesSent: 5, ReceiveWindow: 4},
+		"{Total:2}":                                         LingerStats{Total: 2},
+		"{Overruns:1 Peers:3}":                              PacketStats{Overruns: 1, Peers: 3},
+		"{Device:iwarp Transport:UDP Port:1}":               PacketInfo{Device: "iwarp", Transport: "UDP", Port: 1},
+		"{Device:iwarp LocalGID:::1 Extensions:half-close}": Info{Device: "iwarp", LocalGID: ibv.GID{15: 1}, Extensions: Extensions{HalfClose: true}},
+		"Expedited|Partial":                                 Expedited | Partial,
+		"Invalidate(0x10)":                                  Invalidate(16).(fmt.Stringer),
+	} {
+		require.Equal(t, want, v.String())
+	}
+	printedtest.CheckFlags(t, "MsgFlags", "", func(bit uint64) string { return MsgFlags(bit).String() })
 }

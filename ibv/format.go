@@ -8,8 +8,9 @@ import (
 	"github.com/rdmanet/rdmanet/internal/printed"
 )
 
-// Values that refer to memory print without the bytes in it, by package fmt with any verb
-// and by log/slog: those are payload, and may belong to the device.
+// Values print as one short line, by package fmt and by log/slog. Those that refer to memory
+// print without the bytes in it, for every verb: the bytes are payload, and may belong to
+// the device.
 
 // String says how many bytes, and the key.
 func (e SGE) String() string { return fmt.Sprintf("%d bytes, key %#x", len(e.Buf), e.LKey) }
@@ -23,7 +24,7 @@ func (e SGE) LogValue() slog.Value { return slog.StringValue(e.String()) }
 // String says what is to be done.
 func (w SendWR) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v, ID %d, flags %#x, %s", w.Op, w.ID, uint8(w.Flags), elements(w.SGL))
+	fmt.Fprintf(&b, "%v, ID %d, flags %v, %s", w.Op, w.ID, w.Flags, elements(w.SGL))
 	switch w.Op {
 	case OpWrite, OpWriteImm, OpRead, OpCmpSwap, OpFetchAdd:
 		fmt.Fprintf(&b, ", remote address %#x, key %#x", w.RemoteAddr, w.RKey)
@@ -73,6 +74,156 @@ func (e *RejectError) LogValue() slog.Value {
 	}
 	return slog.StringValue(e.Error())
 }
+
+// LogValue logs Error's text.
+func (e *WCError) LogValue() slog.Value {
+	if e == nil {
+		return slog.StringValue("<nil>")
+	}
+	return slog.StringValue(e.Error())
+}
+
+// String says what was completed, and how.
+func (w WC) String() string {
+	if w.Status != WCSuccess {
+		return fmt.Sprintf("ID %d, %v, vendor error %#x", w.ID, w.Status, w.VendorErr)
+	}
+	text := fmt.Sprintf("%v, ID %d, %d bytes", w.Op, w.ID, w.ByteLen)
+	if w.Flags != 0 {
+		text += ", " + w.Flags.String()
+	}
+	return text
+}
+
+// LogValue logs String's text.
+func (w WC) LogValue() slog.Value { return slog.StringValue(w.String()) }
+
+// String says what has happened, and why.
+func (e Event) String() string {
+	if e.Err == nil {
+		return e.Kind.String()
+	}
+	return e.Kind.String() + ": " + e.Err.Error()
+}
+
+// LogValue logs String's text.
+func (e Event) LogValue() slog.Value { return slog.StringValue(e.String()) }
+
+// String lists the fields that are not zero.
+func (a ProviderAttr) String() string { return printed.Struct(a) }
+
+// LogValue logs the fields that are not zero.
+func (a ProviderAttr) LogValue() slog.Value { return printed.LogStruct(a) }
+
+// String lists the fields that are not zero.
+func (a DeviceAttr) String() string { return printed.Struct(a) }
+
+// LogValue logs the fields that are not zero.
+func (a DeviceAttr) LogValue() slog.Value { return printed.LogStruct(a) }
+
+// String lists the fields that are not zero.
+func (q Quirks) String() string { return printed.Struct(q) }
+
+// LogValue logs the fields that are not zero.
+func (q Quirks) LogValue() slog.Value { return printed.LogStruct(q) }
+
+// String lists the fields that are not zero.
+func (a PortAttr) String() string { return printed.Struct(a) }
+
+// LogValue logs the fields that are not zero.
+func (a PortAttr) LogValue() slog.Value { return printed.LogStruct(a) }
+
+// String lists the fields that are not zero.
+func (a AHAttr) String() string { return printed.Struct(a) }
+
+// LogValue logs the fields that are not zero.
+func (a AHAttr) LogValue() slog.Value { return printed.LogStruct(a) }
+
+// String lists the fields that are not zero.
+func (p UDParam) String() string { return printed.Struct(p) }
+
+// LogValue logs the fields that are not zero.
+func (p UDParam) LogValue() slog.Value { return printed.LogStruct(p) }
+
+// String lists the fields that are not zero.
+func (c QPCap) String() string { return printed.Struct(c) }
+
+// LogValue logs the fields that are not zero.
+func (c QPCap) LogValue() slog.Value { return printed.LogStruct(c) }
+
+// String lists the fields that are not zero.
+func (i QPInit) String() string { return printed.Struct(i) }
+
+// LogValue logs the fields that are not zero.
+func (i QPInit) LogValue() slog.Value { return printed.LogStruct(i) }
+
+// String names the operations and properties.
+func (c Caps) String() string {
+	return printed.Flags(uint64(c), "SendInvalidate", "SendImm", "WriteImm", "Atomic", "LocalInvalidate", "UD", "Solicited", "QPRegion", "Multicast", "OnDemandPaging", "WaitReceives", "EmptyReads", "TCPPorts")
+}
+
+// LogValue logs String's text.
+func (c Caps) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+// String names the rights.
+func (a Access) String() string {
+	return printed.Flags(uint64(a), "LocalWrite", "RemoteWrite", "RemoteRead", "RemoteAtomic")
+}
+
+// LogValue logs String's text.
+func (a Access) LogValue() slog.Value { return slog.StringValue(a.String()) }
+
+// String names the flags.
+func (f SendFlags) String() string {
+	return printed.Flags(uint64(f), "Signaled", "Inline", "Solicited", "Fence")
+}
+
+// LogValue logs String's text.
+func (f SendFlags) LogValue() slog.Value { return slog.StringValue(f.String()) }
+
+// String names the flags.
+func (f WCFlags) String() string { return printed.Flags(uint64(f), "WithImm", "WithInv", "GRH") }
+
+// LogValue logs String's text.
+func (f WCFlags) LogValue() slog.Value { return slog.StringValue(f.String()) }
+
+// String returns "full member" or "send only".
+func (f JoinFlags) String() string {
+	switch f {
+	case JoinFullMember:
+		return "full member"
+	case JoinSendOnly:
+		return "send only"
+	}
+	return "unknown"
+}
+
+// LogValue logs String's text.
+func (f JoinFlags) LogValue() slog.Value { return slog.StringValue(f.String()) }
+
+// LogValue logs String's text.
+func (t Transport) LogValue() slog.Value { return slog.StringValue(t.String()) }
+
+// LogValue logs String's text.
+func (s PortState) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// LogValue logs String's text.
+func (g GID) LogValue() slog.Value { return slog.StringValue(g.String()) }
+
+// LogValue logs String's text.
+func (k EventKind) LogValue() slog.Value { return slog.StringValue(k.String()) }
+
+// LogValue logs String's text.
+func (o WCOpcode) LogValue() slog.Value { return slog.StringValue(o.String()) }
+
+// LogValue logs String's text.
+func (s WCStatus) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// LogValue logs String's text.
+func (o Opcode) LogValue() slog.Value { return slog.StringValue(o.String()) }
+
+// LogValue logs String's text.
+func (s QPState) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
 // elements says how long a list of elements is.
 func elements(list []SGE) string {

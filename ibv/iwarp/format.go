@@ -20,6 +20,20 @@ func (p *Provider) Format(s fmt.State, verb rune) { printed.Format(s, verb, p.St
 // LogValue logs String's text.
 func (p *Provider) LogValue() slog.Value { return slog.StringValue(p.String()) }
 
+// String lists the fields that are not zero.
+func (c Config) String() string { return printed.Struct(c) }
+
+// LogValue logs the fields that are not zero.
+func (c Config) LogValue() slog.Value { return printed.LogStruct(c) }
+
+// LogValue logs Error's text.
+func (e *RemoteError) LogValue() slog.Value {
+	if e == nil {
+		return slog.StringValue("<nil>")
+	}
+	return slog.StringValue(e.Error())
+}
+
 func (d *device) String() string { return Name }
 
 func (d *device) Format(s fmt.State, verb rune) { printed.Format(s, verb, d.String()) }

@@ -25,7 +25,7 @@ func TestPrinted(t *testing.T) {
 	l, err := p.Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), 0)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
-	printedtest.Check(t, map[string]any{
+	printedtest.CheckMethods(t, map[string]any{
 		"Config": iwarp.Config{}, "Provider": p, "RemoteError": &iwarp.RemoteError{},
 		"device": e.Dev, "PD": e.PD, "MR": mem.MR, "CQ": e.RecvCQ, "QP": e.QP, "ID": e.ID, "listener": l,
 	})

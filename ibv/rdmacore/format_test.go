@@ -15,7 +15,7 @@ import (
 )
 
 func TestPrinted(t *testing.T) {
-	printedtest.Check(t, map[string]any{"Config": rdmacore.Config{}, "Provider": new(rdmacore.Provider)})
+	printedtest.CheckMethods(t, map[string]any{"Config": rdmacore.Config{}, "Provider": new(rdmacore.Provider)})
 }
 
 func TestPrintedObjects(t *testing.T) {
@@ -32,7 +32,7 @@ func TestPrintedObjects(t *testing.T) {
 	l, err := p.Listen(t.Context(), netip.AddrPortFrom(a, 0), 0)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
-	printedtest.Check(t, map[string]any{
+	printedtest.CheckMethods(t, map[string]any{
 		"Config": rdmacore.Config{}, "Provider": p, "device": e.Dev, "PD": e.PD, "MR": mem.MR, "CQ": e.RecvCQ, "QP": e.QP, "ID": e.ID, "listener": l,
 	})
 }

@@ -30,3 +30,9 @@ func (p *Provider) Format(s fmt.State, verb rune) { printed.Format(s, verb, p.St
 
 // LogValue logs String's text.
 func (p *Provider) LogValue() slog.Value { return slog.StringValue(p.String()) }
+
+// String lists the fields that are not zero.
+func (c Config) String() string { return printed.Struct(c) }
+
+// LogValue logs the fields that are not zero.
+func (c Config) LogValue() slog.Value { return printed.LogStruct(c) }

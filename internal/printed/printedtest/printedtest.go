@@ -13,6 +13,7 @@ import (
 	"go/parser"
 	"go/token"
 	"log/slog"
+	"path"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -79,6 +80,20 @@ func Check(t *testing.T, values map[string]any) {
 	}
 }
 
+// CheckMethods is Check for a package whose exported types all have a String method, or
+// Error, and a LogValue method.
+func CheckMethods(t *testing.T, values map[string]any) {
+	Check(t, values)
+	for _, name := range exported(t) {
+		v := values[name]
+		assert.Equal(t, name, strings.TrimPrefix(path.Ext(fmt.Sprintf("%T", v)), "."), "the type of the value")
+		if _, isError := v.(error); !isError {
+			assert.Implements(t, (*fmt.Stringer)(nil), v)
+		}
+		assert.Implements(t, (*slog.LogValuer)(nil), v)
+	}
+}
+
 // zeros prints a nil pointer and a zero value, which must not panic.
 func zeros(t *testing.T, typ reflect.Type) {
 	for _, v := range []any{reflect.Zero(typ).Interface(), reflect.New(typ.Elem()).Interface()} {
@@ -133,18 +148,55 @@ func check(t *testing.T, what, s string) {
 	}
 }
 
-// exported returns the names of the package's exported types but interfaces, whatever
-// the system they are for.
-func exported(t *testing.T) []string {
+// CheckFlags compares the text of each bit with the name of its constant. The constants of a
+// type are the bits from 1 on, in one block, and their names begin with prefix.
+func CheckFlags(t *testing.T, typ, prefix string, text func(bit uint64) string) {
+	t.Helper()
+	bit := uint64(0)
+	for _, file := range parse(t) {
+		for _, d := range file.Decls {
+			block, ok := d.(*ast.GenDecl)
+			if !ok || block.Tok != token.CONST {
+				continue
+			}
+			of := ""
+			for i, s := range block.Specs {
+				spec := s.(*ast.ValueSpec)
+				if name, ok := spec.Type.(*ast.Ident); ok {
+					of = name.Name
+				}
+				if name := spec.Names[0].Name; of == typ && (i == 0 || len(spec.Values) == 0) {
+					bit = max(1, bit<<1)
+					assert.Equal(t, strings.TrimPrefix(name, prefix), text(bit))
+				}
+			}
+		}
+	}
+	assert.NotZero(t, bit, "no constants of this type")
+	assert.Equal(t, "none", text(0))
+}
+
+// parse returns the files of the package but those of its tests, whatever the system they
+// are for.
+func parse(t *testing.T) (list []*ast.File) {
+	t.Helper()
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
-	var names []string
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
 		require.NoError(t, err)
+		list = append(list, file)
+	}
+	return list
+}
+
+// exported returns the names of the package's exported types but interfaces.
+func exported(t *testing.T) []string {
+	var names []string
+	for _, file := range parse(t) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			spec, ok := n.(*ast.TypeSpec)
 			if !ok {
