@@ -8,25 +8,27 @@ import (
 	"time"
 )
 
-// Conn is a connection over a reliably connected queue pair. It implements
-// net.Conn, io.ReaderFrom and io.WriterTo; all methods may be called by several
-// goroutines at once.
+// Conn is a connection over a reliably connected queue pair. It implements net.Conn,
+// io.ReaderFrom and io.WriterTo. All methods may be called by several goroutines at once.
 //
-// Errors are *net.OpError but for io.EOF, which Read returns bare, and those of the
-// reader or writer that ReadFrom or WriteTo was given, which come as they are. Inside them
-// are found, with errors.Is: os.ErrDeadlineExceeded when a deadline has passed
-// (the connection goes on), net.ErrClosed after Close, syscall.ECONNRESET when
-// the connection broke, syscall.ETIMEDOUT when the peer has gone silent, and
-// syscall.EPIPE on a Write after CloseWrite or after the peer has closed.
+// Errors are *net.OpError, with two exceptions. Read returns io.EOF as it is. ReadFrom and
+// WriteTo return errors of the reader or writer that they were given as they are. These
+// errors can be found by errors.Is:
+//
+//   - os.ErrDeadlineExceeded: a deadline has passed, and the connection goes on;
+//   - net.ErrClosed: the program has called Close;
+//   - syscall.ECONNRESET: the connection broke;
+//   - syscall.ETIMEDOUT: the peer has gone silent;
+//   - syscall.EPIPE: a Write after CloseWrite, or after the peer has closed.
 //
 // A Conn that the program drops without Close is closed when the garbage collector finds
-// it, as those of package net are. Config.Logger receives a warning, or slog.Default() if
-// that is nil.
+// it, as connections of package net are. Config.Logger then receives a warning, or
+// slog.Default() if that is nil.
 type Conn struct {
 	*conn
 }
 
-// opError wraps what a call returns, once.
+// opError wraps an error for the caller. Nothing else wraps the errors of a Conn.
 func (c *Conn) opError(op string, err error) error { return opError(op, c.local, c.remote, err) }
 
 // LocalAddr returns the local address, a *net.TCPAddr.
@@ -44,15 +46,14 @@ func (c *Conn) Info() Info {
 	return c.info()
 }
 
-// Stats returns the counters of the moment.
+// Stats returns the counters as they are at this moment.
 func (c *Conn) Stats() Stats {
 	return c.snapshot()
 }
 
-// MaxMessageSize returns the length, in bytes, of the longest message, or piece of one, that
-// WriteMsg can send. It is math.MaxInt where large transfers carry what is longer than the
-// peer's MaxFragmentedSize; otherwise it is that size. A message in pieces may have any
-// length.
+// MaxMessageSize returns how many bytes WriteMsg can send in one message, or in one piece of
+// a message. It is math.MaxInt where large transfers carry what is longer than the peer's
+// MaxFragmentedSize; otherwise it is that size. A message in pieces may have any length.
 func (c *Conn) MaxMessageSize() int {
 	return c.maxMessageSize()
 }
@@ -62,21 +63,23 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return opError("set", nil, c.local, c.setDeadlines(t, &c.readDue, &c.writeDue))
 }
 
-// SetReadDeadline bounds Read, ReadMsg, ReadPiece and WriteTo, those in progress too.
+// SetReadDeadline sets the deadline of Read, ReadMsg, ReadPiece and WriteTo. It holds for
+// calls in progress too.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	return opError("set", nil, c.local, c.setDeadlines(t, &c.readDue))
 }
 
-// SetWriteDeadline bounds Write, WriteMsg, ReadFrom and CloseWrite, those in progress too,
-// and what is queued by QueueMsg, but for large transfers that the peer has been told of. A
-// Write that times out has sent what n says, and the stream goes on from there.
+// SetWriteDeadline sets the deadline of Write, WriteMsg, ReadFrom and CloseWrite. It holds for
+// calls in progress too, and for messages that QueueMsg has queued. It does not hold for
+// queued large transfers that were announced to the peer. A Write that times out has sent
+// the n bytes that it returns, and the stream goes on behind them.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return opError("set", nil, c.local, c.setDeadlines(t, &c.writeDue))
 }
 
-// Read reads the next bytes of the stream, as many as are there and fit into
-// p, at least one. It returns io.EOF once the peer has closed, or called
-// CloseWrite, and everything before that has been read.
+// Read reads the next bytes of the stream: as many as have arrived and fit into p, and at
+// least one. It returns io.EOF when the peer has closed, or called CloseWrite, and everything
+// before that has been read.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.read(p)
 	runtime.KeepAlive(c)
@@ -90,97 +93,101 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, c.opError("write", err)
 }
 
-// WriteMsg sends p as one message, which keeps its boundaries for a peer that uses ReadMsg,
-// and returns how many bytes were taken. p is the caller's again when it returns. Options
-// send a piece of a message ([Partial]), ahead of others ([Expedited]), without blocking
-// ([NonBlocking]), with a hint for the peer ([NoResponse]), or take back a key of the peer's
-// ([Invalidate]). Unknown options match syscall.EINVAL. Without options, and with flags,
-// WriteMsg allocates nothing for them.
+// WriteMsg sends p as one message, and returns how many bytes were taken. A peer that uses
+// ReadMsg receives the message as a whole. p is the caller's again when WriteMsg returns.
 //
-// More than MaxMessageSize bytes are refused with ErrMessageTooLong, and nothing is sent. An
-// empty message is legal: it is delivered to a peer with [Extensions].MessageFlags, and only
-// carries flow control to others. Partial needs such a peer; for others the error matches
-// errors.ErrUnsupported.
+// Options change how the message is sent:
 //
-// All of p is taken unless there is an error, with one exception: with NonBlocking
-// n may be less, and what was taken is then a piece of the message. The caller goes
-// on with WriteMsg(p[n:], flags), for which Writable tells the time. When not even
-// one byte is taken the error matches syscall.EAGAIN. To peers without
-// Extensions.MessageFlags it is all or nothing, for at most 16 segments; longer messages
-// are refused with an error that matches syscall.EMSGSIZE.
+//   - [Expedited]: ahead of normal messages;
+//   - [Partial]: as a piece of a message, which later calls go on with;
+//   - [NoResponse]: with the hint that no answer is expected;
+//   - [NonBlocking]: as far as that is possible at once;
+//   - [Invalidate]: so that it takes back a memory key of the peer's.
 //
-// A deadline that passes before the first byte is sent leaves things as they were.
-// When it passes in the middle, n bytes are gone, the message can never be ended,
-// and the connection is unusable for writing: the peer reads an error where the
-// message breaks off.
+// Unknown options match syscall.EINVAL. Options cost no allocation.
+//
+// A message of more than MaxMessageSize bytes fails with ErrMessageTooLong, and nothing is
+// sent. A peer with [Extensions].MessageFlags receives empty messages. For other peers they
+// only carry flow control, and Partial matches errors.ErrUnsupported.
+//
+// Without an error all of p is taken, unless the call has NonBlocking. Then n may be less,
+// and what was taken is a piece of the message. The caller goes on with WriteMsg(p[n:]) and
+// the same flags when Writable says so. If not even one byte can be taken the error matches
+// syscall.EAGAIN. For peers without Extensions.MessageFlags it is all or nothing, for at most
+// 16 segments; longer messages match syscall.EMSGSIZE.
+//
+// When the deadline passes before the first byte is sent, nothing has happened. When it
+// passes in the middle, n bytes have been sent and the message can never be ended. From then
+// on nothing can be written, and the peer reads an error where the message breaks off.
 func (c *Conn) WriteMsg(p []byte, opts ...MsgOption) (n int, err error) {
 	n, err = c.writeMsg(p, opts)
 	runtime.KeepAlive(c)
 	return n, c.opError("write", err)
 }
 
-// QueueMsg queues p to be sent as WriteMsg does, and returns at once. Queued messages,
-// and calls that send, take their turns in the order in which they were
-// made, expedited ones first. NonBlocking is refused (syscall.EINVAL).
+// QueueMsg queues p to be sent as WriteMsg does, and returns at once. Queued messages and
+// calls that send take turns in the order in which they were made, expedited ones first.
+// NonBlocking matches syscall.EINVAL.
 //
-// p is in use until the message is done, and must neither be changed nor unmapped
-// before. The queue has no limit but the memory that the program puts into it.
+// p is in use until the message is done. Until then it must be neither changed nor unmapped.
+// The queue has no limit but the memory that the program puts into it.
 //
 // A message that goes by a large transfer (Config.TransferSize) is done when the peer has
-// fetched it. Up to four such messages are under way at a time, so that the peer finds the
-// next one when it has one: many in the queue move more than as many calls of WriteMsg.
+// fetched it. Up to four such messages are announced to the peer at a time, so that it finds
+// the next one when it has fetched one. Thus many queued messages move more bytes than as
+// many calls of WriteMsg.
 //
-// The write deadline holds for queued messages too: those that have not been sent, and
-// of which the peer has not been told, when it passes fail. So do all when the
-// connection breaks, or at Close, behind which what the peer has been told of goes
-// on as what was written does. A program that wants the rest sent waits for the last of them
-// first, or calls CloseWrite, which takes its turn behind them.
+// When the write deadline passes, queued messages fail that were neither sent nor announced
+// to the peer. All queued messages fail when the connection breaks, or at Close. What was
+// announced to the peer goes on behind Close, as what was written does. A program that wants
+// the rest sent waits for the last message before it calls Close, or calls CloseWrite, which
+// takes its turn behind the queue.
 func (c *Conn) QueueMsg(p []byte, opts ...MsgOption) *PendingMessage {
 	return c.queueMsg(p, opts)
 }
 
-// Writable returns the channel that receives a value when, after a WriteMsg with
-// NonBlocking that did not take all it was given, another might take some; or when
-// sending has become impossible, so that another would say why. There is one channel
-// a connection, which holds one value: each is for one receiver, and may be of an
-// earlier time, so that EAGAIN can follow all the same.
+// Writable returns the channel that receives a value when a WriteMsg with NonBlocking may
+// take something again, after one that did not take all of its message. It also receives a
+// value when nothing can be sent any more, so that the next call returns the reason. A
+// connection has one channel, which holds one value. Each value is for one receiver. A value
+// may be of an earlier time, so that the next call returns EAGAIN all the same.
 func (c *Conn) Writable() <-chan struct{} {
 	return c.writableChan()
 }
 
-// ReadMsg reads one whole message, or what Read has left of one, and returns
-// its length. A message that does not fit into p gives io.ErrShortBuffer and
-// its length as n, and stays. When the deadline passes in the middle, n bytes
-// of the message have been read and the rest is for the next call.
+// ReadMsg reads one whole message, or what Read has left of one, and returns its length. A
+// message that does not fit into p gives io.ErrShortBuffer with the length of the message as
+// n, and can be read again. When the deadline passes in the middle, n bytes of the message
+// have been read, and the next call reads the rest.
 //
-// An empty message has length 0. Of a message that was sent in pieces (Partial) all are
-// read, as they come. The length in io.ErrShortBuffer is then that of the first;
-// when it is a later one for which p is too small, p is full, n is its length, and
-// the rest is for the next call. ReadPiece reads them one by one.
+// An empty message has length 0. If a message was sent in pieces (Partial), ReadMsg reads all
+// of them as they arrive. If the first piece does not fit into p, n is its length with
+// io.ErrShortBuffer. If a later piece does not fit, p is full, n is the length of p, and the
+// next call reads the rest. ReadPiece reads pieces one by one.
 func (c *Conn) ReadMsg(p []byte) (n int, err error) {
 	n, _, err = c.readMsg(p, false)
 	runtime.KeepAlive(c)
 	return n, c.opError("read", err)
 }
 
-// ReadPiece reads one piece of a message, for peers that send in pieces. The flags say
-// whether it was sent Expedited and, by Partial, whether more of the message is to come; the
-// piece without Partial ends the message. A message that was sent whole is one piece. Pieces,
-// and whole messages, come in the order in which they were handed to the sender's device.
+// ReadPiece reads one piece of a message, for peers that send messages in pieces. In flags
+// Expedited says that the message was sent so, and Partial that more of it is to come. The
+// piece without Partial ends the message. A message that was sent whole is one piece. Pieces
+// and whole messages come in the order in which the sender's device received them.
 //
-// A message that does not fit into p is treated as by ReadMsg. Where n bytes of a piece
-// come with an error, Partial is set, and the next call has the rest of it.
+// A piece that does not fit into p is treated as ReadMsg treats a message. If n bytes of a
+// piece come with an error, flags has Partial, and the next call reads the rest of it.
 //
-// It allocates nothing for what comes in segments.
+// ReadPiece allocates nothing for what comes in segments.
 func (c *Conn) ReadPiece(p []byte) (n int, flags MsgFlags, err error) {
 	n, flags, err = c.readMsg(p, true)
 	runtime.KeepAlive(c)
 	return n, flags, c.opError("read", err)
 }
 
-// ReadFrom writes what r yields until its end; see io.ReaderFrom. While r has nothing it
-// holds a few KiB. Once bytes keep coming they are read 256 KiB at a time, and where large
-// transfers serve straight into memory that the peer fetches from.
+// ReadFrom writes what r yields until its end; see io.ReaderFrom. While r yields nothing
+// ReadFrom holds a few KiB of memory. While bytes keep coming it reads 256 KiB at a time, and
+// where large transfers are in use it reads them into memory that the peer fetches from.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	n, rerr, err := c.readFrom(r)
 	runtime.KeepAlive(c)
@@ -190,8 +197,8 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	return n, rerr
 }
 
-// WriteTo reads until the end of the stream and writes to w, straight from the
-// receive buffers; see io.WriterTo.
+// WriteTo reads until the end of the stream, and writes to w without a copy in between; see
+// io.WriterTo.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	n, werr, err := c.writeTo(w)
 	runtime.KeepAlive(c)
@@ -201,36 +208,37 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	return n, werr
 }
 
-// CloseRead ends the reading side: Read returns io.EOF, what has not been read and
-// what still arrives is dropped.
+// CloseRead ends the reading side. Read returns io.EOF, and bytes that were not read, or that
+// still arrive, are dropped.
 func (c *Conn) CloseRead() error {
-	return c.opError("close", c.closeRead())
+	err := c.closeRead()
+	runtime.KeepAlive(c)
+	return c.opError("close", err)
 }
 
-// CloseWrite ends the writing side: the peer reads io.EOF after all that was
-// written. It needs a peer with [Extensions].HalfClose; for others the
-// error matches errors.ErrUnsupported. It takes its turn behind what is queued,
-// and fails, with nothing done, where a message has not got its last piece. Of a peer
-// that has closed already it says nothing, as with TCP.
+// CloseWrite ends the writing side: the peer reads io.EOF behind all that was written. It
+// takes its turn behind what is queued. A peer without [Extensions].HalfClose matches
+// errors.ErrUnsupported. While the last piece of a message is missing CloseWrite fails and
+// does nothing. When the peer has closed already CloseWrite returns nil, as with TCP.
 func (c *Conn) CloseWrite() error {
 	err := c.closeWrite()
 	runtime.KeepAlive(c)
 	return c.opError("close", err)
 }
 
-// Close ends the connection. Calls in progress, and what is queued, return with
-// net.ErrClosed at once, but for those in the middle of a large transfer, whose memory the
-// peer has to let go of first; bytes that were not read, and that still arrive, are dropped.
-// Everything that was written reaches the peer first, and so do large transfers of
-// QueueMsg's and ReadFrom's that the peer was told of. Where a message has not got its last piece the
-// peer reads an error in place of io.EOF.
+// Close ends the connection. Calls in progress and queued messages end at once with
+// net.ErrClosed. Calls in the middle of a large transfer end when the peer has stopped using
+// their memory. Bytes that were not read, or that still arrive, are dropped. The peer gets
+// everything that was written, and large transfers of QueueMsg and ReadFrom that were
+// announced to it. If the last piece of a message is missing the peer reads an error in place
+// of io.EOF.
 //
-// As with TCP, Close does not wait for the peer. It waits until what was written has left
-// the process, which takes no time unless the peer or the network is slow: 100 ms at
-// most, and no longer than something moves (30 ms, or 2 ms where another Close has just
-// waited in vain). The rest goes on behind it: the connection lingers until the peer has
-// taken everything, or has taken nothing for Config.LingerTimeout, after which the rest
-// is lost. A process that ends meanwhile loses what has not left it; CloseContext waits.
+// As with TCP, Close does not wait for the peer. It waits until what was written has left the
+// process. That takes no time unless the peer or the network is slow. Close waits for at most
+// 100 ms, and for at most 30 ms in which nothing moves, or 2 ms if another Close has just
+// waited that long. Behind Close the connection lingers until the peer has taken everything.
+// If the peer takes nothing for Config.LingerTimeout the rest is lost. A process that ends
+// before loses what has not left it; CloseContext waits for that.
 func (c *Conn) Close() error {
 	err := c.close()
 	runtime.KeepAlive(c)
@@ -239,40 +247,40 @@ func (c *Conn) Close() error {
 
 // CloseContext is Close for programs that must know whether the peer got everything. It
 // returns nil when the peer's device has taken all that was written and has ended the
-// connection. Of a peer that closed first it returns nil unless the device knows of
-// something that was not taken, or cannot tell. Otherwise the error says why that may not
-// be so: ctx's own when ctx ends, while the connection lingers on as after Close; one that
-// matches syscall.ETIMEDOUT when the connection was given up, because nothing moved for
-// Config.LingerTimeout or too many others linger; and syscall.ECONNRESET when the
-// connection broke. Whether the peer's program has read what its device has taken, only
-// the program can tell.
+// connection. If the peer closed first it also returns nil, unless the device knows of
+// something that was not taken, or cannot tell. Otherwise the error matches
 //
-// An RDMA device knows what the peer's has taken. The software device knows what the
-// kernel has taken, and that the peer has ended the connection in an orderly way: what it
-// ends by itself, while bytes are on their way, may not have reached it.
+//   - ctx's error: ctx has ended, and the connection lingers on as after Close;
+//   - syscall.ETIMEDOUT: the connection was given up, because nothing moved for
+//     Config.LingerTimeout or because too many others linger;
+//   - syscall.ECONNRESET: the connection broke.
+//
+// Only the peer's program can tell whether it has read what its device has taken. An RDMA
+// device knows what the peer's device has taken. The software device knows what the kernel
+// has taken, and that the peer has ended the connection in an orderly way. If the peer ends
+// the connection by itself while bytes are on their way, those may not have reached it.
 func (c *Conn) CloseContext(ctx context.Context) error {
 	err := c.closeContext(ctx)
 	runtime.KeepAlive(c)
 	return c.opError("close", err)
 }
 
-// Done is closed when the message has been handed to the device, by a large transfer
-// when the peer has fetched it, or when neither will be: then p is the caller's again
-// and Result returns without waiting.
+// Done returns a channel that is closed when the message is done: the device has taken it,
+// the peer has fetched it by a large transfer, or neither will happen any more. Then the
+// bytes are the caller's again, and Result returns at once.
 func (s *PendingMessage) Done() <-chan struct{} {
 	return s.done
 }
 
-// Result waits until the message is done and returns how many bytes were taken and,
-// if that is not all of them, why: what WriteMsg would have returned, or an error
-// that matches context.Canceled.
+// Result waits until the message is done. It returns how many bytes were taken, and the error
+// that WriteMsg would have returned, or after Cancel one that matches context.Canceled.
 func (s *PendingMessage) Result() (n int, err error) {
 	<-s.done
 	return s.n, opError("write", s.c.local, s.c.remote, s.err)
 }
 
-// Cancel takes the message out of the queue and reports whether it could: then nothing
-// of it is sent and it is done. Otherwise it is being sent, or is done already.
+// Cancel takes the message out of the queue, so that nothing of it is sent and it is done. It
+// returns false if the message is not in the queue any more: it is being sent, or is done.
 func (s *PendingMessage) Cancel() bool {
 	return s.cancel()
 }

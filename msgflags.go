@@ -94,33 +94,32 @@ func (m *sendOptions) wire() (flags uint16) {
 }
 
 const (
-	// Expedited sends a message ahead of all normal ones, and of all that Write and
-	// ReadFrom have, that this side has not handed to the device yet; behind
-	// expedited ones, and never in the middle of another message. So it waits
-	// for the rest of a message that has begun, also for the last piece of one sent
-	// with Partial.
+	// Expedited sends a message ahead of all normal messages, and of all data of Write and
+	// ReadFrom, that this side's device has not received yet. Expedited messages keep their
+	// order among themselves. An expedited message never goes in the middle of another
+	// message: it waits for the rest of a message that has begun, and for the last piece of
+	// one that is sent with Partial.
 	//
-	// The receiver can tell such a message. One that does not know the flag (see
-	// Extensions.MessageFlags) gets it as any other, and still early.
+	// A receiver without Extensions.MessageFlags cannot tell that a message was expedited.
 	Expedited MsgFlags = 1 << iota
 
-	// Partial sends a piece of a message. More follows with the next sends of the
-	// same kind, expedited or normal, whoever makes them; the first one without
-	// Partial ends the message, and may be empty. Write is such a one. Until then
-	// sends of the other kind wait. A message may have any number of pieces.
-	// An empty piece is nothing, unless it is the last one.
+	// Partial sends a piece of a message. The next sends of the same kind, expedited or
+	// normal, whoever makes them, are the next pieces. The first send without Partial ends
+	// the message, and may be empty. A Write is such a send. Until then sends of the other
+	// kind wait. A message may have any number of pieces. An empty piece sends nothing,
+	// unless it is the last one.
 	//
-	// Received, it says that more of the message is to come.
+	// With a received piece it says that more of the message is to come.
 	Partial
 
-	// NoResponse is a hint: no answer is expected to this message, so the peer need
-	// not hurry to make room for others. It does so when it must, or when it
-	// sends something itself. Without it the peer takes some care that the sender
-	// does not have to wait. A receiver does not see it.
+	// NoResponse is the hint that no answer to this message is expected, so that the peer
+	// need not hurry to grant credits. The peer grants them when it must, or when it sends
+	// something itself. Without the hint it grants them so early that the sender does not
+	// have to wait. Receivers do not see this flag.
 	NoResponse
 
-	// NonBlocking sends what can be handed to the device at once. Where that is
-	// nothing the error is syscall.EAGAIN, and Writable tells when to try again.
+	// NonBlocking sends what the device can take at once. If that is nothing the error
+	// matches syscall.EAGAIN, and Conn.Writable says when to try again.
 	NonBlocking
 
 	allMsgFlags = Expedited | Partial | NoResponse | NonBlocking
