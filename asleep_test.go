@@ -80,7 +80,7 @@ func (c *call) state() string {
 	_, state, _ := strings.Cut(head, "[")
 	state, _, _ = strings.Cut(state, "]")
 	state, _, _ = strings.Cut(state, ",")
-	return state
+	return strings.TrimSuffix(state, " (durable)") // as it is in a bubble of testing/synctest
 }
 
 // running reports how many goroutines are inside a function whose name, as stack traces show

@@ -15,7 +15,9 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/fabric"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -25,16 +27,31 @@ type scene struct {
 	t      testing.TB
 	cfg    Config
 	device *verbstest.Switch
-	errs   chan error // logged
+	script *scripted.Provider // steers the device
+	peers  ibv.Provider       // the raw peers' device
+	errs   chan error         // logged
 }
 
 func newScene(t testing.TB) *scene { return newSceneOn(t, nil) }
 
-// newSceneOn is newScene on a device of choice.
+// newSceneOn is newScene on a device of choice, which a scripted provider steers.
 func newSceneOn(t testing.TB, p ibv.Provider) *scene {
 	t.Helper()
 	leaktest.Check(t)
-	s := &scene{t: t, device: newSwitch(t, p), errs: make(chan error, 1000)}
+	s := &scene{t: t, peers: newProvider(t), errs: make(chan error, 1000)}
+	switch d := p.(type) {
+	case *scripted.Provider:
+		s.script = d
+	case *modest:
+		s.script = d.script
+	case nil:
+		s.script = scripted.New(s.peers)
+		p = s.script
+	default:
+		s.script = scripted.New(p)
+		p = s.script
+	}
+	s.device = newSwitch(t, p)
 	s.cfg = Config{
 		Provider:              s.device,
 		Logger:                slog.New(errorLog{slog.DiscardHandler, s.errs}),
@@ -43,6 +60,32 @@ func newSceneOn(t testing.TB, p ibv.Provider) *scene {
 		MaxFragmentedSize:     minFragmentedSize + 8,
 	}
 	return s
+}
+
+// newFabricScene is newScene on the device in memory, which needs no descriptors: for tests in
+// virtual time.
+func newFabricScene(t testing.TB) *scene {
+	t.Helper()
+	f := fabric.New(4096, netip.MustParseAddr(host4))
+	s := newSceneOn(t, f)
+	s.peers = f
+	return s
+}
+
+// end is the verbs of a connection of the scene.
+func (s *scene) end(c *Conn) *scripted.Endpoint { return s.script.Endpoint(c.Info().QPN) }
+
+// together has f send n messages to c, and has all of them arrive at once: c handles them
+// before any of its calls goes on.
+func (s *scene) together(c *Conn, n int, f func()) {
+	s.t.Helper()
+	e := s.end(c)
+	received := func(wc *ibv.WC) bool { return !e.IsSend(wc) }
+	e.Hold(received)
+	f()
+	require.True(s.t, eventually(func() bool { return e.Held(received) == n }), "%d of %d messages have come", e.Held(received), n)
+	e.Hold(nil)
+	require.True(s.t, eventually(func() bool { return e.Held(received) == 0 }))
 }
 
 // errorLog hands on the errors that are logged.
@@ -135,14 +178,15 @@ func responseWith(change func(m *smbdpeer.NegotiateResponse)) []byte {
 // dialRaw connects to a listener, up to negotiation.
 func dialRaw(t testing.TB, addr net.Addr, private []byte) *smbdpeer.Raw {
 	t.Helper()
-	return dialRawWith(t, addr, func(*smbdpeer.Raw) []byte { return private })
+	return dialRawOn(t, newProvider(t), addr, func(*smbdpeer.Raw) []byte { return private })
 }
 
-// dialRawWith is dialRaw with private data that tells of the peer's memory.
-func dialRawWith(t testing.TB, addr net.Addr, say func(p *smbdpeer.Raw) []byte) *smbdpeer.Raw {
+// dialRawOn is dialRaw on a device of choice, with private data that may tell of the peer's
+// memory.
+func dialRawOn(t testing.TB, device ibv.Provider, addr net.Addr, say func(p *smbdpeer.Raw) []byte) *smbdpeer.Raw {
 	t.Helper()
 	for attempt := 1; ; attempt++ {
-		id, err := newProvider(t).Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
+		id, err := device.Resolve(tctx, netip.AddrPort{}, addr.(*net.TCPAddr).AddrPort())
 		require.NoError(t, err)
 		p := newRaw(t, id)
 		private := say(p)
@@ -163,10 +207,15 @@ func dialRawWith(t testing.TB, addr net.Addr, say func(p *smbdpeer.Raw) []byte) 
 // listenRaw makes a listener for connections that a raw peer accepts.
 func listenRaw(t testing.TB) ibv.Listener {
 	t.Helper()
+	return listenRawOn(t, newProvider(t))
+}
+
+func listenRawOn(t testing.TB, device ibv.Provider) ibv.Listener {
+	t.Helper()
 	local := netip.MustParseAddrPort(local4)
 	var ln ibv.Listener
 	require.NoError(t, onFreePort(local, func() (err error) {
-		ln, err = newProvider(t).Listen(tctx, local, 0)
+		ln, err = device.Listen(tctx, local, 0)
 		return err
 	}))
 	t.Cleanup(func() { ln.Close() })
@@ -231,24 +280,25 @@ func (s *scene) conns(active bool, private []byte) (*Conn, *smbdpeer.Raw) {
 	t := s.t
 	t.Helper()
 	if active {
-		ln := listenRaw(t)
+		ln := listenRawOn(t, s.peers)
 		result := s.dial(ln)
 		p := acceptRaw(t, ln)
 		require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private)))
-		require.Len(t, p.Receive(), smbdpeer.NegotiateRequestLen)
-		p.Send(goodResponse.Append(nil))
+		p.Respond(goodResponse)
 		r := <-result
 		require.NoError(t, r.err)
 		p.WaitCredit()
 		return s.owned(r.c), p
 	}
 	ln := s.listen()
-	p := dialRaw(t, ln.Addr(), private)
+	p := dialRawOn(t, s.peers, ln.Addr(), func(*smbdpeer.Raw) []byte { return private })
 	p.Negotiate(goodRequest)
-	c, err := ln.Accept()
+	nc, err := ln.Accept()
 	require.NoError(t, err)
+	c := s.owned(nc)
 	p.Grant(goodResponse.CreditsGranted)
-	return s.owned(c), p
+	require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > 0 }))
+	return c, p
 }
 
 func (s *scene) owned(c net.Conn) *Conn {
@@ -349,12 +399,29 @@ func plain(r result) result {
 	return r
 }
 
-// awaitReader waits until a call reads.
-func (c *conn) awaitReader(t testing.TB) {
+// readingParked is reading once the Read waits.
+func readingParked(t testing.TB, c *Conn, b []byte) chan result {
+	t.Helper()
+	done := make(chan result, 1)
+	parked(t, func() {
+		n, err := io.ReadFull(c, b)
+		done <- result{n, err}
+	})
+	return done
+}
+
+// receiveAll waits until c has received all that the peer has sent, and has the peer receive all
+// that c has sent by then. It returns how many credits c had then.
+func receiveAll(t testing.TB, c *Conn, p *smbdpeer.Raw) (left int) {
 	t.Helper()
 	require.True(t, eventually(func() bool {
-		c.mu.Lock()
-		defer c.unlock()
-		return c.rx.reading > 0
+		st := c.Stats()
+		return st.received() == uint64(p.Sent)
 	}))
+	st := c.Stats()
+	for uint64(p.Received) < st.SegmentsSent+st.EmptySent {
+		_, _, ok := p.ReceiveData()
+		require.True(t, ok, "the connection has ended")
+	}
+	return st.SendCredits
 }

@@ -79,14 +79,13 @@ func TestPulseAtTheWire(t *testing.T) {
 					p = acceptRaw(t, ln)
 					private := pulsePrivate(where(p))
 					require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private)))
-					require.Len(t, p.Receive(), smbdpeer.NegotiateRequestLen)
-					p.Send(goodResponse.Append(nil))
+					p.Respond(goodResponse)
 					r := <-result
 					require.NoError(t, r.err)
 					c = s.owned(r.c)
 				} else {
 					ln := s.listen()
-					p = dialRawWith(t, ln.Addr(), func(p *smbdpeer.Raw) []byte { return pulsePrivate(where(p)) })
+					p = dialRawOn(t, s.peers, ln.Addr(), func(p *smbdpeer.Raw) []byte { return pulsePrivate(where(p)) })
 					p.Negotiate(goodRequest)
 					conn, err := ln.Accept()
 					require.NoError(t, err)

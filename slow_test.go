@@ -138,11 +138,10 @@ func TestSlowDeadline(t *testing.T) {
 					from, to, link := slowConns(t, Config{TransferSize: minTransfer, NoRDMARead: noRead}, slowRate, 0)
 					p := alloc(t, 4<<20).Bytes()
 					read := make(chan result, 1)
-					go func() {
+					parked(t, func() {
 						n, err := to.Read(make([]byte, len(p)))
 						read <- result{n, err}
-					}()
-					to.awaitReader(t)
+					})
 					wrote := writing(from, p)
 					require.True(t, eventually(func() bool { return link.passed.Load() >= after }))
 					before := link.passed.Load()

@@ -3,8 +3,11 @@ package rdmanet
 import (
 	"bytes"
 	"os"
+	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -70,14 +73,15 @@ func TestTransferWriteDeadlinePartlyMoved(t *testing.T) {
 			require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpRead, got, h.Addr, h.Key))
 		} else {
 			addr, key := p.Register(got)
+			var written atomic.Bool
+			s.end(c).OnPolled(func(wcs []ibv.WC) {
+				if slices.ContainsFunc(wcs, func(wc ibv.WC) bool { return wc.Op == ibv.WCWrite }) {
+					written.Store(true)
+				}
+			})
 			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: 1, Addr: addr, Key: key, Length: 1000})
 			p.ExpectTransfer(smbdpeer.Written)
-			require.True(t, eventually(func() bool {
-				c.mu.Lock()
-				defer c.unlock()
-				c.poll()
-				return (*c.tx.live.At(0)).moved == 1000
-			}))
+			require.True(t, eventually(written.Load), "the RDMA Write has not completed")
 		}
 		c.SetWriteDeadline(time.Unix(1, 0))
 		if reads {
@@ -128,61 +132,52 @@ func TestTransferWriteDeadlineWholeMessage(t *testing.T) {
 	require.NoError(t, writeMsg(c, []byte("message")))
 }
 
-// filling is what a large Read is under way to.
-func (c *conn) filling() *directRead {
-	c.mu.Lock()
-	defer c.unlock()
-	return (*c.rx.inFlight.At(0)).into
-}
-
-// setReadDeadline sets it and waits until the call that fills into has heard of it.
-func (c *conn) setReadDeadline(t testing.TB, into *directRead, at time.Time) {
-	t.Helper()
-	require.NoError(t, c.setDeadlines(at, &c.readDue))
-	require.True(t, eventually(func() bool {
-		c.mu.Lock()
-		defer c.unlock()
-		c.wakeAll() // a later deadline wakes nobody
-		return (into.late != nil) == (at == past)
-	}))
-}
-
-// A deadline that passes in the middle of a large Read and is moved before the peer
-// has let go of the memory ends nothing. The next one does.
+// A deadline that passes in the middle of a large Read and is moved before the peer has let go
+// of the memory ends nothing, whether or not the Read looks again before its time is over. The
+// next deadline ends the Read, and the connection when the peer does not let go in time.
 func TestTransferReadDeadlineMoved(t *testing.T) {
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
-			setWithdrawWithin(t, time.Hour)
-			s := newScene(t)
-			c, p := s.transferConns(side.active, false)
-			const n = 1 << 20
-			b := make([]byte, 2*n)
-			read := reading(c, b[:n])
-			c.awaitReader(t)
-			p.Begin(false, 1, n, 0, 0)
-			g := p.ExpectTransfer(smbdpeer.Grant)
-			into := c.filling()
-			c.setReadDeadline(t, into, past)
-			c.setReadDeadline(t, into, time.Now().Add(patience))
-			c.abandonDirect(into) // the time for the first one is over
-			p.Answer(g, make([]byte, g.Length))
-			require.Equal(t, result{n, nil}, s.await(read))
+			inVirtualTime(t, func(t *testing.T) {
+				setWithdrawWithin(t, time.Second)
+				s := newFabricScene(t)
+				c, p := s.transferConns(side.active, false)
+				const n = 1 << 20
+				b := make([]byte, 2*n)
+				move := func() {
+					t.Helper()
+					synctest.Wait()
+					require.NoError(t, c.SetReadDeadline(past))
+					synctest.Wait() // the Read waits for the peer now
+					require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+				}
+				for id := range uint32(2) {
+					read := readingParked(t, c, b[:n])
+					p.Begin(false, id+1, n, 0, 0)
+					g := p.ExpectTransfer(smbdpeer.Grant)
+					move()
+					if id == 1 { // the Read looks again
+						p.WaitCredit()
+						p.Grant(1)
+						synctest.Wait()
+					}
+					time.Sleep(2 * withdrawWithin)
+					p.Answer(g, make([]byte, g.Length))
+					require.Equal(t, result{n, nil}, s.await(read))
+				}
 
-			read = reading(c, b)
-			c.awaitReader(t)
-			p.Begin(false, 2, n, 0, 0)
-			p.ExpectTransfer(smbdpeer.Grant)
-			into = c.filling()
-			c.setReadDeadline(t, into, past)
-			c.setReadDeadline(t, into, time.Now().Add(patience))
-			c.mu.Lock()
-			setWithdrawWithin(t, time.Millisecond)
-			c.unlock()
-			c.SetReadDeadline(past)
-			r := s.await(read)
-			require.Zero(t, r.n)
-			require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
-			require.ErrorIs(t, s.logged(), errTransferHeld)
+				read := readingParked(t, c, b)
+				p.Begin(false, 3, n, 0, 0)
+				p.ExpectTransfer(smbdpeer.Grant)
+				move()
+				again := time.Now()
+				require.NoError(t, c.SetReadDeadline(past))
+				r := s.await(read)
+				require.Zero(t, r.n)
+				require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+				require.Equal(t, withdrawWithin, time.Since(again))
+				require.ErrorIs(t, s.logged(), errTransferHeld)
+			})
 		})
 	}
 }
@@ -202,16 +197,13 @@ func TestTransferWriteDeadlineBehindExpedited(t *testing.T) {
 				_, err := c.ReadFrom(bytes.NewReader(make([]byte, regmem.ChunkSize)))
 				require.NoError(t, err)
 				p.ExpectBegin(m.reads) // and nobody takes it, so the next one has to wait
-				wrote := writing(c, alloc(t, breachWrite).Bytes())
-				require.True(t, eventually(func() bool {
-					c.mu.Lock()
-					defer c.unlock()
-					return c.queue.busy && (c.writers.Waiting() > 0 || c.wait.Leading())
-				}))
+				buf := alloc(t, breachWrite)
+				var r result
+				wrote := parked(t, func() { r.n, r.err = c.Write(buf.Bytes()) })
 				_, err = c.WriteMsg([]byte("ur"), Expedited|Partial)
 				require.NoError(t, err)
 				require.NoError(t, c.SetWriteDeadline(past))
-				r := s.await(wrote)
+				within(t, "Write", func() { <-wrote })
 				require.Zero(t, r.n)
 				requireTimeout(t, r.err)
 				require.NoError(t, c.SetWriteDeadline(time.Now().Add(patience)))
@@ -235,29 +227,43 @@ func TestTransferWriteDeadlineBehindExpedited(t *testing.T) {
 	}
 }
 
-// A Write that gives up a transfer and leads hears of its end, also where that comes
-// with what another goroutine posts.
+// A Write that gives up a transfer, and waits for completions itself, hears of the end of the
+// transfer also where another goroutine posts it.
 func TestTransferWriteDeadlinePostedByOther(t *testing.T) {
 	s := newScene(t)
 	setWithdrawWithin(t, time.Hour)
 	c, p := s.transferConns(false, false)
-	wrote := writing(c, pattern(1, 100000))
+	c.SetDeadline(time.Time{}) // which would have the Write look again
+	e := s.end(c)
+	var r result
+	buf := alloc(t, breachWrite) // nothing of it goes along
+	write := start(func() { r.n, r.err = c.Write(buf.Bytes()) })
 	p.ExpectBegin(false)
-	requireAsleep(t, c, func() bool {
-		if c.lane.posting { // by the Write itself, which the peer has heard already
-			return false
-		}
-		c.lane.posting = true // as if somebody did
-		return true
-	})
-	c.SetWriteDeadline(time.Now())
-	requireAsleep(t, c, func() bool { return c.tx.withdraw != nil })
-	c.mu.Lock()
-	c.lane.posting = false
-	c.lane.flush()
-	require.Zero(t, c.tx.live.Len())
-	c.unlock()
-	r := s.await(wrote)
+	say(p) // whoever has waited for completions before leaves that to the Write
+	leads := func() bool { return e.Sleeper() == write.goroutine }
+	requireSleeper(t, e, leads)
+
+	// Somebody reads, and waits in the middle of posting a grant.
+	const size = 600 // too long to be copied out of its receive
+	sent := 0
+	for ; p.Credits > 1; sent++ {
+		p.Credits--
+		p.Send(smbdpeer.Segment(size, 0))
+	}
+	require.True(t, eventually(func() bool { return c.Stats().SegmentsReceived == uint64(sent) }))
+	requireSleeper(t, e, leads)
+	open := e.Gate()
+	defer open()
+	read := reading(c, make([]byte, sent*size))
+	require.True(t, eventually(func() bool { return e.Blocked() == 1 }), "nothing is posted")
+
+	require.NoError(t, c.SetWriteDeadline(past))
+	requireSleeper(t, e, leads)
+	open()
+	within(t, "Write", func() { <-write.done })
+	require.Zero(t, r.n)
 	require.ErrorIs(t, r.err, os.ErrDeadlineExceeded)
+	require.Equal(t, smbdpeer.TransferEnd, p.ExpectTransfer(smbdpeer.Written).Flags)
+	require.Equal(t, result{sent * size, nil}, s.await(read))
 	require.NoError(t, c.Close())
 }

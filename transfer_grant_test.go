@@ -3,13 +3,14 @@ package rdmanet
 import (
 	"bytes"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -23,69 +24,18 @@ func TestTransferPrefetchBounded(t *testing.T) {
 	require.True(t, eventually(func() bool { return c.Stats().TransferBytesReceived == maxBounceBuffers*regmem.ChunkSize }))
 }
 
-// regions tells of those that the peer may write to, which are counted from 1, before
-// they are made and before they are closed.
-type regions struct {
-	n             int
-	opens, closes func(n int)
-}
-
-type watchedMR struct {
-	ibv.MR
-	closes func()
-}
-
-func (m *watchedMR) Close() error {
-	m.closes()
-	return m.MR.Close()
-}
-
-func (r *regions) reg(register func([]byte, ibv.Access) (ibv.MR, error), b []byte, access ibv.Access) (ibv.MR, error) {
-	if access&ibv.AccessRemoteWrite == 0 {
-		return register(b, access)
-	}
-	r.n++
-	n := r.n
-	r.opens(n)
-	mr, err := register(b, access)
-	if err != nil {
-		return nil, err
-	}
-	return &watchedMR{mr, func() { r.closes(n) }}, nil
-}
-
-type watchedQP struct {
-	ibv.QP
-	regions
-}
-
-func (q *watchedQP) RegMR(b []byte, access ibv.Access) (ibv.MR, error) {
-	return q.reg(q.QP.RegMR, b, access)
-}
-
-type watchedPD struct {
-	ibv.PD
-	regions
-}
-
-func (p *watchedPD) RegMR(b []byte, access ibv.Access) (ibv.MR, error) {
-	return p.reg(p.PD.RegMR, b, access)
-}
-
-// watched is a connection with a peer that writes, of which nothing is fetched ahead.
-func (s *scene) watched(opens, closes func(n int)) (*Conn, *smbdpeer.Raw) {
-	s.cfg.KeepAlive = time.Hour // it would send what is due
-	c, p := s.transferConns(true, false)
-	c.mu.Lock()
-	defer c.unlock()
-	r := regions{opens: opens, closes: closes}
-	if c.dom.Private {
-		c.dom.PD = &watchedPD{c.dom.PD, r}
-	} else {
-		c.lane.qp = &watchedQP{c.lane.qp, r}
-	}
-	c.rx.reading++ // somebody is about to read
-	return c, p
+// onPeerWrites has functions called with the number of each region that the peer may write to,
+// counted from 1: before it is made, and before it is closed.
+func onPeerWrites(e *scripted.Endpoint, opens, closes func(n int)) {
+	var made atomic.Int64
+	e.OnRegister(func(_ []byte, access ibv.Access) (closing func(), err error) {
+		if access&ibv.AccessRemoteWrite == 0 {
+			return nil, nil
+		}
+		n := int(made.Add(1))
+		opens(n)
+		return func() { closes(n) }, nil
+	})
 }
 
 // The peer writes to the first piece of a reader's memory while the next one is
@@ -95,29 +45,23 @@ func TestTransferGrantPieces(t *testing.T) {
 	open := sync.OnceFunc(func() { close(gate) })
 	s := newScene(t)
 	t.Cleanup(open)
-	c, p := s.watched(func(n int) {
+	c, p := s.transferConns(true, false)
+	onPeerWrites(s.end(c), func(n int) {
 		if n == 2 {
 			<-gate
 		}
 	}, func(int) {})
 	want := pattern(1, fetchSize+1000)
-	p.Begin(false, 1, len(want), 0, 0)
-	require.True(t, eventually(func() bool {
-		c.mu.Lock()
-		defer c.unlock()
-		return c.in.unread.Len() > 0 && c.wait.Sleeping() // so nobody else sends what is due
-	}))
 	b := make([]byte, len(want))
-	read := reading(c, b)
+	read := readingParked(t, c, b)
+	p.Begin(false, 1, len(want), 0, 0)
 	g := p.ExpectTransfer(smbdpeer.Grant)
 	require.EqualValues(t, fetchSize, g.Length)
-	require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want[:fetchSize], g.Addr, g.Key))
-	p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: fetchSize})
+	p.Answer(g, want[:fetchSize])
 	open()
 	g = p.ExpectTransfer(smbdpeer.Grant)
 	require.EqualValues(t, 1000, g.Length)
-	require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want[fetchSize:], g.Addr, g.Key))
-	p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: 1000})
+	p.Answer(g, want[fetchSize:])
 	require.Equal(t, result{len(want), nil}, s.await(read))
 	require.True(t, bytes.Equal(want, b))
 }
@@ -127,14 +71,14 @@ func TestTransferGrantPieces(t *testing.T) {
 func TestTransferGrantBufferFreed(t *testing.T) {
 	const pieces = maxTransfers + 1 // one more than may be granted at a time
 	buf := alloc(t, pieces*fetchSize)
-	var uses []int // as the pieces are closed
+	b := buf.Bytes()
+	var mapped []bool // as the pieces are closed
 	s := newScene(t)
-	c, p := s.watched(func(int) {}, func(int) {
-		uses = append(uses, buf.mem.Uses())
-	})
+	c, p := s.transferConns(true, false)
+	onPeerWrites(s.end(c), func(int) {}, func(int) { mapped = append(mapped, regmem.Find(b) != nil) })
 	p.Grant(2 * pieces)
+	read := readingParked(t, c, b)
 	p.Begin(false, 1, pieces*fetchSize, 0, 0)
-	read := reading(c, buf.Bytes())
 	for range maxTransfers {
 		p.ExpectTransfer(smbdpeer.Grant)
 	}
@@ -145,6 +89,7 @@ func TestTransferGrantBufferFreed(t *testing.T) {
 		p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: fetchSize})
 	}
 	require.Equal(t, result{pieces * fetchSize, nil}, s.await(read))
-	require.Len(t, uses, pieces)
-	require.NotContains(t, uses, 0, "given back with a piece still open")
+	require.Len(t, mapped, pieces)
+	require.NotContains(t, mapped, false, "given back with a piece still open")
+	require.True(t, eventually(func() bool { return regmem.Find(b) == nil }), "it is never given back")
 }

@@ -24,11 +24,8 @@ func queueBuffers(t *testing.T, c *Conn, p *smbdpeer.Raw, reads bool) (sends []*
 	for range maxBounceBuffers {
 		told = append(told, p.ExpectBegin(reads))
 	}
-	require.True(t, eventually(func() bool {
-		c.mu.Lock()
-		defer c.unlock()
-		return c.queue.waiting == maxBounceBuffers-1 // and one has the turn
-	}))
+	// One has the turn, and the others wait for it.
+	require.True(t, eventually(func() bool { return running("rdmanet.(*conn).offer(") == 1 }))
 	return sends, told
 }
 

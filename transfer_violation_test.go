@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"io"
 	"math"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -243,24 +244,66 @@ func beginWithRest(p *smbdpeer.Raw, reads bool, n, rest int) {
 	p.SendTransfer(h)
 }
 
-// Grants that are not answered yet are bounded.
+// Grants that are not answered yet are bounded, and go to one transfer after the other.
 func TestTransferUnansweredGrantsBounded(t *testing.T) {
-	c := &conn{}
-	c.tx.mode = TransferWrite
-	for id := range uint32(2) {
-		c.tx.last++
-		c.tx.live.Push(&sendTransfer{id: id + 1, p: make([]byte, 2*maxTransfers)})
+	const most = 16 // docs/protocol.md, section 6
+	for _, tt := range []struct {
+		name  string
+		first []int // bytes of the grants for the first transfer
+		then  []int // bytes of those for the second
+		want  error // nil: all are answered
+	}{
+		{"as many as may be", slices.Repeat([]int{1}, most), nil, nil},
+		{"one more", slices.Repeat([]int{1}, most+1), nil, errTransferCount},
+		{"the first has its turn", []int{1}, []int{1}, errTransferID},
+		{"the second has its turn", []int{breachWrite - 1, 1}, []int{1}, nil},
+		{"one more for both", slices.Concat(slices.Repeat([]int{1}, most-1), []int{breachWrite - most + 1}), []int{1}, errTransferCount},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScene(t)
+			s.cfg.TransferSize, s.cfg.LingerTimeout = minTransfer, -1
+			s.cfg.InitialReceiveCredits, s.cfg.MaxReceiveCredits = 2*most, 2*most
+			ln := s.listen()
+			p := dialRaw(t, ln.Addr(), transferPrivate(false))
+			request := goodRequest
+			request.CreditsRequested = 2 * most
+			p.Negotiate(request)
+			nc, err := ln.Accept()
+			require.NoError(t, err)
+			c := s.owned(nc)
+			p.Grant(2 * most)
+			var sends []*PendingMessage
+			for range 2 {
+				sends = append(sends, c.QueueMsg(alloc(t, breachWrite).Bytes()))
+				require.EqualValues(t, breachWrite, p.ExpectBegin(false).Length)
+			}
+			addr, key := p.Register(make([]byte, breachWrite))
+			waitCredits(t, p, len(tt.first)+len(tt.then))
+			s.together(c, len(tt.first)+len(tt.then), func() {
+				for i, lengths := range [][]int{tt.first, tt.then} {
+					for _, n := range lengths {
+						p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: uint32(i + 1), Addr: addr, Key: key, Length: uint32(n)})
+					}
+				}
+			})
+			if tt.want != nil {
+				requireCause(t, s.logged(), tt.want)
+				p.WaitEnd()
+				for _, q := range sends {
+					_, err := q.Result()
+					requireCause(t, err, tt.want)
+				}
+				return
+			}
+			for i, lengths := range [][]int{tt.first, tt.then} {
+				for _, n := range lengths {
+					require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Written, ID: uint32(i + 1), Length: uint32(n)}, p.ExpectTransfer(smbdpeer.Written))
+				}
+			}
+			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Grant, ID: uint32(1 + len(tt.then)), Addr: addr, Key: key, Length: 1}) // there is room again
+			p.ExpectTransfer(smbdpeer.Written)
+		})
 	}
-	require.Equal(t, errTransferID, c.granted(&transferHeader{ID: 2, Length: 1}), "the first one has its turn")
-	for range maxTransfers {
-		require.NoError(t, c.granted(&transferHeader{ID: 1, Length: 1}))
-	}
-	require.Equal(t, errTransferCount, c.granted(&transferHeader{ID: 1, Length: 1}))
-	for range maxTransfers / 2 {
-		c.tx.grants.Pop()
-	}
-	require.NoError(t, c.granted(&transferHeader{ID: 1, Length: maxTransfers}))
-	require.NoError(t, c.granted(&transferHeader{ID: 2, Length: 1}))
 }
 
 // An offer, or a grant, whose memory the device cannot use ends the connection

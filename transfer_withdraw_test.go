@@ -3,11 +3,14 @@ package rdmanet
 import (
 	"bytes"
 	"io"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/regmem"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -93,27 +96,26 @@ func TestTransferWithdrawn(t *testing.T) {
 	}
 }
 
-// A message that is withdrawn is none if nothing of it has come, and has no end
-// otherwise.
+// A message that is withdrawn is none if nothing of it has come, and has no end otherwise.
 func TestTransferWithdrawnMessageCut(t *testing.T) {
 	eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
-		kind := smbdpeer.Request
-		if reads {
-			kind = smbdpeer.Offer
-		}
-		withdrawn := func(id uint32) {
-			p.WithdrawTransfer(reads, id, smbdpeer.TransferCut)
-			if reads {
-				for h := p.ExpectTransfer(smbdpeer.Done); h.ID != id; h = p.ExpectTransfer(smbdpeer.Done) {
-				}
-			}
-		}
 		const n = 1 << 20
 		addr, key := p.Register(make([]byte, n))
-		h := smbdpeer.Transfer{Kind: kind, ID: 1, Addr: addr, Key: key, Length: n}
-		c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
-		p.SendTransfer(h)
-		withdrawn(1)
+		withdrawn := func(id uint32, payload []byte) { // before anything is fetched
+			h := smbdpeer.Transfer{Kind: smbdpeer.Request, ID: id, Length: n}
+			if reads {
+				h.Kind, h.Addr, h.Key = smbdpeer.Offer, addr, key
+			}
+			waitCredits(t, p, 2)
+			s.together(c, 2, func() {
+				p.SendData(h.Message(payload))
+				p.WithdrawTransfer(reads, id, smbdpeer.TransferCut)
+			})
+			if reads {
+				require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Done, ID: id}, p.ExpectTransfer(smbdpeer.Done))
+			}
+		}
+		withdrawn(1, nil)
 		p.WaitCredit()
 		p.Payload(10)
 		b := make([]byte, n+100)
@@ -121,21 +123,23 @@ func TestTransferWithdrawnMessageCut(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 10, k)
 
-		h.ID = 2
-		p.WaitCredit()
-		p.Credits--
-		p.Send(h.Message(make([]byte, 20)))
-		withdrawn(2)
-		require.True(t, eventually(func() bool { // else the disconnect may overtake it
-			c.mu.Lock()
-			defer c.unlock()
-			return c.rx.last == 2 && c.rx.live.Len() == 0
-		}))
+		before := c.Stats().EmptyReceived
+		withdrawn(2, make([]byte, 20))
+		require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > before })) // else the disconnect may overtake it
 		p.ID.Disconnect()
 		k, err = c.ReadMsg(b)
 		require.Equal(t, 20, k)
 		require.ErrorIs(t, err, errTruncated)
 	})
+}
+
+// waitCredits receives until the peer has n credits.
+func waitCredits(t testing.TB, p *smbdpeer.Raw, n int) {
+	t.Helper()
+	for p.Credits < n {
+		_, _, ok := p.ReceiveData()
+		require.True(t, ok, "the connection has ended")
+	}
 }
 
 // A message that is withdrawn when all of it is on its way is whole.
@@ -144,24 +148,20 @@ func TestTransferWithdrawnTooLate(t *testing.T) {
 		t.Run(side.name, func(t *testing.T) {
 			s := newScene(t)
 			c, p := s.transferConns(side.active, true)
+			e := s.end(c)
+			e.Hold(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
 			const n = 100 << 10
 			want := pattern(3, n)
 			addr, key := p.Register(want)
-			c.mu.Lock()
-			c.rx.reading++ // somebody is about to read, so nothing is fetched ahead
-			c.unlock()
+			var asked atomic.Int64
+			countReads(e, &asked)
 			p.Begin(true, 1, n, addr, key)
-			require.True(t, eventually(func() bool {
-				c.mu.Lock()
-				defer c.unlock()
-				c.poll()
-				if c.rx.live.Len() == 0 {
-					return false
-				}
-				c.readAhead()
-				require.NoError(t, c.withdrawn(&transferHeader{Kind: transferWithdraw, ID: 1, Flags: transferCut}))
-				return true
-			}))
+			require.True(t, eventually(func() bool { return asked.Load() == n }), "%d bytes are asked for", asked.Load())
+			before := c.Stats().EmptyReceived
+			p.WithdrawTransfer(true, 1, smbdpeer.TransferCut)
+			require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > before }))
+			e.Hold(nil)
+			require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1, Length: n}, p.ExpectTransfer(smbdpeer.Done))
 			p.WaitCredit()
 			p.Payload(100)
 			b := make([]byte, n+100)
@@ -172,6 +172,58 @@ func TestTransferWithdrawnTooLate(t *testing.T) {
 			k, err = c.ReadMsg(b)
 			require.NoError(t, err)
 			require.Equal(t, 100, k)
+		})
+	}
+}
+
+// countReads counts the bytes of the RDMA Reads that an end posts.
+func countReads(e *scripted.Endpoint, n *atomic.Int64) {
+	e.OnPostSend(func(wrs []ibv.SendWR) error {
+		for i := range wrs {
+			if wrs[i].Op == ibv.OpRead {
+				n.Add(int64(len(wrs[i].SGL[0].Buf)))
+			}
+		}
+		return nil
+	})
+}
+
+// Whoever is asked for a transfer back says with each RDMA Read that comes that it goes on,
+// until it says that it is done.
+func TestTransferWithdrawnProgress(t *testing.T) {
+	if attr := testDevice(t).Attr(); min(attr.MaxQPInitRdAtom, attr.MaxQPRdAtom) < 3 { // one is for keep-alive
+		return // there is one RDMA Read at a time
+	}
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			c, p := s.transferConns(side.active, true)
+			e := s.end(c)
+			e.Hold(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
+			const n = 2 * regmem.ChunkSize
+			want := pattern(3, n)
+			addr, key := p.Register(want)
+			p.Begin(true, 1, n, addr, key)
+			require.True(t, eventually(func() bool { return e.Reading() == 2 }))
+			received := c.Stats().EmptyReceived
+			p.WithdrawTransfer(true, 1, 0)
+			require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > received }))
+			require.True(t, eventually(func() bool { // there is nothing to grant any more
+				p.RequestResponse(1)
+				receiveAll(t, c, p)
+				return c.Stats().ReceiveCredits == p.Credits
+			}))
+			requireSleeper(t, e, func() bool { return true })
+			sent := c.Stats().EmptySent
+			e.Pass(1)
+			require.True(t, eventually(func() bool { return c.Stats().EmptySent > sent }), "nothing is said of the first RDMA Read")
+			require.Equal(t, 1, e.Reading(), "the transfer is over")
+			e.Hold(nil)
+			require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1, Length: n}, p.ExpectTransfer(smbdpeer.Done))
+			b := make([]byte, n)
+			k, err := c.Read(b)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want[:k], b[:k]))
 		})
 	}
 }
@@ -187,25 +239,22 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 			p.Grant(maxTransfers)
 			b := make([]byte, (maxTransfers+1)*fetchSize) // more than may be granted at a time
 			read := make(chan result, 1)
-			go func() {
+			parked(t, func() { // else what is offered may be fetched for nobody
 				n, err := c.Read(b)
 				read <- result{n, err}
-			}()
-			c.awaitReader(t) // else what is offered may be fetched for nobody
+			})
 			p.Begin(false, 1, len(b), 0, 0)
 			first := p.ExpectTransfer(smbdpeer.Grant)
 			for range maxTransfers - 1 {
 				p.ExpectTransfer(smbdpeer.Grant)
 			}
 
-			c.mu.Lock() // the reader hears of all of it at once
-			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: first.Length})
-			p.WithdrawTransfer(false, 1, 0)
-			p.Begin(false, 2, 100, 0, 0)
-			for c.rx.last < 2 {
-				c.poll()
-			}
-			c.unlock()
+			waitCredits(t, p, 3)
+			s.together(c, 3, func() {
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: first.Length})
+				p.WithdrawTransfer(false, 1, 0)
+				p.Begin(false, 2, 100, 0, 0)
+			})
 
 			g := p.ExpectTransfer(smbdpeer.Grant)
 			require.EqualValues(t, 2, g.ID)
@@ -222,11 +271,6 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 // while nobody reads: what has never been is not kept for the reader.
 func TestTransferWithdrawnNotQueued(t *testing.T) {
 	const rounds = 200
-	unread := func(c *Conn) int {
-		c.mu.Lock()
-		defer c.unlock()
-		return c.in.unread.Len()
-	}
 	for _, inside := range []bool{false, true} { // a message of several transfers
 		t.Run(map[bool]string{false: "messages", true: "parts of one"}[inside], func(t *testing.T) {
 			eachTransferPeer(t, func(t *testing.T, s *scene, c *Conn, p *smbdpeer.Raw, reads bool) {
@@ -242,18 +286,22 @@ func TestTransferWithdrawnNotQueued(t *testing.T) {
 					b := make([]byte, 10)
 					require.Equal(t, result{10, nil}, s.await(reading(c, b)))
 				}
-				c.noScratch(true)
 				for range rounds {
 					h.ID++
 					if inside {
 						h.Rest--
 					}
-					p.SendTransfer(h)
-					p.WithdrawTransfer(reads, h.ID, flags)
+					waitCredits(t, p, 2)
+					s.together(c, 2, func() {
+						p.SendTransfer(h)
+						p.WithdrawTransfer(reads, h.ID, flags)
+					})
+					if reads {
+						require.Equal(t, smbdpeer.Transfer{Kind: smbdpeer.Done, ID: h.ID}, p.ExpectTransfer(smbdpeer.Done))
+					}
 				}
-				s.withdrawn(c, rounds)
+				require.True(t, eventually(func() bool { return c.Stats().EmptyReceived >= 2*rounds }))
 				require.LessOrEqual(t, unread(c), 1)
-				c.noScratch(false)
 				if inside {
 					return // the message has no end
 				}
@@ -267,20 +315,27 @@ func TestTransferWithdrawnNotQueued(t *testing.T) {
 	}
 }
 
+// unread is the length of the queue of what the program has not read. The tests look inside for
+// it: entries without bytes take memory, but nothing else shows them.
+func unread(c *Conn) int {
+	c.mu.Lock()
+	defer c.unlock()
+	return c.in.unread.Len()
+}
+
 // What was granted for nobody and is withdrawn leaves no memory in use.
 func TestTransferWithdrawnUnreadMemory(t *testing.T) {
 	s := newScene(t)
 	c, p := s.transferConns(true, false)
+	before := countScratch()
 	for id := range uint32(3 * maxBounceBuffers) {
 		p.Begin(false, id+1, 1000, 0, 0)
 		require.Equal(t, id+1, p.ExpectTransfer(smbdpeer.Grant).ID)
 		p.WithdrawTransfer(false, id+1, 0)
 	}
-	s.withdrawn(c, 3*maxBounceBuffers)
-	c.mu.Lock()
-	defer c.unlock()
-	require.Zero(t, c.rx.bounceBuffers)
-	require.Zero(t, c.in.unread.Len())
+	require.True(t, eventually(func() bool { return c.Stats().EmptyReceived >= 2*3*maxBounceBuffers }))
+	require.True(t, eventually(func() bool { return countScratch() == before }), "%d chunks in use, %d before", countScratch(), before)
+	require.Zero(t, unread(c))
 }
 
 // A ReadMsg that waits for a message that is withdrawn does not take the next one for
@@ -293,47 +348,21 @@ func TestTransferWithdrawnDuringReadMsg(t *testing.T) {
 			c, p := s.transferConns(side.active, false)
 			b := make([]byte, 600<<10)
 			read := make(chan result, 1)
-			go func() {
+			parked(t, func() {
 				n, err := c.ReadMsg(b)
 				read <- result{n, err}
-			}()
-			c.awaitReader(t)
+			})
 			p.Begin(false, 1, len(b), 0, 0)
 			p.ExpectTransfer(smbdpeer.Grant)
 
-			c.mu.Lock() // the reader hears of all of it at once
-			p.WithdrawTransfer(false, 1, smbdpeer.TransferCut)
-			p.Begin(false, 2, len(b)+1, 0, 0)
-			for c.rx.last < 2 {
-				c.poll()
-			}
-			c.unlock()
+			waitCredits(t, p, 2)
+			s.together(c, 2, func() {
+				p.WithdrawTransfer(false, 1, smbdpeer.TransferCut)
+				p.Begin(false, 2, len(b)+1, 0, 0)
+			})
 			require.Equal(t, result{len(b) + 1, io.ErrShortBuffer}, plain(s.await(read)))
 		})
 	}
-}
-
-// noScratch has the connection believe that it has fetched all that it may ahead of
-// its reader.
-func (c *conn) noScratch(used bool) {
-	c.mu.Lock()
-	defer c.unlock()
-	if used {
-		c.rx.bounceBuffers += maxBounceBuffers
-	} else {
-		c.rx.bounceBuffers -= maxBounceBuffers
-	}
-}
-
-// withdrawn waits until transfer id is over, and no other has begun.
-func (s *scene) withdrawn(c *Conn, id uint32) {
-	s.t.Helper()
-	require.True(s.t, eventually(func() bool {
-		c.mu.Lock()
-		defer c.unlock()
-		c.poll()
-		return c.rx.last == id && c.rx.live.Len() == 0
-	}))
 }
 
 // A part of a message that is withdrawn as a whole ends the message all the same,
@@ -345,13 +374,11 @@ func TestTransferWithdrawnEndsMessage(t *testing.T) {
 			h.Kind = smbdpeer.Offer
 			h.Addr, h.Key = p.Register(make([]byte, 1000))
 		}
-		c.noScratch(true)
-		p.WaitCredit()
-		p.Credits--
-		p.Send(h.Message([]byte("beginning")))
-		p.WithdrawTransfer(reads, 1, 0)
-		s.withdrawn(c, 1)
-		c.noScratch(false)
+		waitCredits(t, p, 2)
+		s.together(c, 2, func() {
+			p.SendData(h.Message([]byte("beginning")))
+			p.WithdrawTransfer(reads, 1, 0)
+		})
 		p.WaitCredit()
 		p.Payload(100)
 		b := make([]byte, 2000)
@@ -362,4 +389,31 @@ func TestTransferWithdrawnEndsMessage(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 100, n)
 	})
+}
+
+// A peer withdraws a transfer as a whole while a Read lends it memory, ends its stream and
+// closes, all before the Read looks again. The Read finds the end of the stream.
+func TestTransferWithdrawnThenClosed(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			s := newScene(t)
+			c, p := s.transferConns(side.active, false)
+			e := s.end(c)
+			read := readingParked(t, c, make([]byte, 1<<20))
+			p.Begin(false, 1, 100<<10, 0, 0)
+			p.ExpectTransfer(smbdpeer.Grant)
+			var hold atomic.Bool
+			hold.Store(true)
+			received := func(wc *ibv.WC) bool { return !e.IsSend(wc) }
+			e.Hold(func(wc *ibv.WC) bool { return hold.Load() && received(wc) })
+			p.WithdrawTransfer(false, 1, 0)
+			p.Send(smbdpeer.EmptySegment(smbdpeer.FlagFIN, 0))
+			requireSleeper(t, e, func() bool { return e.Held(received) == 2 })
+			hold.Store(false) // which wakes nobody: the disconnect does
+			require.NoError(t, p.ID.Disconnect())
+			var r result
+			within(t, "Read", func() { r = <-read })
+			require.Equal(t, result{0, io.EOF}, r)
+		})
+	}
 }

@@ -62,7 +62,7 @@ func (q *cq) Poll(wcs []ibv.WC) (n int, err error) {
 		return q.CQ.Poll(wcs)
 	}
 	for i := 0; i < len(kept) && n < len(wcs); {
-		if q.holds(e, &kept[i]) {
+		if q.holds(e, &kept[i]) && !e.passes() {
 			i++
 			continue
 		}
@@ -78,7 +78,7 @@ func (q *cq) Poll(wcs []ibv.WC) (n int, err error) {
 		if k == 0 {
 			break
 		}
-		if q.holds(e, &wcs[n]) {
+		if q.holds(e, &wcs[n]) && !e.passes() {
 			kept = append(slices.Clone(kept), wcs[n])
 		} else {
 			n++
@@ -134,7 +134,7 @@ func (q *cq) changed() {
 	armed, all := q.armed, q.all
 	q.mu.Unlock()
 	for i := range kept {
-		if (all || armed && !e.IsSend(&kept[i])) && !q.holds(e, &kept[i]) {
+		if (all || armed && !e.IsSend(&kept[i])) && (!q.holds(e, &kept[i]) || e.script().pass > 0) {
 			q.Interrupt()
 			return
 		}

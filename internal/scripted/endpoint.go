@@ -36,6 +36,7 @@ type script struct {
 	register   func(buf []byte, access ibv.Access) (closing func(), err error)
 	disconnect func() (pass bool)
 	gate       chan struct{} // closed when posts may go on
+	pass       int           // completions that may go although they are to be held
 }
 
 // posted is a request of the send queue.
@@ -84,6 +85,21 @@ func (e *Endpoint) HoldAll(on bool) {
 		return
 	}
 	e.Hold(func(*ibv.WC) bool { return true })
+}
+
+// Pass lets the n oldest completions go that are kept back by Hold, or will be, and keeps those
+// behind them.
+func (e *Endpoint) Pass(n int) { e.set(func(s *script) { s.pass += n }) }
+
+// passes reports whether a completion that is to be held may go all the same.
+func (e *Endpoint) passes() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.scripted.pass == 0 {
+		return false
+	}
+	e.scripted.pass--
+	return true
 }
 
 // Held returns how many completions are kept back for which which holds.

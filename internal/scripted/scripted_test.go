@@ -126,3 +126,27 @@ func TestPosts(t *testing.T) {
 	require.ErrorIs(t, err, verbstest.ErrInjected)
 	require.Equal(t, before+1, e.Posted())
 }
+
+// The oldest completions that are held can be let go, by their number.
+func TestPass(t *testing.T) {
+	p, e := pair(t)
+	e.Hold(func(wc *ibv.WC) bool { return e.IsSend(wc) })
+	post := func(id uint64) ibv.SendWR {
+		return ibv.SendWR{ID: id, Op: ibv.OpWrite, Flags: ibv.SendSignaled}
+	}
+	p.Active.Send(t, post(1), post(2), post(3))
+	soon(t, func() bool { return len(poll(t, p.Active.SendCQ)) == 0 && e.Held(every) == 3 })
+	require.NoError(t, p.Active.SendCQ.Arm(false))
+	woken := make(chan error, 1)
+	go func() { woken <- p.Active.SendCQ.Wait(time.Now().Add(time.Minute)) }()
+	soon(t, e.Asleep)
+	e.Pass(2)
+	require.ErrorIs(t, <-woken, ibv.ErrInterrupted)
+	wcs := poll(t, p.Active.SendCQ)
+	require.Len(t, wcs, 2)
+	require.EqualValues(t, 1, wcs[0].ID)
+	require.EqualValues(t, 2, wcs[1].ID)
+	require.Empty(t, poll(t, p.Active.SendCQ))
+	e.Pass(1)
+	require.Len(t, poll(t, p.Active.SendCQ), 1)
+}

@@ -18,6 +18,10 @@ type Raw struct {
 	// ID is the connection.
 	ID ibv.ID
 
+	// Sent and Received count Data Transfer messages, but for those that Receive and Poll
+	// return. They begin behind the negotiation.
+	Sent, Received int
+
 	// Credits is how many Data Transfer messages the other end can take. Methods that send
 	// such messages and methods that receive them keep the count, but for Send.
 	Credits int
@@ -132,6 +136,12 @@ func (p *Raw) Send(b []byte) {
 
 // SendTogether sends messages by one post, so that they arrive together.
 func (p *Raw) SendTogether(msgs ...[]byte) {
+	p.t.Helper()
+	p.Sent += len(msgs)
+	p.post(msgs)
+}
+
+func (p *Raw) post(msgs [][]byte) {
 	p.t.Helper()
 	var wrs []ibv.SendWR
 	for _, b := range msgs {
@@ -265,6 +275,7 @@ func (p *Raw) receiveData() (h DataTransfer, payload, message []byte, ok bool) {
 	h, payload, err := ParseDataTransfer(message)
 	p.must(err)
 	p.Credits += int(h.CreditsGranted)
+	p.Received++
 	return h, payload, message, true
 }
 
@@ -315,11 +326,24 @@ func (p *Raw) ExpectFIN() {
 // Negotiate sends a Negotiate Request, waits for the response, and takes the credits in it.
 func (p *Raw) Negotiate(m NegotiateRequest) NegotiateResponse {
 	p.t.Helper()
-	p.Send(m.Append(nil))
+	p.post([][]byte{m.Append(nil)})
 	resp, err := ParseNegotiateResponse(p.Receive())
 	p.must(err)
 	p.Credits = int(resp.CreditsGranted)
 	return resp
+}
+
+// Respond waits for a Negotiate Request, which it returns, and sends a Negotiate Response.
+func (p *Raw) Respond(m NegotiateResponse) NegotiateRequest {
+	p.t.Helper()
+	b := p.Receive()
+	request, err := ParseNegotiateRequest(b)
+	p.must(err)
+	if len(b) != NegotiateRequestLen {
+		p.t.Fatalf("a Negotiate Request of %d bytes", len(b))
+	}
+	p.post([][]byte{m.Append(nil)})
+	return request
 }
 
 // WaitCredit receives until there is a credit.
