@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
@@ -94,10 +95,16 @@ func negotiatesEarly(t testing.TB) bool {
 // errTooLong stands for how a receive ends for which the message is too long.
 var errTooLong = errors.New("too long for the receive")
 
+// errUngranted stands for how a message ends that the peer had no credit for: the device has no
+// receive for it, or has one that the peer was not granted yet.
+var errUngranted = errors.New("sent without a credit, whether there is a receive or not")
+
 // requireCause is require.ErrorIs for any device.
 func requireCause(t testing.TB, err, want error) {
 	t.Helper()
 	switch {
+	case want == errUngranted:
+		require.True(t, errors.Is(err, errNoCredit) || errors.Is(err, iwarpwire.ErrNoBuffer), "%v", err)
 	case want != errTooLong:
 		require.ErrorIs(t, err, want)
 	case !errors.Is(err, ibv.WCLocQPOpErr) || !testDevice(t).Attr().Quirks.VagueErrors:

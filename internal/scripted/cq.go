@@ -99,6 +99,13 @@ func (q *cq) Poll(wcs []ibv.WC) (n int, err error) {
 }
 
 func (q *cq) Arm(solicitedOnly bool) error {
+	if e := q.endpoint(); e != nil {
+		if f := e.script().arm; f != nil {
+			if err := f(solicitedOnly); err != nil {
+				return err
+			}
+		}
+	}
 	q.mu.Lock()
 	q.armed, q.all = true, q.all || !solicitedOnly
 	q.mu.Unlock()

@@ -33,6 +33,7 @@ type script struct {
 	postSend   func(wrs []ibv.SendWR) error
 	postRecv   func(wrs []ibv.RecvWR) error
 	polled     func(wcs []ibv.WC)
+	arm        func(solicitedOnly bool) error
 	register   func(buf []byte, access ibv.Access) (closing func(), err error)
 	disconnect func() (pass bool)
 	gate       chan struct{} // closed when posts may go on
@@ -128,6 +129,10 @@ func (e *Endpoint) OnPostRecv(f func(wrs []ibv.RecvWR) error) {
 // OnPolled sets a function that is called with the completions of a Poll that found some,
 // before Poll returns them.
 func (e *Endpoint) OnPolled(f func(wcs []ibv.WC)) { e.set(func(s *script) { s.polled = f }) }
+
+// OnArm sets a function that is called before a completion queue is armed. The queue is not armed
+// if it returns an error.
+func (e *Endpoint) OnArm(f func(solicitedOnly bool) error) { e.set(func(s *script) { s.arm = f }) }
 
 // OnRegister sets a function that is called when memory is registered with the queue pair or
 // in its domain. Its error is that of RegMR. closing, if not nil, is called when the region is

@@ -150,3 +150,20 @@ func TestPass(t *testing.T) {
 	e.Pass(1)
 	require.Len(t, poll(t, p.Active.SendCQ), 1)
 }
+
+// A completion queue is not armed if the test says so.
+func TestOnArm(t *testing.T) {
+	p, e := pair(t)
+	var solicited []bool
+	e.OnArm(func(solicitedOnly bool) error {
+		solicited = append(solicited, solicitedOnly)
+		if solicitedOnly {
+			return nil
+		}
+		return verbstest.ErrInjected
+	})
+	require.ErrorIs(t, p.Active.SendCQ.Arm(false), verbstest.ErrInjected)
+	require.False(t, e.ArmedForAll())
+	require.NoError(t, p.Active.SendCQ.Arm(true))
+	require.Equal(t, []bool{false, true}, solicited)
+}
