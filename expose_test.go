@@ -94,8 +94,9 @@ func TestExpose(t *testing.T) {
 						}
 						culprit.WaitEnd() // on this side a Write is over before the other one sees it
 					} else {
-						require.Equal(t, ibv.WCRemAccessErr, status)
-						victim.lane.id.Disconnect() // nobody else does, with a peer that only waits
+						// The disconnect of the victim, whose device has told it, may overtake the answer.
+						require.Contains(t, []ibv.WCStatus{ibv.WCRemAccessErr, ibv.WCFlushErr}, status)
+						victim.lane.id.Disconnect() // not every device tells
 					}
 					require.Equal(t, pattern(9, piece), b, "nothing was read")
 					require.Equal(t, before, mem, "nothing was written")
