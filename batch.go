@@ -26,7 +26,7 @@ type sendBatch struct {
 	head  *transferHeader // head is the transfer header of the only segment, or nil.
 
 	// grant is answered by an RDMA Write in front of the message, or is nil.
-	grant *grant
+	grant *memoryGrant
 
 	control bool // control is set if nothing in the batch is the program's.
 }
@@ -94,7 +94,7 @@ func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
 }
 
 // answerGrant adds the RDMA Write that answers a memory grant.
-func (c *conn) answerGrant(b *postBatch, g *grant) {
+func (c *conn) answerGrant(b *postBatch, g *memoryGrant) {
 	l := &c.lane
 	wr := b.next()
 	wr.Op, wr.RemoteAddr, wr.RKey = ibv.OpWrite, g.addr, g.key

@@ -42,10 +42,10 @@ const (
 	// closeStall is how long Close waits while nothing moves.
 	closeStall = 30 * time.Millisecond
 
-	// closeHurry takes the place of closeStall in the second after a Close has waited in
+	// closeStallShort takes the place of closeStall in the second after a Close has waited in
 	// vain. A program such as net/http closes many connections one after another under a
 	// lock, and should not wait long for each.
-	closeHurry = 2 * time.Millisecond
+	closeStallShort = 2 * time.Millisecond
 
 	// lingerTimes bounds the whole linger, as a multiple of Config.LingerTimeout. It ends a
 	// linger whose peer takes a few bytes now and then.
@@ -146,7 +146,7 @@ func closeBound() bound {
 	now := time.Now()
 	p := bound{stall: closeStall, ends: now.Add(closeGrace)}
 	if now.Sub(l.stalled) < time.Second {
-		p.stall = closeHurry
+		p.stall = closeStallShort
 	}
 	return p
 }
@@ -159,7 +159,7 @@ func (c *conn) closeWithin(p bound) {
 	if c.set.linger < 0 {
 		return
 	}
-	c.allow(p)
+	c.beginWait(p)
 	defer c.writeDue.Stop()
 	done := c.endStream()
 	for pause := 20 * time.Microsecond; done && c.unsent() > 0; pause = min(2*pause, time.Millisecond) {
@@ -181,7 +181,7 @@ func (c *conn) closeWithin(p bound) {
 func (c *conn) lingerOn(place *list.Element) {
 	c.mu.Lock()
 	if c.set.linger >= 0 {
-		c.allow(bound{stall: c.set.linger, ends: time.Now().Add(lingerTimes * c.set.linger)})
+		c.beginWait(bound{stall: c.set.linger, ends: time.Now().Add(lingerTimes * c.set.linger)})
 		if c.endStream() {
 			c.awaitPeer()
 		}
@@ -190,7 +190,7 @@ func (c *conn) lingerOn(place *list.Element) {
 	expired := c.end.result == errLingered && c.writeDue.Expired() && !c.end.evicted && c.set.linger >= 0
 	c.unlock()
 	if err := c.teardown(); err != nil {
-		c.set.log.Debug("rdmanet: release of a connection", "local", c.local, "remote", c.remote, "err", err)
+		c.set.failureLog.Debug("rdmanet: release of a connection", "local", c.local, "remote", c.remote, "err", err)
 	}
 	leaveLingering(place, expired)
 	c.mu.Lock()
@@ -235,8 +235,8 @@ func leaveLingering(place *list.Element, expired bool) {
 	}
 }
 
-// allow begins a wait that p limits.
-func (c *conn) allow(p bound) {
+// beginWait begins a wait that p limits.
+func (c *conn) beginWait(p bound) {
 	p.seen = c.progress()
 	c.end.bound = p
 	c.writeDue.Set(time.Now().Add(p.stall))
@@ -280,10 +280,10 @@ func (c *conn) unsent() int {
 func (c *conn) endStream() bool {
 	e, s := &c.end, &c.send
 	going := func() bool { return !c.life.over() && c.lingers() }
-	for !e.turn {
+	for !e.hasQueue {
 		if !c.queue.busy {
 			c.queue.acquire(normal)
-			e.turn = true
+			e.hasQueue = true
 		} else if c.writers.Wait(); !going() {
 			return c.life.draining()
 		}
@@ -336,8 +336,8 @@ func (c *conn) endStream() bool {
 func (c *conn) ending() bool { return c.life.draining() && c.event.Load() == nil }
 
 // awaitSends waits for completions of sends as long as wanted reports true.
-func (c *conn) awaitSends(wanted func() bool) {
-	for wanted() {
+func (c *conn) awaitSends(pending func() bool) {
+	for pending() {
 		c.wantsSendCompletion = true
 		c.await(&c.writers)
 	}
@@ -400,11 +400,11 @@ func (c *conn) teardown() error {
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
 	c.mu.Lock()
-	for c.queue.busy && !c.end.turn {
+	for c.queue.busy && !c.end.hasQueue {
 		c.writers.Wait()
 	}
 	c.queue.acquire(normal)
-	c.end.turn = true
+	c.end.hasQueue = true
 	for !c.lane.quiet() {
 		c.lane.awaitQuiet()
 	}

@@ -119,7 +119,7 @@ func (c *conn) complete(wc *ibv.WC) {
 // while the device retries. If it does not, a completion fails.
 func (c *conn) notify(e ibv.Event) {
 	if e.Kind == ibv.EventPortError {
-		c.set.log.Debug("rdmanet: port went down", "device", c.lane.id.Device().Name(), "port", c.lane.id.Port(), "local", c.local, "remote", c.remote)
+		c.set.failureLog.Debug("rdmanet: port went down", "device", c.lane.id.Device().Name(), "port", c.lane.id.Port(), "local", c.local, "remote", c.remote)
 		return
 	}
 	c.event.CompareAndSwap(nil, &e)

@@ -162,12 +162,12 @@ const (
 	// minTransfer is the least TransferSize in bytes.
 	minTransfer = 4096
 
-	// copiedTransfer is the default TransferSize. For less data, waiting for the peer costs
+	// defaultTransferSize is the default TransferSize. For less data, waiting for the peer costs
 	// more than copying (docs/performance.md).
-	copiedTransfer = 512 << 10
+	defaultTransferSize = 512 << 10
 
-	// scratchTransfer is the default length in bytes from which ReadFrom uses a transfer.
-	scratchTransfer = 128 << 10
+	// defaultReadFromTransferSize is the default length in bytes from which ReadFrom uses a transfer.
+	defaultReadFromTransferSize = 128 << 10
 
 	// inlineTransfer is the default TransferSize for data in a Buffer, on devices that send
 	// segments straight from the program's memory.
@@ -176,17 +176,17 @@ const (
 	// defaultFragmented is the default MaxFragmentedSize in bytes.
 	defaultFragmented = 1 << 20
 
-	// defaultTransfer is the default TransferMemory in bytes.
-	defaultTransfer = 64 << 20
+	// defaultTransferMemory is the default TransferMemory in bytes.
+	defaultTransferMemory = 64 << 20
 
-	// leastWindows is the least ReceiveMemory in bytes.
-	leastWindows = 64 << 10
+	// minReceiveMemory is the least ReceiveMemory in bytes.
+	minReceiveMemory = 64 << 10
 
-	// mostWindows is the greatest ReceiveMemory in bytes.
-	mostWindows = min(1<<40, math.MaxInt)
+	// maxReceiveMemory is the greatest ReceiveMemory in bytes.
+	maxReceiveMemory = min(1<<40, math.MaxInt)
 
-	// defaultWindows is the default ReceiveMemory in bytes.
-	defaultWindows = 1 << 30
+	// defaultReceiveMemory is the default ReceiveMemory in bytes.
+	defaultReceiveMemory = 1 << 30
 
 	// defaultLinger is the default LingerTimeout.
 	defaultLinger = 5 * time.Second
@@ -210,7 +210,7 @@ func (c *Config) check() error {
 	}
 	inRange("InitialReceiveCredits", c.InitialReceiveCredits, minCredits, creditCeiling)
 	inRange("MaxReceiveCredits", c.MaxReceiveCredits, minCredits, creditCeiling)
-	inRange("ReceiveMemory", c.ReceiveMemory, leastWindows, mostWindows)
+	inRange("ReceiveMemory", c.ReceiveMemory, minReceiveMemory, maxReceiveMemory)
 	inRange("TransferMemory", c.TransferMemory, regmem.ChunkSize, sizeCeiling)
 	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
 	return errors.Join(errs...)
@@ -235,9 +235,9 @@ type settings struct {
 	// transfers is set if large transfers are offered to the peer.
 	transfers bool
 
-	// transfer is the length in bytes from which a write goes by a transfer. ofBuffer is
-	// that length for data in a Buffer, and ofScratch for data of ReadFrom.
-	transfer, ofBuffer, ofScratch int
+	// transferMin is the length in bytes from which a write goes by a transfer. bufferTransferMin is
+	// that length for data in a Buffer, and readFromTransferMin for data of ReadFrom.
+	transferMin, bufferTransferMin, readFromTransferMin int
 
 	// noRead is NoRDMARead.
 	noRead bool
@@ -250,11 +250,11 @@ type settings struct {
 
 	negotiate time.Duration
 
-	// log receives failures, and is never nil.
-	log *slog.Logger
+	// failureLog receives failures, and is never nil.
+	failureLog *slog.Logger
 
-	// logger is the program's Logger, or nil.
-	logger *slog.Logger
+	// programLog is the program's Logger, or nil.
+	programLog *slog.Logger
 }
 
 // settings returns the settings for connections of a device. passive is set for connections
@@ -264,10 +264,10 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 	if regmem.PinsMemory(dev) {
 		segment = pinnedSegment
 	}
-	transfer, ofBuffer, ofScratch := copiedTransfer, copiedTransfer, scratchTransfer
+	transferMin, bufferMin, readFromMin := defaultTransferSize, defaultTransferSize, defaultReadFromTransferSize
 	// The device sends segments from where the data lies, without a copy.
 	if dev.Attr().MaxInline >= segment {
-		transfer, ofBuffer, ofScratch = math.MaxInt, inlineTransfer, math.MaxInt
+		transferMin, bufferMin, readFromMin = math.MaxInt, inlineTransfer, math.MaxInt
 	}
 	or := func(v, def int) int {
 		if v == 0 {
@@ -276,23 +276,23 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		return v
 	}
 	s := settings{
-		maxSend:        or(c.MaxSendSize, segment),
-		maxReceive:     or(c.MaxReceiveSize, segment),
-		maxFragmented:  or(c.MaxFragmentedSize, defaultFragmented),
-		target:         or(c.SendCreditTarget, creditCeiling),
-		keepAlive:      c.KeepAlive,
-		linger:         c.LingerTimeout,
-		busyPoll:       c.BusyPoll,
-		negotiate:      c.NegotiateTimeout,
-		log:            c.Logger,
-		logger:         c.Logger,
-		transfers:      c.TransferSize >= 0,
-		transfer:       or(c.TransferSize, transfer),
-		ofBuffer:       or(c.TransferSize, ofBuffer),
-		ofScratch:      or(c.TransferSize, ofScratch),
-		noRead:         c.NoRDMARead,
-		transferMemory: or(c.TransferMemory, defaultTransfer),
-		receiveMemory:  or(c.ReceiveMemory, defaultWindows),
+		maxSend:             or(c.MaxSendSize, segment),
+		maxReceive:          or(c.MaxReceiveSize, segment),
+		maxFragmented:       or(c.MaxFragmentedSize, defaultFragmented),
+		target:              or(c.SendCreditTarget, creditCeiling),
+		keepAlive:           c.KeepAlive,
+		linger:              c.LingerTimeout,
+		busyPoll:            c.BusyPoll,
+		negotiate:           c.NegotiateTimeout,
+		failureLog:          c.Logger,
+		programLog:          c.Logger,
+		transfers:           c.TransferSize >= 0,
+		transferMin:         or(c.TransferSize, transferMin),
+		bufferTransferMin:   or(c.TransferSize, bufferMin),
+		readFromTransferMin: or(c.TransferSize, readFromMin),
+		noRead:              c.NoRDMARead,
+		transferMemory:      or(c.TransferMemory, defaultTransferMemory),
+		receiveMemory:       or(c.ReceiveMemory, defaultReceiveMemory),
 	}
 	s.maximum = or(c.MaxReceiveCredits, min(creditCeiling, max(16, 4<<20/s.maxReceive)))
 	s.initial = min(or(c.InitialReceiveCredits, 4), s.maximum)
@@ -309,8 +309,8 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 			s.negotiate = 20 * time.Second
 		}
 	}
-	if s.log == nil {
-		s.log = discardLogger
+	if s.failureLog == nil {
+		s.failureLog = discardLogger
 	}
 	return s
 }

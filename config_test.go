@@ -24,7 +24,7 @@ func TestConfigRange(t *testing.T) {
 		{"MaxFragmentedSize", func(c *Config) *int { return &c.MaxFragmentedSize }, 131080, 1 << 30},
 		{"InitialReceiveCredits", func(c *Config) *int { return &c.InitialReceiveCredits }, minCredits, 255},
 		{"MaxReceiveCredits", func(c *Config) *int { return &c.MaxReceiveCredits }, minCredits, 255},
-		{"ReceiveMemory", func(c *Config) *int { return &c.ReceiveMemory }, 64 << 10, mostWindows},
+		{"ReceiveMemory", func(c *Config) *int { return &c.ReceiveMemory }, 64 << 10, maxReceiveMemory},
 		{"TransferMemory", func(c *Config) *int { return &c.TransferMemory }, 256 << 10, 1 << 30},
 		{"SendCreditTarget", func(c *Config) *int { return &c.SendCreditTarget }, minCredits, 255},
 	} {

@@ -21,7 +21,7 @@ func (c *conn) offeredBytes(n int, message bool) int {
 	room := n
 	for i := 0; i < c.in.unread.Len() && room > 0; i++ {
 		s := c.in.unread.At(i)
-		if s.transfer == nil || s.transfer.pieces.Len() > 0 {
+		if s.transfer == nil || s.transfer.fetches.Len() > 0 {
 			break
 		}
 		room -= min(room, s.transfer.length-s.transfer.asked)
@@ -53,8 +53,8 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 		case stop && into.late == nil:
 			into.ends = time.Now()
 			into.late = time.AfterFunc(c.withdrawPatience(), func() { c.abandonDirect(into) })
-		case stop && c.life.closed && !into.hurried:
-			into.hurried = true
+		case stop && c.life.closed && !into.shortened:
+			into.shortened = true
 			into.late.Reset(max(c.remainingPatience(into.ends), 0))
 		// The deadline was moved.
 		case !stop && into.late != nil:
@@ -76,7 +76,7 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 	})
 	for n < into.got {
 		x := c.in.unread.At(0).transfer
-		k := min(into.got-n, x.landed-x.taken)
+		k := min(into.got-n, x.arrived-x.taken)
 		x.taken += k
 		n += k
 		last = c.popFinished()
@@ -95,7 +95,7 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 // It lets go of mu to register memory.
 func (c *conn) fillDirect(into *directRead) {
 	for {
-		x := c.wanted(into)
+		x := c.nextTransfer(into)
 		room := into.p[into.asked:]
 		if x == nil || len(room) == 0 || !c.canAsk() || c.stopsReading() {
 			return
@@ -137,14 +137,14 @@ func (into *directRead) registered() *registeredRange {
 	return nil
 }
 
-// wanted returns the transfer whose data goes to the Read's memory next, or nil. With
+// nextTransfer returns the transfer whose data goes to the Read's memory next, or nil. With
 // message set, the data behind a message is left for the next call, also if the message was
 // withdrawn.
-func (c *conn) wanted(into *directRead) *recvTransfer {
+func (c *conn) nextTransfer(into *directRead) *recvTransfer {
 	for i := 0; i < c.in.unread.Len(); i++ {
 		s := c.in.unread.At(i)
 		switch {
-		case s.transfer == nil || s.transfer.pieces.Len() > 0:
+		case s.transfer == nil || s.transfer.fetches.Len() > 0:
 			return nil
 		case s.transfer.asked < s.transfer.length:
 			return s.transfer

@@ -23,7 +23,7 @@ func (c *conn) dropped() {
 	if c.beginClose() {
 		// Neither the log nor the connection may hold up other cleanups.
 		go func() {
-			warnDropped(c.set.logger, "connection", "local", c.local, "remote", c.remote)
+			warnDropped(c.set.programLog, "connection", "local", c.local, "remote", c.remote)
 			c.lingerOn(enterLingering(c))
 		}()
 	}

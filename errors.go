@@ -92,7 +92,7 @@ var (
 	errPeerClosed  = &resetError{errno.EPIPE, errors.New("the peer has closed the connection")}
 	errWriteClosed = &resetError{errno.EPIPE, errors.New("CloseWrite was called")}
 	errTruncated   = &resetError{errno.ECONNRESET, errors.New("the peer went away in the middle of its stream")}
-	errUntold      = &resetError{errno.ECONNRESET, errors.New("the queue pair failed, and the device did not say why")}
+	errNoReason    = &resetError{errno.ECONNRESET, errors.New("the queue pair failed, and the device did not say why")}
 	errSilent      = &resetError{syscall.ETIMEDOUT, errors.New("no answer to keep-alive")}
 	errMessageCut  = errors.New("message cut short by an earlier deadline: the connection is unusable")
 )

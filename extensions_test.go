@@ -79,7 +79,7 @@ func TestExtensionsOffered(t *testing.T) {
 		{"transfers without Reads", serves(featureFIN | featureTransfer | featureNoRead), Extensions{HalfClose: true, SendTransfers: TransferWrite, ReceiveTransfers: TransferWrite}},
 		{"transfers, one way without Reads", writesOnly, Extensions{HalfClose: true, SendTransfers: TransferRead, ReceiveTransfers: TransferWrite}},
 		{"no Reads of nobody", serves(featureFIN | featureNoRead), Extensions{HalfClose: true}},
-		{"a probe target that is not there", serves(featureFIN | featureNoEmptyRead | featurePulse), Extensions{HalfClose: true}},
+		{"a probe target that is not there", serves(featureFIN | featureNoEmptyRead | featureProbeTarget), Extensions{HalfClose: true}},
 		{"bits that nobody knows", serves(featureFIN | 1<<2 | 1<<15), Extensions{HalfClose: true}},
 	} {
 		for _, side := range sides {

@@ -108,7 +108,7 @@ func (c *conn) fetch(f *fetch, lkey uint32) {
 	from := x.addr + uint64(x.asked)
 	x.asked += len(f.b)
 	if c.life.over() {
-		c.landed(f)
+		c.fetchOver(f)
 		return
 	}
 	c.rx.inFlight.Push(f)
@@ -126,13 +126,13 @@ func (c *conn) fetched(wc *ibv.WC) {
 	if wc.Status == ibv.WCSuccess {
 		c.live.received, c.live.probing = true, false
 		c.arrived(f, len(f.b))
-		if f.x.recalled && f.x.landed < f.x.length {
+		if f.x.withdrawn && f.x.arrived < f.x.length {
 			// Each message extends the peer's wait for its memory (remainingPatience).
 			c.send.responseDue = true
 		}
 		return
 	}
-	c.landed(f)
+	c.fetchOver(f)
 	c.status(wc, ibv.WCRead)
 }
 
@@ -142,7 +142,7 @@ func (c *conn) fetchCanceled() {
 	f := *last
 	*last = nil
 	c.rx.inFlight.Undo()
-	c.landed(f)
+	c.fetchOver(f)
 }
 
 // written handles a written message: the peer has answered a memory grant, or withdraws its
@@ -177,12 +177,12 @@ func (c *conn) written(t *transferHeader) error {
 			// The next fetch uses this memory.
 			f.into.asked -= len(f.b)
 		}
-		c.landed(f)
+		c.fetchOver(f)
 	}
 	for in.unsentGrants.Len() > 0 && (*in.unsentGrants.At(0)).x == x {
 		in.unsentGrants.Pop()
 	}
-	x.asked = x.landed
+	x.asked = x.arrived
 	c.truncate(x, t)
 	return nil
 }
@@ -190,13 +190,13 @@ func (c *conn) written(t *transferHeader) error {
 // arrived notes that n bytes of f have arrived.
 func (c *conn) arrived(f *fetch, n int) {
 	f.got = n
-	f.x.landed += n
+	f.x.arrived += n
 	if f.into != nil {
 		f.into.got += n
 	}
 	c.stats.BytesReceived += uint64(n)
 	c.stats.TransferBytesReceived += uint64(n)
-	c.landed(f)
+	c.fetchOver(f)
 	c.retire()
 	// More is fetched ahead for a reader that takes little at a time, or for none.
 	if c.rx.readsAhead || c.rx.reading == 0 {
@@ -204,11 +204,11 @@ func (c *conn) arrived(f *fetch, n int) {
 	}
 }
 
-// landed notes that the device no longer uses the memory of f.
-func (c *conn) landed(f *fetch) {
+// fetchOver notes that the device no longer uses the memory of f.
+func (c *conn) fetchOver(f *fetch) {
 	f.over = true
 	if f.got > 0 {
-		c.rx.pace.land(len(f.b), f.under, f.at, time.Now())
+		c.rx.pace.arrived(len(f.b), f.under, f.at, time.Now())
 	} else {
 		c.rx.pace.drop(len(f.b))
 	}
@@ -223,7 +223,7 @@ func (c *conn) landed(f *fetch) {
 		f.into.pending--
 	}
 	if f.x.dropped {
-		c.dropPieces(f.x)
+		c.dropFetches(f.x)
 	}
 	c.readers.WakeAll()
 	c.wait.Interrupt()
@@ -235,7 +235,7 @@ func (c *conn) retire() {
 	in := &c.rx
 	for in.live.Len() > 0 {
 		x := *in.live.At(0)
-		if x.landed < x.length {
+		if x.arrived < x.length {
 			return
 		}
 		in.live.Pop()
@@ -257,7 +257,7 @@ func (c *conn) withdrawn(t *transferHeader) error {
 	if x == nil {
 		return err
 	}
-	x.recalled = true
+	x.withdrawn = true
 	c.truncate(x, t)
 	return nil
 }
@@ -290,7 +290,7 @@ func (c *conn) dropWithdrawn(x *recvTransfer) {
 	}
 	s := c.in.unread.At(c.in.unread.Len() - 1)
 	if s.transfer == x && (x.first || x.cut || !s.last) {
-		c.dropPieces(x)
+		c.dropFetches(x)
 		*s = segment{}
 		c.in.unread.Undo()
 	}
@@ -326,29 +326,29 @@ func (c *conn) readAhead() {
 	for i := 0; i < c.rx.live.Len(); i++ {
 		x := *c.rx.live.At(i)
 		for x.asked < x.length {
-			if c.rx.filling == nil && c.rx.bounceBuffers >= maxBounceBuffers || !c.canAsk() || !c.askPiece(x) {
+			if c.rx.filling == nil && c.rx.bounceBuffers >= maxBounceBuffers || !c.canAsk() || !c.beginFetch(x) {
 				return
 			}
 		}
 	}
 }
 
-// askPiece asks for the next bytes of x, into a bounce buffer, and reports whether it
+// beginFetch asks for the next bytes of x, into a bounce buffer, and reports whether it
 // could. Short fetches of the same transfer share a bounce buffer.
-func (c *conn) askPiece(x *recvTransfer) bool {
+func (c *conn) beginFetch(x *recvTransfer) bool {
 	l := c.rx.filling
 	if l == nil {
 		if l = c.getBounceBuffer(); l == nil {
 			return false
 		}
-		l.used, l.pieces = 0, 0
+		l.used, l.fetches = 0, 0
 	}
 	f := &fetch{x: x, in: l, b: l.b[l.used:][:min(len(l.b)-l.used, x.length-x.asked, c.rx.pace.next())]}
-	if c.rx.mode == TransferWrite && !c.openPiece(f) {
+	if c.rx.mode == TransferWrite && !c.grantFetch(f) {
 		return false
 	}
 	l = f.in
-	if l.pieces++; l.pieces == 1 {
+	if l.fetches++; l.fetches == 1 {
 		c.rx.bounceBuffers++
 	}
 	l.used += len(f.b)
@@ -356,14 +356,14 @@ func (c *conn) askPiece(x *recvTransfer) bool {
 	if l.used < len(l.b) && x.asked+len(f.b) < x.length {
 		c.rx.filling = l
 	}
-	x.pieces.Push(f)
+	x.fetches.Push(f)
 	c.fetch(f, f.in.lkey)
 	return true
 }
 
-// openPiece lets the peer write to f.b, and reports whether it could. If the memory cannot
-// be registered, openPiece makes f.b shorter, or uses the reserved bounce buffer.
-func (c *conn) openPiece(f *fetch) bool {
+// grantFetch lets the peer write to f.b, and reports whether it could. If the memory cannot
+// be registered, grantFetch makes f.b shorter, or uses the reserved bounce buffer.
+func (c *conn) grantFetch(f *fetch) bool {
 	mr, err := f.in.mr, error(nil)
 	// at is the offset of f.b in the memory of mr.
 	at := f.in.used
@@ -387,7 +387,7 @@ func (c *conn) openPiece(f *fetch) bool {
 		if f.in = c.takeReserved(); f.in == nil {
 			return false
 		}
-		f.in.used, f.in.pieces = 0, 0
+		f.in.used, f.in.fetches = 0, 0
 		f.b, at = f.in.b[:min(len(f.in.b), len(f.b))], 0
 		mr = f.in.mr
 	}
@@ -478,10 +478,10 @@ func (c *conn) releaseReserved() {
 	}
 }
 
-// donePiece notes that the data of f was read or dropped. The last fetch in a bounce buffer
+// releaseFetch notes that the data of f was read or dropped. The last fetch in a bounce buffer
 // gives the bounce buffer back.
-func (c *conn) donePiece(f *fetch) {
-	if f.in.pieces--; f.in.pieces == 0 {
+func (c *conn) releaseFetch(f *fetch) {
+	if f.in.fetches--; f.in.fetches == 0 {
 		if c.rx.filling == f.in {
 			c.rx.filling = nil
 		}
@@ -498,15 +498,15 @@ func (c *conn) donePiece(f *fetch) {
 func (c *conn) discard(x *recvTransfer) {
 	x.dropped = true
 	// The bytes that were not asked for count as arrived.
-	x.landed += x.length - x.asked
+	x.arrived += x.length - x.asked
 	x.asked = x.length
 	c.retire()
 }
 
-// dropPieces drops the fetches of x that are over and that no call will read.
-func (c *conn) dropPieces(x *recvTransfer) {
-	for x.pieces.Len() > 0 && (*x.pieces.At(0)).over {
-		c.donePiece(x.pieces.Pop())
+// dropFetches drops the fetches of x that are over and that no call will read.
+func (c *conn) dropFetches(x *recvTransfer) {
+	for x.fetches.Len() > 0 && (*x.fetches.At(0)).over {
+		c.releaseFetch(x.fetches.Pop())
 	}
 }
 
@@ -514,7 +514,7 @@ func (c *conn) dropPieces(x *recvTransfer) {
 // closed, and the unread data was dropped.
 func (c *conn) releaseFetches() {
 	for c.rx.inFlight.Len() > 0 {
-		c.landed(c.rx.inFlight.Pop())
+		c.fetchOver(c.rx.inFlight.Pop())
 	}
 	c.dom.UnregisterChunks(c)
 	c.releaseReserved()

@@ -104,7 +104,7 @@ func (c *conn) runTimer(now time.Time) time.Duration {
 	if c.life.failing() {
 		wait := reasonWithin - now.Sub(c.life.failedAt)
 		if wait <= 0 {
-			c.fail(errUntold)
+			c.fail(errNoReason)
 		}
 		return wait
 	}

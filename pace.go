@@ -105,9 +105,9 @@ func (p *pace) drop(n int) {
 	p.alone = false
 }
 
-// land notes that n bytes have arrived. They were asked for at the given time, when under
+// arrived notes that n bytes have arrived. They were asked for at the given time, when under
 // bytes were under way with these.
-func (p *pace) land(n, under int, at, now time.Time) {
+func (p *pace) arrived(n, under int, at, now time.Time) {
 	p.under -= n
 	took := max(now.Sub(at), time.Microsecond)
 	switch {

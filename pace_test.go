@@ -83,7 +83,7 @@ func (l *simLink) run(d time.Duration) (rate float64, most time.Duration) {
 		}
 		l.flying.Pop()
 		l.now = f.over
-		l.pace.land(f.n, f.under, f.at, l.now)
+		l.pace.arrived(f.n, f.under, f.at, l.now)
 		l.landed += int64(f.n)
 	}
 }
@@ -177,7 +177,7 @@ func TestPaceStart(t *testing.T) {
 		n := l.pace.next()
 		under := l.pace.ask(n)
 		l.now = l.now.Add(l.delay + time.Duration(float64(n)/l.rate*1e9))
-		l.pace.land(n, under, at, l.now)
+		l.pace.arrived(n, under, at, l.now)
 		rounds++
 	}
 	require.Less(t, rounds, 40) // of which eight at a time are under way

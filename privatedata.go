@@ -41,8 +41,8 @@ const (
 	// featureNoEmptyRead is set if the peer must not post RDMA Reads of no bytes.
 	featureNoEmptyRead uint16 = 1 << 6
 
-	// featurePulse is set if a probe target follows in the private data, see probe.go.
-	featurePulse uint16 = 1 << 7
+	// featureProbeTarget is set if a probe target follows in the private data, see probe.go.
+	featureProbeTarget uint16 = 1 << 7
 )
 
 // privateData is what one end announces before the negotiation.

@@ -40,7 +40,7 @@ func parseProbeTarget(b []byte, early int) *probeTarget {
 	if features&featureEarly != 0 {
 		at = early
 	}
-	if features&featurePulse == 0 || len(b) < at+probeTargetLen {
+	if features&featureProbeTarget == 0 || len(b) < at+probeTargetLen {
 		return nil
 	}
 	b = b[at:]

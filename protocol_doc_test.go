@@ -82,7 +82,7 @@ func TestProtocolDocVectors(t *testing.T) {
 		"private-early-request": append(append(privateData{ird: 16, ord: 8, rdmanet: true, features: featureFIN | featureEarly, maxReceive: 8192}.append(nil),
 			request...), wireGrant(4)...),
 		"private-probe-target": probeTarget{addr: 0x7fc13c5e1000, key: 0x2ba401}.append(privateData{ird: 16, ord: 8, rdmanet: true,
-			features: featureFIN | featureNoEmptyRead | featurePulse, maxReceive: 8192}.append(nil)),
+			features: featureFIN | featureNoEmptyRead | featureProbeTarget, maxReceive: 8192}.append(nil)),
 		"private-plain":      privateData{ird: 32, ord: 1}.append(nil),
 		"negotiate-request":  request,
 		"negotiate-response": response,

@@ -14,12 +14,12 @@ func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 	switch {
 	case x.taken == x.length:
 		return 0, c.popFinished(), nil
-	case x.pieces.Len() > 0:
-		return c.takePiece(p, wait)
+	case x.fetches.Len() > 0:
+		return c.copyFetch(p, wait)
 	case !wait:
 		return 0, false, nil
 	}
-	if c.rx.readsAhead = len(p) < min(directReadMin, c.set.ofBuffer); !c.rx.readsAhead {
+	if c.rx.readsAhead = len(p) < min(directReadMin, c.set.bufferTransferMin); !c.rx.readsAhead {
 		if n, last, err := c.readDirect(p, message); n > 0 || err != nil || x.taken == x.length {
 			return n, last, err
 		}
@@ -27,10 +27,10 @@ func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 		c.rx.readsAhead = true
 	}
 	c.readAhead()
-	if x.pieces.Len() > 0 || x.taken == x.length {
+	if x.fetches.Len() > 0 || x.taken == x.length {
 		return 0, false, nil
 	}
-	return 0, false, c.awaitPiece(x)
+	return 0, false, c.awaitFetch(x)
 }
 
 // awaitRead waits until something has changed, or returns why a Read cannot go on.
@@ -52,45 +52,45 @@ func (c *conn) takeFetch() (*fetch, error) {
 	case x.taken == x.length:
 		c.popFinished()
 		return nil, nil
-	case x.pieces.Len() == 0:
-		return nil, c.awaitPiece(x)
+	case x.fetches.Len() == 0:
+		return nil, c.awaitFetch(x)
 	}
-	f := *x.pieces.At(0)
+	f := *x.fetches.At(0)
 	switch {
 	case !f.over:
 		return nil, c.awaitRead()
 	case f.got == 0:
-		return nil, c.noPiece(x)
+		return nil, c.voidFetch(x)
 	}
-	x.pieces.Pop()
+	x.fetches.Pop()
 	x.taken += f.got - f.taken
 	c.popFinished()
 	return f, nil
 }
 
-// awaitPiece waits until a fetch of x can be asked for or has arrived, or returns why there
+// awaitFetch waits until a fetch of x can be asked for or has arrived, or returns why there
 // is no memory for one. A fetch that fails ends the connection, which ends the wait.
-func (c *conn) awaitPiece(x *recvTransfer) error {
+func (c *conn) awaitFetch(x *recvTransfer) error {
 	if c.rx.bounceBuffers > 0 || x.asked == x.length || !c.canAsk() {
 		return c.awaitRead()
 	}
 	return c.rx.refused
 }
 
-// noPiece handles a fetch at the head of x that has brought no data.
-func (c *conn) noPiece(x *recvTransfer) error {
+// voidFetch handles a fetch at the head of x that has brought no data.
+func (c *conn) voidFetch(x *recvTransfer) error {
 	if c.life.over() {
 		return c.stopReadErr()
 	}
 	// The transfer was withdrawn.
-	c.donePiece(x.pieces.Pop())
+	c.releaseFetch(x.fetches.Pop())
 	return nil
 }
 
-// takePiece copies from the oldest fetch of the transfer at the head of the unread queue.
-func (c *conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
+// copyFetch copies from the oldest fetch of the transfer at the head of the unread queue.
+func (c *conn) copyFetch(p []byte, wait bool) (n int, last bool, err error) {
 	x := c.in.unread.At(0).transfer
-	f := *x.pieces.At(0)
+	f := *x.fetches.At(0)
 	if !f.over {
 		if wait {
 			err = c.awaitRead()
@@ -98,7 +98,7 @@ func (c *conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
 		return 0, false, err
 	}
 	if f.got == 0 {
-		return 0, false, c.noPiece(x)
+		return 0, false, c.voidFetch(x)
 	}
 	data := f.b[f.taken:f.got]
 	// Only the reader, which holds readMu, removes from the queue, so the copy needs no mu.
@@ -107,7 +107,7 @@ func (c *conn) takePiece(p []byte, wait bool) (n int, last bool, err error) {
 	f.taken += n
 	x.taken += n
 	if f.taken == f.got {
-		c.donePiece(x.pieces.Pop())
+		c.releaseFetch(x.fetches.Pop())
 	}
 	return n, c.popFinished(), nil
 }

@@ -48,7 +48,7 @@ func (c *conn) copyLittle(r io.Reader) (total int64, rerr, err error) {
 
 // copyMuch writes what one read with much room yields. more says that there was not enough.
 func (c *conn) copyMuch(r io.Reader) (written int64, more bool, rerr, err error) {
-	if c.tx.mode != TransferNone && c.set.ofScratch <= regmem.ChunkSize {
+	if c.tx.mode != TransferNone && c.set.readFromTransferMin <= regmem.ChunkSize {
 		if s := c.dom.GetChunk(c.set.transferMemory); s != nil {
 			return c.transferChunk(s, r)
 		}

@@ -212,8 +212,8 @@ func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 
 // signalAll makes sure that a completion will stand for everything that is queued. It goes
 // on as long as wanted reports true.
-func (c *conn) signalAll(wanted func() bool) {
-	for c.lane.unsignaledSends > 0 && wanted() {
+func (c *conn) signalAll(pending func() bool) {
+	for c.lane.unsignaledSends > 0 && pending() {
 		if c.hasSlots(1) {
 			c.queueEmptyWrite()
 		} else {

@@ -65,8 +65,8 @@ type setup struct {
 	// lasting is the argument of that name of acquireDomain.
 	lasting bool
 
-	// gone is the device's event for the end of the connection, or nil.
-	gone atomic.Pointer[ibv.Event]
+	// event is the device's event for the end of the connection, or nil.
+	event atomic.Pointer[ibv.Event]
 
 	// posted has the buffers of the posted receives, oldest first.
 	posted []*regmem.Buffer
@@ -192,7 +192,7 @@ func (s *setup) param(early []byte) ibv.ConnParam {
 	}
 	says := s.probe != nil && privateLen+len(early)+probeTargetLen <= attr.MaxPrivateData
 	if says {
-		private.features |= featurePulse
+		private.features |= featureProbeTarget
 	}
 	p.Private = append(private.append(make([]byte, 0, privateLen+len(early)+probeTargetLen)), early...)
 	if says {
@@ -375,7 +375,7 @@ func (s *setup) respondEarly(ctx context.Context, lim limits, peer privateData) 
 	var b [negotiateResponseLen]byte
 	resp.CreditsGranted = c.credits.grantAll()
 	if err := s.id.Accept(ctx, s.param(b[:resp.put(b[:])])); err != nil {
-		c.recall()
+		c.discardUnstarted()
 		return nil, err
 	}
 	c.early = true
@@ -421,7 +421,7 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 		resp.CreditsGranted = c.credits.grantAll()
 		var b [negotiateResponseLen]byte
 		if err := s.sendMessage(b[:resp.put(b[:])]); err != nil {
-			c.recall()
+			c.discardUnstarted()
 			return nil, err
 		}
 		// The buffer is released when the first signaled send completes.
@@ -501,7 +501,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 		err = c.provision()
 	}
 	if err != nil {
-		c.recall()
+		c.discardUnstarted()
 		return nil, err
 	}
 	c.live.memory, s.probeMem = s.probeMem, probeMemory{}
@@ -568,8 +568,8 @@ func (c *conn) provision() (err error) {
 	return nil
 }
 
-// recall gives back what the conn of a failed set-up holds.
-func (c *conn) recall() {
+// discardUnstarted gives back what the conn of a failed set-up holds.
+func (c *conn) discardUnstarted() {
 	c.credits.charge.Lower(0)
 	if c.in.posted.Len() > 0 {
 		c.lane.qp.Close()
@@ -601,7 +601,7 @@ func (s *setup) sendMessage(b []byte) error {
 
 // notify receives the device's events during the negotiation.
 func (s *setup) notify(e ibv.Event) {
-	s.gone.CompareAndSwap(nil, &e)
+	s.event.CompareAndSwap(nil, &e)
 	s.cq.Interrupt()
 }
 
@@ -630,7 +630,7 @@ func (s *setup) completion(ctx context.Context) (*ibv.WC, error) {
 	for {
 		// The event is loaded before the poll, so that everything that completed before it
 		// is handled.
-		end := s.gone.Load()
+		end := s.event.Load()
 		if err := s.cq.Arm(false); err != nil {
 			return nil, err
 		}

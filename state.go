@@ -42,7 +42,7 @@ func (c *conn) peerEnded(event *ibv.Event) {
 
 // logBroken logs why the connection is broken.
 func (c *conn) logBroken(err error) {
-	c.set.log.Debug("rdmanet: connection broken", "local", c.local, "remote", c.remote, "err", err)
+	c.set.failureLog.Debug("rdmanet: connection broken", "local", c.local, "remote", c.remote, "err", err)
 }
 
 // wakeAll wakes every goroutine that waits, and interrupts the leader.

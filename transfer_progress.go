@@ -77,7 +77,7 @@ func (c *conn) granted(t *transferHeader) error {
 	switch {
 	case o.ended:
 		return nil
-	case i > 0 && (*c.tx.live.At(i - 1)).wanted():
+	case i > 0 && (*c.tx.live.At(i - 1)).wantsGrant():
 		// Transfers are granted memory in their order.
 		return errTransferID
 	case n == 0 || n > len(o.p)-o.granted:
@@ -85,14 +85,14 @@ func (c *conn) granted(t *transferHeader) error {
 	case c.tx.grants.Len() >= maxTransfers:
 		return errTransferCount
 	}
-	c.tx.grants.Push(grant{o: o, addr: t.Addr, key: t.Key, at: o.granted, n: n})
+	c.tx.grants.Push(memoryGrant{o: o, addr: t.Addr, key: t.Key, at: o.granted, n: n})
 	o.granted += n
 	return nil
 }
 
 // nextSenderControl returns the next message to send about outgoing transfers, and the
 // memory grant that the message answers, or nil.
-func (c *conn) nextSenderControl() (t transferHeader, _ *grant) {
+func (c *conn) nextSenderControl() (t transferHeader, _ *memoryGrant) {
 	if o := c.tx.withdraw; o != nil {
 		c.tx.withdraw = nil
 		t = transferHeader{Kind: transferWithdraw, ID: o.id}

@@ -73,23 +73,23 @@ func (in *transferReceiver) trim() {
 
 // recvTransfer is a transfer that a connection receives.
 type recvTransfer struct {
-	id     uint32
-	addr   uint64 // addr is the address of the peer's memory in an offer.
-	key    uint32 // key opens the peer's memory in an offer.
-	length int    // length is the length in bytes, which a withdrawal lowers.
-	asked  int    // asked is how many bytes were asked for.
-	landed int    // landed is how many bytes have arrived.
-	taken  int    // taken is how many bytes the reader has taken.
-	first  bool   // first is set if the message begins with the transfer.
-	cut    bool   // cut is set if the withdrawal has left the message without an end.
+	id      uint32
+	addr    uint64 // addr is the address of the peer's memory in an offer.
+	key     uint32 // key opens the peer's memory in an offer.
+	length  int    // length is the length in bytes, which a withdrawal lowers.
+	asked   int    // asked is how many bytes were asked for.
+	arrived int    // arrived is how many bytes have arrived.
+	taken   int    // taken is how many bytes the reader has taken.
+	first   bool   // first is set if the message begins with the transfer.
+	cut     bool   // cut is set if the withdrawal has left the message without an end.
 
-	// recalled is set if the peer has withdrawn the transfer and waits for its memory.
-	recalled bool
+	// withdrawn is set if the peer has withdrawn the transfer and waits for its memory.
+	withdrawn bool
 
 	dropped bool // dropped is set if no call will read the transfer.
 
-	// pieces has the unread fetches into bounce buffers, oldest first.
-	pieces ring.Ring[*fetch]
+	// fetches has the unread fetches into bounce buffers, oldest first.
+	fetches ring.Ring[*fetch]
 }
 
 // fetch is a part of a transfer that one RDMA Read or one memory grant has asked for.
@@ -122,8 +122,8 @@ type bounceBuffer struct {
 	// mr lets the peer write to b as long as the bounce buffer exists, or is nil.
 	mr ibv.MR
 
-	used   int // used is how many bytes of b belong to fetches.
-	pieces int // pieces counts the fetches in b that were not given back.
+	used    int // used is how many bytes of b belong to fetches.
+	fetches int // fetches counts the fetches in b that were not given back.
 
 	// stuck is set if a registration could not be closed: the peer may still write to b.
 	stuck bool
@@ -172,8 +172,8 @@ type directRead struct {
 	// late calls abandonDirect after the Read has had a reason to stop, or is nil.
 	late *time.Timer
 
-	hurried bool // hurried is set if late was set again because of Close.
-	lost    bool // lost is set if the Read no longer waits for the device.
+	shortened bool // shortened is set if late was set again because of Close.
+	lost      bool // lost is set if the Read no longer waits for the device.
 }
 
 // registeredRange is the registration of a range of a Read's memory. A fetch may be shorter

@@ -25,7 +25,7 @@ type transferSender struct {
 	live ring.Ring[*sendTransfer] // live has the transfers that are not done, oldest first.
 
 	// grants has the memory grants to be answered, oldest first.
-	grants ring.Ring[grant]
+	grants ring.Ring[memoryGrant]
 
 	writing int       // writing counts the RDMA Writes that have not completed.
 	wrote   time.Time // wrote is when the last RDMA Write completed.
@@ -63,8 +63,8 @@ type sendTransfer struct {
 	over    bool // over is set when the transfer is done and its memory is not in use.
 }
 
-// wanted reports whether there are bytes that the peer has not granted memory for.
-func (o *sendTransfer) wanted() bool { return o.granted < len(o.p) }
+// wantsGrant reports whether there are bytes that the peer has not granted memory for.
+func (o *sendTransfer) wantsGrant() bool { return o.granted < len(o.p) }
 
 // index returns the position of a transfer in live, or -1.
 func (o *transferSender) index(id uint32) int {
@@ -76,8 +76,8 @@ func (o *transferSender) index(id uint32) int {
 	return -1
 }
 
-// grant is a memory grant of the peer.
-type grant struct {
+// memoryGrant is a memory memoryGrant of the peer.
+type memoryGrant struct {
 	o    *sendTransfer // o is the transfer.
 	addr uint64
 	key  uint32

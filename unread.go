@@ -14,7 +14,7 @@ func (c *conn) done(s segment) {
 		if s.transfer.taken < s.transfer.length {
 			c.discard(s.transfer)
 		}
-		c.dropPieces(s.transfer)
+		c.dropFetches(s.transfer)
 		return
 	}
 	if s.copyBreak != nil {

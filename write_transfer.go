@@ -24,10 +24,10 @@ func (c *conn) large(p []byte, m sendOptions) bool {
 	switch {
 	case c.tx.mode == TransferNone, m.token != 0, m.flags&NonBlocking != 0:
 		return false
-	case len(p) >= c.set.transfer, m.message && len(p) > int(c.agreed.maxFragmentedSend):
+	case len(p) >= c.set.transferMin, m.message && len(p) > int(c.agreed.maxFragmentedSend):
 		return true
 	}
-	return len(p) >= c.set.ofBuffer && regmem.Find(p) != nil
+	return len(p) >= c.set.bufferTransferMin && regmem.Find(p) != nil
 }
 
 // writeLarge sends p by transfers. The caller has acquired the send queue, and does not
@@ -99,7 +99,7 @@ func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 	}
 	defer c.releaseQueue()
 	o := &sendTransfer{p: s.B[:n:n], chunk: s, detached: true}
-	if n < c.set.ofScratch || c.openChunk(o) != nil {
+	if n < c.set.readFromTransferMin || c.openChunk(o) != nil {
 		defer s.Release()
 		return c.writeSegments(o.p, sendOptions{})
 	}
@@ -279,14 +279,14 @@ func (c *conn) giveUp(o *sendTransfer) {
 		}
 	})
 	defer late.Stop()
-	for hurried := c.life.closed; !o.over && !c.life.over(); {
+	for shortened := c.life.closed; !o.over && !c.life.over(); {
 		if c.life.closed && c.set.linger < 0 {
 			// The connection does not linger.
 			c.fail(errPeerClosed)
 			break
 		}
-		if c.life.closed && !hurried {
-			hurried = true
+		if c.life.closed && !shortened {
+			shortened = true
 			late.Reset(max(c.remainingPatience(since), 0))
 		}
 		c.await(&c.writers)
