@@ -72,7 +72,7 @@ func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
 		}
 		if len(header)+n > l.inline {
 			buf := o.bufs.Pop()
-			c.stage(wr, buf)
+			c.stats.BytesCopied += uint64(stage(wr, buf))
 			staged.Push(buf)
 		}
 		if l.number(wr, n, o.flags&flagFIN != 0 || !staged.Empty() && (l.signalEach || last)) {
@@ -118,59 +118,15 @@ func (s *Stats) countSent(n int) {
 	s.BytesSent += uint64(n)
 }
 
-// sendBuffers returns the registered buffers for segs segments with size bytes, one for
-// each that is too long to go inline. If there are not enough, it returns fewer segments
-// and their bytes. It returns no segments while the connection's own buffer is in use,
-// which the completion of a send brings back.
-func (c *conn) sendBuffers(segs, size int) (_, _ int, bufs regmem.Buffers) {
-	full := segmentData(size, int(c.agreed.maxSend))
-	if headerLen(full)+full <= c.lane.inline {
-		return segs, size, bufs
-	}
-	for i := range segs {
-		n := min(full, size-i*full)
-		if headerLen(n)+n <= c.lane.inline {
-			continue
-		}
-		buf := c.lane.buffer()
-		if buf == nil {
-			return i, i * full, bufs
-		}
-		bufs.Push(buf)
-	}
-	return segs, size, bufs
-}
-
-// transferBuffers is sendBuffers for one message with a transfer header and n bytes of
-// payload. It returns 0 segments if there is no buffer.
-func (c *conn) transferBuffers(n int) (segs int, bufs regmem.Buffers) {
-	if transferOffset+n <= c.lane.inline {
-		return 1, bufs
-	}
-	if buf := c.lane.buffer(); buf != nil {
-		bufs.Push(buf)
-		segs = 1
-	}
-	return segs, bufs
-}
-
-// headerLen returns the length of the header in front of n bytes of payload.
-func headerLen(n int) int {
-	if n == 0 {
-		return dataHeaderLen
-	}
-	return dataOffset
-}
-
-// stage copies what wr sends into a registered buffer, because it is too long to go inline.
-func (c *conn) stage(wr *ibv.SendWR, buf *regmem.Buffer) {
-	n := 0
+// stage copies what wr sends into a registered buffer, because it is too long to go inline,
+// and returns how many bytes that are.
+func stage(wr *ibv.SendWR, buf *regmem.Buffer) (n int) {
 	for _, e := range wr.SGL {
 		n += copy(buf.B[n:], e.Buf)
 	}
-	c.stats.BytesCopied += uint64(n)
 	wr.SGL = append(wr.SGL[:0], buf.SGE(n))
 	wr.Flags &^= ibv.SendInline
+	return n
 }
 
 // answerFlags returns the flags of a message that is sent in place of the answer and the
@@ -206,11 +162,11 @@ func (c *conn) midMessage() bool { return c.send.midMessage && !c.peer.rdmanet }
 // soon, as it may bring a buffer back.
 func (c *conn) emptyBuffers(n int, head bool) (segs int, bufs regmem.Buffers) {
 	if head {
-		segs, bufs = c.transferBuffers(0)
+		segs, bufs = c.lane.transferBuffers(0)
 	} else if dataHeaderLen <= c.lane.inline {
 		return n, bufs
 	} else {
-		segs, _, bufs = c.sendBuffers(n, 0)
+		segs, _, bufs = c.lane.sendBuffers(n, 0, 0)
 	}
 	if segs == 0 {
 		c.wantSendCompletion()

@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
@@ -162,7 +161,7 @@ func (c *conn) closeWithin(p bound) {
 	c.beginWait(p)
 	defer c.writeDue.Stop()
 	done := c.endStream()
-	for pause := 20 * time.Microsecond; done && c.unsent() > 0; pause = min(2*pause, time.Millisecond) {
+	for pause := 20 * time.Microsecond; done && c.lane.unsent() > 0; pause = min(2*pause, time.Millisecond) {
 		if !c.lingers() {
 			done = false
 			break
@@ -263,16 +262,7 @@ func (c *conn) lingers() bool {
 
 // progress returns what has moved until now.
 func (c *conn) progress() progress {
-	return progress{sent: c.lane.done, received: c.stats.received(), unsent: c.unsent()}
-}
-
-// unsent returns how many bytes of what was written are still on this host, as far as the
-// device can tell.
-func (c *conn) unsent() int {
-	if f, ok := c.lane.id.(ibv.Unsender); ok {
-		return f.Unsent()
-	}
-	return 0
+	return progress{sent: c.lane.done, received: c.stats.received(), unsent: c.lane.unsent()}
 }
 
 // endStream takes those steps up to the disconnect that were not taken before, as long as
@@ -428,8 +418,8 @@ func (c *conn) teardown() error {
 	}
 	c.dropUnread()
 	c.credits.charge.Lower(0)
-	c.releaseFetches()
-	c.releaseTransfers()
+	c.rx.release()
+	c.tx.release()
 	c.lane.release(unwritten)
 	return errors.Join(err, c.live.memory.close(), c.lane.cq.Close(), c.lane.id.Close(), c.dom.Release())
 }

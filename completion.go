@@ -181,10 +181,10 @@ func (c *conn) postFailed(err error) { c.fail(err) }
 func (c *conn) requestCanceled(id uint64, t *sendTransfer) {
 	switch {
 	case id == fetchID:
-		c.fetchCanceled()
+		c.rx.fetchCanceled()
 	case id == barrierID:
 		c.send.barrier = false
 	case t != nil:
-		c.writeEnded(t)
+		c.tx.writeEnded(t)
 	}
 }

@@ -58,9 +58,9 @@ func (c *conn) queueTransferControl() bool {
 	o := sendBatch{segs: 1, bufs: bufs, control: true}
 	var t transferHeader
 	if c.rx.hasControl() {
-		t = c.nextReceiverControl()
+		t = c.rx.nextControl()
 	} else {
-		t, o.grant = c.nextSenderControl()
+		t, o.grant = c.tx.nextControl()
 	}
 	o.head = &t
 	_, err := c.queueBatch(o)

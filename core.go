@@ -266,3 +266,15 @@ func (c *conn) stopReadErr() error {
 
 // over implements [laneOwner]: it reports whether no batch may be posted any more.
 func (c *conn) over() bool { return c.life.over() }
+
+// extensions returns what was agreed with the peer.
+func (c *conn) extensions() Extensions {
+	return Extensions{
+		EarlyNegotiation: c.early,
+		HalfClose:        c.fin,
+		MessageFlags:     c.messages,
+		SendTransfers:    c.tx.mode,
+		ReceiveTransfers: c.rx.mode,
+		ProbeTarget:      c.live.target != nil,
+	}
+}

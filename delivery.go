@@ -67,9 +67,9 @@ func (c *conn) received(wc *ibv.WC) {
 		c.send.responseDue = true
 	}
 	var last bool
-	err := c.checkOffer(m.opens, &m.t)
+	err := c.rx.checkOffer(m.opens, &m.t)
 	if err == nil {
-		last, err = c.reassemble(&m)
+		last, err = c.in.reassemble(&m)
 	}
 	if err != nil {
 		m.buf.Release()
@@ -109,26 +109,6 @@ func (c *conn) parse(m *delivery, n int) (err error) {
 		m.opens = m.t.opens()
 	}
 	return err
-}
-
-// reassemble passes m to the reassembler, and reports whether a message of the upper layer
-// ends with m. An offer or a request ends one together with its transfer.
-func (c *conn) reassemble(m *delivery) (last bool, err error) {
-	var first bool
-	if m.opens {
-		first, last, err = c.in.reasm.acceptTransfer(&m.h, &m.t)
-	} else {
-		first, last, err = c.in.reasm.accept(&m.h)
-	}
-	if first {
-		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining)
-		// Rest and Length of other kinds are no part of a message.
-		if m.opens {
-			sum += uint64(m.t.Length) + m.t.Rest // The sum cannot overflow.
-		}
-		c.in.opening = int(min(sum, math.MaxInt))
-	}
-	return last, err
 }
 
 // store appends the payload of m to the unread queue. last is set if a message of the upper
@@ -175,11 +155,11 @@ func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 		c.offered(t, segment{size: size, last: last, flags: flags})
 		return nil
 	case transferGrant:
-		return c.granted(t)
+		return c.tx.granted(t)
 	case transferWritten:
 		return c.written(t)
 	case transferDone:
-		return c.transferDoneBy(t)
+		return c.tx.doneBy(t)
 	default:
 		return c.withdrawn(t)
 	}
@@ -218,4 +198,24 @@ func (c *conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
 		flags |= NoResponse
 	}
 	return flags
+}
+
+// reassemble passes m to the reassembler, and reports whether a message of the upper layer
+// ends with m. An offer or a request ends one together with its transfer.
+func (in *recvQueue) reassemble(m *delivery) (last bool, err error) {
+	var first bool
+	if m.opens {
+		first, last, err = in.reasm.acceptTransfer(&m.h, &m.t)
+	} else {
+		first, last, err = in.reasm.accept(&m.h)
+	}
+	if first {
+		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining)
+		// Rest and Length of other kinds are no part of a message.
+		if m.opens {
+			sum += uint64(m.t.Length) + m.t.Rest // The sum cannot overflow.
+		}
+		in.opening = int(min(sum, math.MaxInt))
+	}
+	return last, err
 }

@@ -15,23 +15,6 @@ import (
 // filled ahead.
 const directReadMin = 512 << 10
 
-// offeredBytes returns how many of n bytes can be asked for at the head of the unread
-// queue. With message set, it counts one message at most.
-func (c *conn) offeredBytes(n int, message bool) int {
-	room := n
-	for i := 0; i < c.in.unread.Len() && room > 0; i++ {
-		s := c.in.unread.At(i)
-		if s.transfer == nil || s.transfer.fetches.Len() > 0 {
-			break
-		}
-		room -= min(room, s.transfer.length-s.transfer.asked)
-		if message && s.last {
-			break
-		}
-	}
-	return n - room
-}
-
 // readDirect has the device put the transfers at the head of the unread queue into p. It
 // returns when the device no longer uses p, or when the connection was broken because that
 // took too long. last reports whether a message has ended.
@@ -39,7 +22,7 @@ func (c *conn) offeredBytes(n int, message bool) int {
 // The result is 0 without an error if p cannot be registered, if nothing may be asked for
 // now, or if the transfers were withdrawn.
 func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) {
-	into := &directRead{p: p[:c.offeredBytes(len(p), message)], message: message}
+	into := &directRead{p: p[:c.in.offeredBytes(len(p), message)], message: message}
 	for {
 		stop := c.stopsReading()
 		if !stop {
@@ -52,7 +35,7 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 		switch {
 		case stop && into.late == nil:
 			into.ends = time.Now()
-			into.late = time.AfterFunc(c.withdrawPatience(), func() { c.abandonDirect(into) })
+			into.late = time.AfterFunc(c.life.withdrawPatience(), func() { c.abandonDirect(into) })
 		case stop && c.life.closed && !into.shortened:
 			into.shortened = true
 			into.late.Reset(max(c.remainingPatience(into.ends), 0))
@@ -95,9 +78,9 @@ func (c *conn) readDirect(p []byte, message bool) (n int, last bool, err error) 
 // It lets go of mu to register memory.
 func (c *conn) fillDirect(into *directRead) {
 	for {
-		x := c.nextTransfer(into)
+		x := c.in.nextTransfer(into.message)
 		room := into.p[into.asked:]
-		if x == nil || len(room) == 0 || !c.canAsk() || c.stopsReading() {
+		if x == nil || len(room) == 0 || !c.rx.canAsk() || c.stopsReading() {
 			return
 		}
 		reg := into.registered()
@@ -121,7 +104,7 @@ func (c *conn) fillDirect(into *directRead) {
 		}
 		into.asked += len(f.b)
 		into.pending++
-		c.fetch(f, reg.target.LKey)
+		c.rx.ask(f, reg.target.LKey)
 	}
 }
 
@@ -132,25 +115,6 @@ func (into *directRead) registered() *registeredRange {
 	for i := range slices.Backward(into.opened) {
 		if o := &into.opened[i]; o.from <= into.asked && into.asked < o.to {
 			return o
-		}
-	}
-	return nil
-}
-
-// nextTransfer returns the transfer whose data goes to the Read's memory next, or nil. With
-// message set, the data behind a message is left for the next call, also if the message was
-// withdrawn.
-func (c *conn) nextTransfer(into *directRead) *recvTransfer {
-	for i := 0; i < c.in.unread.Len(); i++ {
-		s := c.in.unread.At(i)
-		switch {
-		case s.transfer == nil || s.transfer.fetches.Len() > 0:
-			return nil
-		case s.transfer.asked < s.transfer.length:
-			return s.transfer
-		}
-		if into.message && s.last {
-			return nil
 		}
 	}
 	return nil

@@ -40,18 +40,6 @@ const (
 	TransferWrite
 )
 
-// extensions returns what was agreed with the peer.
-func (c *conn) extensions() Extensions {
-	return Extensions{
-		EarlyNegotiation: c.early,
-		HalfClose:        c.fin,
-		MessageFlags:     c.messages,
-		SendTransfers:    c.tx.mode,
-		ReceiveTransfers: c.rx.mode,
-		ProbeTarget:      c.live.target != nil,
-	}
-}
-
 // String returns "none", "RDMA Read" or "RDMA Write".
 func (m TransferMode) String() string {
 	names := [...]string{"none", "RDMA Read", "RDMA Write"}

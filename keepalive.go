@@ -50,7 +50,7 @@ const (
 func (c *conn) startTimer() {
 	c.live.lastReceived = time.Now()
 	if c.set.keepAlive > 0 && !c.life.failing() {
-		c.setTimer(c.set.keepAlive)
+		c.live.setTimer(c.set.keepAlive)
 	}
 }
 
@@ -65,7 +65,7 @@ func (c *conn) scheduleTrim() {
 	c.idle.moved, c.idle.movedAt = c.stats.moved(), c.idle.checkedAt
 	// The timer may be set to a sooner time for keep-alive already.
 	if c.set.keepAlive <= 0 || c.live.timerAt.Sub(c.idle.checkedAt) > lookEvery {
-		c.setTimer(lookEvery)
+		c.live.setTimer(lookEvery)
 	}
 }
 
@@ -87,7 +87,7 @@ func (c *conn) tick() {
 	if c.life.failing() {
 		wait = min(wait, reasonWithin)
 	}
-	c.setTimer(wait)
+	c.live.setTimer(wait)
 }
 
 // runTimer does what is due at the given time. It returns how long to wait until the next

@@ -199,6 +199,15 @@ func (l *lane) freeSlots() int { return l.slots - int(l.seq-l.done) }
 // busy reports whether sends are not known to be completed.
 func (l *lane) busy() bool { return l.done < l.seq }
 
+// unsent returns how many bytes of what was written are still on this host, as far as the
+// device can tell.
+func (l *lane) unsent() int {
+	if f, ok := l.id.(ibv.Unsender); ok {
+		return f.Unsent()
+	}
+	return 0
+}
+
 // quiet reports whether every batch has been posted.
 func (l *lane) quiet() bool { return !l.posting && l.queue.Len() == 0 }
 
@@ -244,6 +253,41 @@ func (l *lane) buffer() *regmem.Buffer {
 		buf, l.reservedFree = l.reservedFree, nil
 	}
 	return buf
+}
+
+// sendBuffers returns the registered buffers for segs segments with size bytes, one for
+// each that is too long to go inline. All segments but the last have full bytes. If there
+// are not enough buffers, it returns fewer segments and their bytes. It returns no segments
+// while the connection's own buffer is in use, which the completion of a send brings back.
+func (l *lane) sendBuffers(segs, size, full int) (_, _ int, bufs regmem.Buffers) {
+	if headerLen(full)+full <= l.inline {
+		return segs, size, bufs
+	}
+	for i := range segs {
+		n := min(full, size-i*full)
+		if headerLen(n)+n <= l.inline {
+			continue
+		}
+		buf := l.buffer()
+		if buf == nil {
+			return i, i * full, bufs
+		}
+		bufs.Push(buf)
+	}
+	return segs, size, bufs
+}
+
+// transferBuffers is sendBuffers for one message with a transfer header and n bytes of
+// payload. It returns 0 segments if there is no buffer.
+func (l *lane) transferBuffers(n int) (segs int, bufs regmem.Buffers) {
+	if transferOffset+n <= l.inline {
+		return 1, bufs
+	}
+	if buf := l.buffer(); buf != nil {
+		bufs.Push(buf)
+		segs = 1
+	}
+	return segs, bufs
 }
 
 // putBuffers takes back buffers that no send names any more.

@@ -54,3 +54,13 @@ type idleState struct {
 	returnsCredits bool // returnCredits goes on when sends complete
 	compactions    int  // answers that may still be asked for to bring receives together
 }
+
+// setTimer sets the connection's timer, which calls tick.
+func (l *liveness) setTimer(d time.Duration) {
+	l.timerAt = time.Now().Add(d)
+	if l.timer == nil {
+		l.timer = time.AfterFunc(d, l.onTimer)
+	} else {
+		l.timer.Reset(d)
+	}
+}

@@ -26,7 +26,7 @@ func (c *conn) takeTransfer(p []byte, wait, message bool) (n int, last bool, err
 		// p cannot be registered, or nothing may be asked for now.
 		c.rx.readsAhead = true
 	}
-	c.readAhead()
+	c.rx.readAhead()
 	if x.fetches.Len() > 0 || x.taken == x.length {
 		return 0, false, nil
 	}
@@ -47,7 +47,7 @@ func (c *conn) awaitRead() error {
 func (c *conn) takeFetch() (*fetch, error) {
 	x := c.in.unread.At(0).transfer
 	c.rx.readsAhead = true
-	c.readAhead()
+	c.rx.readAhead()
 	switch {
 	case x.taken == x.length:
 		c.popFinished()
@@ -71,7 +71,7 @@ func (c *conn) takeFetch() (*fetch, error) {
 // awaitFetch waits until a fetch of x can be asked for or has arrived, or returns why there
 // is no memory for one. A fetch that fails ends the connection, which ends the wait.
 func (c *conn) awaitFetch(x *recvTransfer) error {
-	if c.rx.bounceBuffers > 0 || x.asked == x.length || !c.canAsk() {
+	if c.rx.bounceBuffers > 0 || x.asked == x.length || !c.rx.canAsk() {
 		return c.awaitRead()
 	}
 	return c.rx.refused
@@ -83,7 +83,7 @@ func (c *conn) voidFetch(x *recvTransfer) error {
 		return c.stopReadErr()
 	}
 	// The transfer was withdrawn.
-	c.releaseFetch(x.fetches.Pop())
+	c.rx.releaseFetch(x.fetches.Pop())
 	return nil
 }
 
@@ -107,7 +107,7 @@ func (c *conn) copyFetch(p []byte, wait bool) (n int, last bool, err error) {
 	f.taken += n
 	x.taken += n
 	if f.taken == f.got {
-		c.releaseFetch(x.fetches.Pop())
+		c.rx.releaseFetch(x.fetches.Pop())
 	}
 	return n, c.popFinished(), nil
 }

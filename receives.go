@@ -1,8 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
-
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -67,7 +65,7 @@ func (c *conn) replenish() {
 	for c.life.posts() && c.credits.room(c.in.held, c.send.wantsCredit) > 0 {
 		buf, err := c.pool.Get()
 		if err != nil && c.credits.reserveShort() > 0 {
-			buf = c.evict()
+			buf = c.in.evict(&c.stats)
 		}
 		if buf == nil {
 			if c.in.posted.Len()+c.in.held == 0 {
@@ -79,19 +77,4 @@ func (c *conn) replenish() {
 		c.idle.pagesTouched = c.idle.pagesTouched || buf.Stale
 		c.postRecv(buf)
 	}
-}
-
-// evict moves the latest payload in the unread queue to ordinary memory, and returns the
-// buffer that it was in, or nil. The head of the queue stays where it is, because a reader
-// may be copying from it.
-func (c *conn) evict() *regmem.Buffer {
-	for i := c.in.unread.Len() - 1; i > 0; i-- {
-		if s := c.in.unread.At(i); s.buf != nil {
-			buf := s.buf
-			s.data, s.buf = bytes.Clone(s.data), nil
-			c.stats.BytesCopied += uint64(len(s.data))
-			return buf
-		}
-	}
-	return nil
 }

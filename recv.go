@@ -201,7 +201,7 @@ func (c *conn) detach() (data []byte, done func(), err error) {
 			return nil, nil, err
 		}
 		if f != nil {
-			return f.b[f.taken:f.got], func() { c.releaseFetch(f) }, nil
+			return f.b[f.taken:f.got], func() { c.rx.releaseFetch(f) }, nil
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package rdmanet
 
 import (
+	"bytes"
+
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/ring"
@@ -40,4 +42,55 @@ type segment struct {
 	size  int  // length of the whole message if the segment begins one, else 0
 	last  bool // the segment ends its message
 	flags MsgFlags
+}
+
+// offeredBytes returns how many of n bytes can be asked for at the head of the unread
+// queue. With message set, it counts one message at most.
+func (in *recvQueue) offeredBytes(n int, message bool) int {
+	room := n
+	for i := 0; i < in.unread.Len() && room > 0; i++ {
+		s := in.unread.At(i)
+		if s.transfer == nil || s.transfer.fetches.Len() > 0 {
+			break
+		}
+		room -= min(room, s.transfer.length-s.transfer.asked)
+		if message && s.last {
+			break
+		}
+	}
+	return n - room
+}
+
+// nextTransfer returns the transfer that a direct read asks for next, or nil. With message
+// set, the data behind a message is left for the next call, also if the message was
+// withdrawn.
+func (in *recvQueue) nextTransfer(message bool) *recvTransfer {
+	for i := 0; i < in.unread.Len(); i++ {
+		s := in.unread.At(i)
+		switch {
+		case s.transfer == nil || s.transfer.fetches.Len() > 0:
+			return nil
+		case s.transfer.asked < s.transfer.length:
+			return s.transfer
+		}
+		if message && s.last {
+			return nil
+		}
+	}
+	return nil
+}
+
+// evict moves the latest payload in the unread queue to ordinary memory, and returns the
+// buffer that it was in, or nil. The head of the queue stays where it is, because a reader
+// may be copying from it.
+func (in *recvQueue) evict(stats *Stats) *regmem.Buffer {
+	for i := in.unread.Len() - 1; i > 0; i-- {
+		if s := in.unread.At(i); s.buf != nil {
+			buf := s.buf
+			s.data, s.buf = bytes.Clone(s.data), nil
+			stats.BytesCopied += uint64(len(s.data))
+			return buf
+		}
+	}
+	return nil
 }

@@ -173,3 +173,11 @@ func checkMessageLength(n int, maxFragmentedSend uint32) error {
 	}
 	return nil
 }
+
+// headerLen returns the length of the header in front of n bytes of payload.
+func headerLen(n int) int {
+	if n == 0 {
+		return dataHeaderLen
+	}
+	return dataOffset
+}

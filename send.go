@@ -81,7 +81,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		room := size
 		var bufs regmem.Buffers
 		if segs > 0 {
-			segs, size, bufs = c.sendBuffers(segs, size)
+			segs, size, bufs = c.lane.sendBuffers(segs, size, segmentData(size, int(c.agreed.maxSend)))
 		}
 		switch {
 		// The message goes as a whole or not at all.

@@ -472,6 +472,9 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	c.rx.notAccepted = s.passive
 	c.in.reasm = reassembler{max: a.maxFragmentedReceive, fin: c.fin, messages: c.messages}
 	c.pool, c.lane.buffers = s.dom.Pool(int(a.maxReceive)), s.dom.Pool(int(a.maxSend))
+	c.rx.receiverParts = receiverParts{lane: &c.lane, life: &c.life, stats: &c.stats, dom: c.dom, pool: c.pool, memory: s.set.transferMemory,
+		readers: &c.readers, wait: &c.wait, prefetch: c.prefetch}
+	c.tx.writers, c.tx.wait = &c.writers, &c.wait
 	c.credits = credits{
 		have:         int(a.sendCredits),
 		target:       max(int(a.receiveCreditTarget), minCredits),
@@ -540,7 +543,7 @@ func (c *conn) provision() (err error) {
 			return err
 		}
 	}
-	if err := c.reserveBounceBuffer(); err != nil {
+	if err := c.rx.reserve(); err != nil {
 		return err
 	}
 	least := make([]*regmem.Buffer, 0, minCredits)
@@ -578,7 +581,7 @@ func (c *conn) discardUnstarted() {
 		c.in.posted.Pop().Release()
 	}
 	c.lane.release(unwritten)
-	c.releaseReserved()
+	c.rx.releaseReserved()
 	c.live.memory.close()
 }
 

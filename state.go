@@ -158,16 +158,6 @@ func (c *conn) hasSlots(n int) bool {
 	return false
 }
 
-// setTimer sets the connection's timer, which calls tick.
-func (c *conn) setTimer(d time.Duration) {
-	c.live.timerAt = time.Now().Add(d)
-	if c.live.timer == nil {
-		c.live.timer = time.AfterFunc(d, c.live.onTimer)
-	} else {
-		c.live.timer.Reset(d)
-	}
-}
-
 // reasonWithin is how long the device may take to report why a queue pair has failed.
 var reasonWithin = 5 * time.Second
 
@@ -180,7 +170,7 @@ func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 		if c.life.posts() && c.event.Load() == nil {
 			c.life.queuePairFailed(time.Now())
 			c.lane.id.Disconnect()
-			c.setTimer(reasonWithin)
+			c.live.setTimer(reasonWithin)
 		}
 	} else {
 		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ barrierID, VendorErr: wc.VendorErr, Device: c.lane.id.Device().Name()})

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
@@ -130,18 +131,19 @@ func TestTransferUnnamedFieldsIgnored(t *testing.T) {
 
 // Lengths that add up to more than an int holds, on 32-bit systems.
 func TestTransferLengthsBeyondInt(t *testing.T) {
-	c := &conn{}
+	var in recvQueue
 	for range 4 {
-		c.in.unread.Push(segment{transfer: &recvTransfer{length: transferCeiling}})
+		in.unread.Push(segment{transfer: &recvTransfer{length: transferCeiling}})
 	}
-	require.Equal(t, math.MaxInt32, c.offeredBytes(math.MaxInt32, false))
-	require.Equal(t, 1, c.offeredBytes(1, false))
-	require.Equal(t, int64(4*transferCeiling), int64(c.offeredBytes(math.MaxInt, false))+max(0, 4*transferCeiling-math.MaxInt))
+	require.Equal(t, math.MaxInt32, in.offeredBytes(math.MaxInt32, false))
+	require.Equal(t, 1, in.offeredBytes(1, false))
+	require.Equal(t, int64(4*transferCeiling), int64(in.offeredBytes(math.MaxInt, false))+max(0, 4*transferCeiling-math.MaxInt))
 
 	p, err := regmem.AllocPages(transferCeiling) // never touched
 	require.NoError(t, err)
 	defer regmem.FreePages(p)
 	o := &sendTransfer{p: p, moved: transferCeiling, done: true, writing: 1}
-	c.wrote(o, transferCeiling)
+	tx := transferSender{writers: new(cqwait.Group), wait: new(cqwait.Waiter)}
+	tx.moved(o, transferCeiling)
 	require.Equal(t, transferCeiling, o.moved)
 }

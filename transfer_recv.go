@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
@@ -11,7 +12,7 @@ import (
 // This file has the state of the transfers that a connection receives. transfer.go has
 // their messages, and read_transfer.go the calls that read from them.
 //
-//  1. An offer joins the unread queue, and no data moves yet (offered, fetch.go).
+//  1. An offer joins the unread queue, and no data moves yet (offered, transfer_arrival.go).
 //  2. A Read with enough room has the device put the data into its memory, so the data is
 //     not copied (readDirect, directread.go).
 //  3. For a Read with less room, the data is fetched ahead into bounce buffers and copied
@@ -25,9 +26,11 @@ import (
 // With RDMA Writes the steps are the same. The receiver sends a memory grant where it would
 // otherwise post an RDMA Read.
 
-// transferReceiver is the state of all transfers that a connection receives. Conn.mu guards
-// it.
+// transferReceiver is the transfers that a connection receives. It fetches their data, and
+// knows of the connection only what receiverParts has. Conn.mu guards it.
 type transferReceiver struct {
+	receiverParts
+
 	mode TransferMode // mode is how the data moves.
 	last uint32       // last is the ID of the latest offer or request.
 
@@ -62,6 +65,23 @@ type transferReceiver struct {
 
 	// notAccepted is set until Accept returns the connection: nothing is fetched.
 	notAccepted bool
+}
+
+// receiverParts is what a transferReceiver uses of its connection.
+type receiverParts struct {
+	lane  *lane          // lane takes the RDMA Reads.
+	life  *life          // life says whether data may still be asked for.
+	stats *Stats         // stats has the counters of the connection.
+	dom   *regmem.Domain // dom registers memory, and has the chunks.
+	pool  *regmem.Pool   // pool has the receive buffers.
+
+	memory int // memory is how many bytes of chunks the connections of the device may use.
+
+	readers *cqwait.Group  // readers are woken when a fetch is over.
+	wait    *cqwait.Waiter // wait has the leader, who may wait for receives only.
+
+	// prefetch is called prefetchAfter after the data of a transfer was left unread.
+	prefetch func()
 }
 
 // trim frees the memory that the lists have grown by.
@@ -111,24 +131,6 @@ type fetch struct {
 	over  bool      // over is set when the device no longer uses b.
 }
 
-// bounceBuffer is memory of the connection's that received data is copied from. It is a
-// chunk, or a receive buffer if there is no chunk.
-type bounceBuffer struct {
-	b     []byte
-	lkey  uint32         // lkey is the local key of b.
-	chunk *regmem.Chunk  // chunk is the chunk that b lies in, or nil.
-	buf   *regmem.Buffer // buf is the receive buffer that b lies in, or nil.
-
-	// mr lets the peer write to b as long as the bounce buffer exists, or is nil.
-	mr ibv.MR
-
-	used    int // used is how many bytes of b belong to fetches.
-	fetches int // fetches counts the fetches in b that were not given back.
-
-	// stuck is set if a registration could not be closed: the peer may still write to b.
-	stuck bool
-}
-
 const (
 	// maxBounceBuffers bounds the bounce buffers of a connection for data that it receives,
 	// and the transfers of ReadFrom and of queued sends that it sends at a time.
@@ -143,20 +145,8 @@ const (
 	prefetchAfter = 10 * time.Millisecond
 )
 
-// hasControl reports whether nextReceiverControl has a message to send.
+// hasControl reports whether nextControl has a message to send.
 func (in *transferReceiver) hasControl() bool { return in.doneDue || in.unsentGrants.Len() > 0 }
-
-// release gives the memory back, unless the device may still use it.
-func (l *bounceBuffer) release() {
-	switch {
-	case l.mr != nil && l.mr.Close() != nil:
-		// The device may still use the memory, so it is never used again.
-	case l.buf != nil:
-		l.buf.Release()
-	default:
-		l.chunk.Release()
-	}
-}
 
 // directRead is the memory of a Read, which the device fills in order. Memory for the next
 // fetch is registered while the device fills that of earlier ones.
@@ -182,4 +172,22 @@ type registeredRange struct {
 	from, to int                 // from and to are the limits of the range in bytes.
 	target   regmem.Registration // target is the registration for RDMA Reads of this side.
 	mr       ibv.MR              // mr is the registration for RDMA Writes of the peer, or nil.
+}
+
+// bounceBuffer is memory of the connection's that received data is copied from. It is a
+// chunk, or a receive buffer if there is no chunk.
+type bounceBuffer struct {
+	b     []byte
+	lkey  uint32         // lkey is the local key of b.
+	chunk *regmem.Chunk  // chunk is the chunk that b lies in, or nil.
+	buf   *regmem.Buffer // buf is the receive buffer that b lies in, or nil.
+
+	// mr lets the peer write to b as long as the bounce buffer exists, or is nil.
+	mr ibv.MR
+
+	used    int // used is how many bytes of b belong to fetches.
+	fetches int // fetches counts the fetches in b that were not given back.
+
+	// stuck is set if a registration could not be closed: the peer may still write to b.
+	stuck bool
 }

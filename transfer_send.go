@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
@@ -18,8 +19,12 @@ import (
 // chunks and does not wait. The caller of QueueMsg leaves the memory to the connection
 // until its Send is done.
 
-// transferSender is the state of all transfers that a connection sends. Conn.mu guards it.
+// transferSender is the transfers that a connection sends. It knows of the connection only
+// whom to wake. Conn.mu guards it.
 type transferSender struct {
+	writers *cqwait.Group  // writers are woken when a transfer is over.
+	wait    *cqwait.Waiter // wait has the leader, who may wait for a transfer too.
+
 	mode TransferMode             // mode is how the data moves.
 	last uint32                   // last is the ID of the latest transfer.
 	live ring.Ring[*sendTransfer] // live has the transfers that are not done, oldest first.
@@ -35,9 +40,9 @@ type transferSender struct {
 }
 
 // trim frees the memory that the lists have grown by.
-func (o *transferSender) trim() {
-	o.live.Trim()
-	o.grants.Trim()
+func (out *transferSender) trim() {
+	out.live.Trim()
+	out.grants.Trim()
 }
 
 // sendTransfer is a transfer that a connection sends.
@@ -67,16 +72,16 @@ type sendTransfer struct {
 func (o *sendTransfer) wantsGrant() bool { return o.granted < len(o.p) }
 
 // index returns the position of a transfer in live, or -1.
-func (o *transferSender) index(id uint32) int {
-	if o.live.Len() > 0 {
-		if i := id - (*o.live.At(0)).id; i < uint32(o.live.Len()) {
+func (out *transferSender) index(id uint32) int {
+	if out.live.Len() > 0 {
+		if i := id - (*out.live.At(0)).id; i < uint32(out.live.Len()) {
 			return int(i)
 		}
 	}
 	return -1
 }
 
-// memoryGrant is a memory memoryGrant of the peer.
+// memoryGrant is the peer's memory for a part of a transfer.
 type memoryGrant struct {
 	o    *sendTransfer // o is the transfer.
 	addr uint64
@@ -102,5 +107,5 @@ func (o *sendTransfer) closeMemory() {
 	o.chunk = nil
 }
 
-// hasControl reports whether nextSenderControl has a message to send.
-func (o *transferSender) hasControl() bool { return o.grants.Len() > 0 || o.withdraw != nil }
+// hasControl reports whether nextControl has a message to send.
+func (out *transferSender) hasControl() bool { return out.grants.Len() > 0 || out.withdraw != nil }

@@ -12,9 +12,9 @@ func (c *conn) consumed() { c.done(c.in.unread.Pop()) }
 func (c *conn) done(s segment) {
 	if s.transfer != nil {
 		if s.transfer.taken < s.transfer.length {
-			c.discard(s.transfer)
+			c.rx.discard(s.transfer)
 		}
-		c.dropFetches(s.transfer)
+		c.rx.dropFetches(s.transfer)
 		return
 	}
 	if s.copyBreak != nil {
@@ -48,7 +48,7 @@ func (c *conn) doneReading() {
 	}
 	if n := c.rx.live.Len(); c.rx.reading == 0 && n > 0 && !c.life.closed {
 		if x := *c.rx.live.At(n - 1); x.asked < x.length {
-			c.startPrefetchTimer()
+			c.rx.startPrefetchTimer()
 		}
 	}
 }

@@ -23,8 +23,8 @@ const withdrawTimes = 12
 const closedShare = 5
 
 // withdrawPatience returns how long a call that has to end waits for a silent peer.
-func (c *conn) withdrawPatience() time.Duration {
-	if c.life.closed {
+func (l *life) withdrawPatience() time.Duration {
+	if l.closed {
 		return withdrawWithin / closedShare
 	}
 	return withdrawWithin
@@ -42,5 +42,5 @@ func (c *conn) remainingPatience(since time.Time) time.Duration {
 			since = t
 		}
 	}
-	return min(whole, c.withdrawPatience()-time.Since(since))
+	return min(whole, c.life.withdrawPatience()-time.Since(since))
 }

@@ -197,7 +197,7 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 		}
 		if c.credits.spendable() > 0 && c.freeSlots() > reservedSlots {
 			var n int
-			if n, bufs = c.transferBuffers(len(initial)); n > 0 {
+			if n, bufs = c.lane.transferBuffers(len(initial)); n > 0 {
 				break
 			}
 		}
@@ -266,7 +266,7 @@ func (c *conn) giveUp(o *sendTransfer) {
 	c.tx.withdraw = o
 	since := time.Now()
 	var late *time.Timer
-	late = time.AfterFunc(c.withdrawPatience(), func() {
+	late = time.AfterFunc(c.life.withdrawPatience(), func() {
 		c.mu.Lock()
 		defer c.unlock()
 		if o.over || c.life.over() {
