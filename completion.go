@@ -153,8 +153,12 @@ func (c *conn) sent(wc *ibv.WC) {
 		if !found {
 			break
 		}
-		if m.transfer != nil && ok {
+		switch {
+		case m.transfer == nil:
+		case ok:
 			c.wrote(m.transfer, m.written)
+		case m.seq == wc.ID&^sendID:
+			op = ibv.WCWrite
 		}
 	}
 	if !ok {

@@ -111,7 +111,8 @@ func (c *credits) lowerCharge(unread int) {
 // growWithin is the time between two grants of their own within which the window grows.
 const growWithin = 10 * time.Millisecond
 
-// grantAlone notes that a message is sent for its grant only.
+// grantAlone notes that a message without payload carries a grant that was due. Most such
+// messages are sent for nothing else.
 func (c *credits) grantAlone(now time.Time) {
 	if now.Sub(c.alone) < growWithin {
 		c.grow()
@@ -202,7 +203,7 @@ func (c *credits) toGrant() int { return max(c.ungranted-c.transferReserve, 0) }
 // peerCredits returns how many credits the peer has, with those on their way to it.
 func (c *credits) peerCredits() int { return c.posted - c.ungranted }
 
-// grantDue reports whether a grant is due that no other message carries. kept is how many
+// grantDue reports whether a grant is due that no other message carries. unread is how many
 // buffers the reader has not used up, and busy is set if these hold receives back. idle is
 // set if no other message seems about to be sent.
 //
@@ -217,28 +218,28 @@ func (c *credits) peerCredits() int { return c.posted - c.ungranted }
 // again. Otherwise the peer would wake up for one message at a time (silly window
 // syndrome). Only the peer's payload waits for such a grant, because all messages of this
 // side carry grants.
-func (c *credits) grantDue(kept int, busy, idle bool) bool {
+func (c *credits) grantDue(unread int, busy, idle bool) bool {
 	n := c.toGrant()
 	if n > 0 && c.pendingGrant && c.peerCredits() <= c.peerReserve() {
 		// The peer may have more messages about transfers to send.
 		return true
 	}
-	if n == 0 || c.ungrantedPayload && busy && n < min(c.window, c.target, c.posted+kept)/4 {
+	if n == 0 || c.ungrantedPayload && busy && n < min(c.window, c.target, c.posted+unread)/4 {
 		return false
 	}
 	low := c.posted / 4
 	if idle {
 		low = c.posted / 2
 	}
-	held := c.peerCredits()
+	left := c.peerCredits()
 	switch {
 	case c.ungrantedPayload && c.patient:
-		return held <= c.peerReserve()
+		return left <= c.peerReserve()
 	case c.ungrantedPayload:
-		return held <= max(c.peerReserve(), low)
+		return left <= max(c.peerReserve(), low)
 	case n == 1:
-		return held <= c.reserveIn && kept == 0 // Otherwise the next read calls for the grant.
+		return left <= c.reserveIn && unread == 0 // Otherwise the next read calls for the grant.
 	default:
-		return held <= c.reserveIn+1
+		return left <= c.reserveIn+1
 	}
 }

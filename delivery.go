@@ -160,9 +160,10 @@ func (c *conn) transferred(t *transferHeader, last bool, flags MsgFlags) error {
 		return c.written(t)
 	case transferDone:
 		return c.tx.doneBy(t)
-	default:
+	case transferWithdraw:
 		return c.withdrawn(t)
 	}
+	return errTransferKind // parse has refused it already.
 }
 
 // received returns how many Data Transfer messages have arrived.

@@ -7,18 +7,17 @@ import (
 
 // phase is how far a connection has come. Only conn's methods named here move it:
 //
-//	                   endStream
-//	phaseActive ────────────────────► phaseDraining
-//	  │   │   │
-//	  │   │   └─ status ─► phaseFailing ─┐
-//	  │   │                  │           │
-//	  │   │ fail, teardown   │           │ peerEnded
-//	  │   ▼                  ▼           ▼
-//	  │  phaseBroken ◄───────┘     phasePeerClosed
-//	  │                                  ▲
-//	  └────────── peerEnded ─────────────┘
+//	phaseActive ── status ──► phaseFailing
+//	     │                         │
+//	     └───────────┬─────────────┘
+//	                 ├── endStream ──────────────────────► phaseDraining
+//	                 ├── peerEnded ──────────────────────► phasePeerClosed
+//	                 └── fail, teardown,
+//	                     peerEnded if there is an error ─► phaseBroken
 //
-// Work requests are posted in phaseActive only. The last three phases are final.
+// Work requests are made in phaseActive only. Those that were queued before the queue pair
+// failed are still posted in phaseFailing, where the device flushes them. Nothing is posted
+// in the last three phases, which are final.
 type phase uint8
 
 const (

@@ -5,7 +5,7 @@ import "time"
 // closing is the state of the end of a connection, which close.go brings about. Conn.mu
 // guards it.
 type closing struct {
-	hasQueue bool // turn is set when Close has acquired the send queue, which it keeps.
+	hasQueue bool // hasQueue is set when Close has acquired the send queue, which it keeps.
 
 	// marked is set when last is known.
 	marked bool

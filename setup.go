@@ -35,8 +35,9 @@ const (
 	// negotiateBuf is the size in bytes of a buffer for a negotiation message.
 	negotiateBuf = 512
 
-	// readDepth is how many RDMA Reads are offered and asked for at a time, if the device
-	// can do so many.
+	// readDepth is how many RDMA Reads at a time this side offers to serve, and asks the peer
+	// to serve, if the devices can do so many. This side has no more than readSlots under way
+	// for transfers, and one for queueBarrier.
 	readDepth = 16
 )
 

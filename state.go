@@ -173,6 +173,6 @@ func (c *conn) status(wc *ibv.WC, op ibv.WCOpcode) {
 			c.live.setTimer(reasonWithin)
 		}
 	} else {
-		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ barrierID, VendorErr: wc.VendorErr, Device: c.lane.id.Device().Name()})
+		c.fail(&ibv.WCError{Status: wc.Status, Op: op, ID: wc.ID &^ (barrierID | fetchID), VendorErr: wc.VendorErr, Device: c.lane.id.Device().Name()})
 	}
 }
