@@ -8,8 +8,8 @@ import (
 // This file has the negotiation messages and their rules. The first message of the active
 // side is a Negotiate Request, and the first one of the passive side a Negotiate Response.
 // All fields are little-endian, [MS-SMBD] 2.2.1 and 2.2.2. Only the beginning of a longer
-// message counts, because the text asks for "at least" these lengths. setup_messages.go sends the
-// messages, or puts them into the private data (privatedata.go).
+// message counts, because the text asks for "at least" these lengths. setup_messages.go
+// sends the messages, or they travel in the private data (privatedata.go).
 
 const (
 	negotiateRequestLen  = 20
