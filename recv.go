@@ -8,19 +8,19 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// The way in.
+// This file has the calls that read.
 //
-//  1. Receives of the negotiated size are posted, as many as the credit window
-//     says (replenish).
-//  2. A completion hands one back with a message: it is checked, its credits
-//     and flags are heeded, its payload joins the unread queue (received).
-//  3. Read copies from the queue; a buffer that is used up is posted again and
-//     granted to the peer with the next message, or with one of its own.
+//  1. Receives of the negotiated size are posted, as many as the window says (replenish,
+//     receives.go).
+//  2. A completion returns one with a message. The message is checked, and its payload joins
+//     the unread queue (received, delivery.go).
+//  3. Read copies from the queue. A buffer without unread bytes is posted again, and granted
+//     to the peer with the next message or with a message of its own.
 //
-// Everything but the copying runs with mu held.
+// Only long copies run without mu.
 
-// waitReadable waits until there is something to read, or returns why not. A
-// deadline in the past wins over data.
+// waitReadable waits until there is something to read, or returns why there will be
+// nothing. A deadline that has passed counts even if there is data.
 func (c *conn) waitReadable() error {
 	for {
 		if c.readDue.Expired() && !c.life.closed {
@@ -42,7 +42,7 @@ func (c *conn) take(p []byte) (n int, last bool) {
 	s := c.in.unread.At(0)
 	data := s.data
 	if n = min(len(p), len(data)); n >= copyUnlocked {
-		// Only the reader, who holds readMu, takes from the queue.
+		// Only the call that holds readMu removes from the queue, so the copy needs no mu.
 		c.unlocked(func() { copy(p, data[:n]) })
 		s = c.in.unread.At(0)
 	} else {
@@ -50,7 +50,7 @@ func (c *conn) take(p []byte) (n int, last bool) {
 	}
 	c.stats.BytesCopied += uint64(n)
 	s.data = data[n:]
-	s.size = 0 // begun: ReadMsg takes the rest as it is
+	s.size = 0 // The message has begun, so ReadMsg takes the rest as it is.
 	if len(s.data) > 0 {
 		return n, false
 	}
@@ -96,7 +96,8 @@ func (c *conn) read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// next takes bytes from the head of the unread queue; see takeTransfer.
+// next takes bytes from the head of the unread queue. Its parameters and results are those
+// of takeTransfer.
 func (c *conn) next(p []byte, wait, message bool) (n int, last bool, err error) {
 	if c.in.unread.At(0).transfer != nil {
 		return c.takeTransfer(p, wait, message)
@@ -105,7 +106,8 @@ func (c *conn) next(p []byte, wait, message bool) (n int, last bool, err error) 
 	return n, last, nil
 }
 
-// readMsg reads a message, or with pieces set a piece of one.
+// readMsg reads a message. With pieces set it reads a piece of one, and flags says whether
+// more follows.
 func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error) {
 	buf, err := regmem.Borrow(p)
 	if err != nil {
@@ -134,7 +136,7 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 		switch {
 		case n == 0 && s.size > len(p):
 			return s.size, flags, io.ErrShortBuffer
-		case n == len(p) && !empty: // the rest of a message that was begun
+		case n == len(p) && !empty: // p is full, and the message goes on.
 			return n, flags | Partial, io.ErrShortBuffer
 		}
 		k, last, err := c.next(p[n:], true, true)
@@ -144,7 +146,7 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 		if err != nil {
 			return n, flags | Partial, err
 		}
-		if last && begun { // else it was withdrawn as a whole
+		if last && begun { // Otherwise the message was withdrawn as a whole.
 			if pieces || flags&Partial == 0 {
 				return n, flags, nil
 			}
@@ -153,16 +155,16 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 	}
 }
 
-// writeSegment passes the next unread bytes to w without copying them. They are
-// off the queue meanwhile and no lock is held: w may take its time,
-// and Close must not wait for it. The caller holds a reference on the memory.
-// err is why nothing can be read, and werr is w's error.
+// writeSegment passes the next unread bytes to w without copying them. Meanwhile the bytes
+// are not in the queue and no lock is held, because w may take long and Close must not wait
+// for w. The caller holds a reference to the memory. err is why nothing can be read, and
+// werr is w's error.
 func (c *conn) writeSegment(w io.Writer) (n int, werr, err error) {
 	data, done, err := c.detach()
 	if err != nil {
 		return 0, nil, err
 	}
-	defer func() { // also when w panics
+	defer func() { // w may panic.
 		c.mu.Lock()
 		defer c.unlock()
 		done()
@@ -175,8 +177,8 @@ func (c *conn) writeSegment(w io.Writer) (n int, werr, err error) {
 	return n, werr, nil
 }
 
-// detach takes the next unread bytes off the queue, and returns how to give back
-// their memory, with mu held.
+// detach removes the next unread bytes from the queue. The caller calls done with mu held to
+// give their memory back.
 func (c *conn) detach() (data []byte, done func(), err error) {
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
@@ -189,7 +191,7 @@ func (c *conn) detach() (data []byte, done func(), err error) {
 			return nil, nil, err
 		}
 		if s := c.in.unread.At(0); s.transfer == nil && len(s.data) == 0 {
-			c.consumed() // an empty message
+			c.consumed() // The message is empty.
 			continue
 		}
 		if c.in.unread.At(0).transfer == nil {
@@ -225,8 +227,8 @@ func (c *conn) writeTo(w io.Writer) (total int64, werr, err error) {
 	}
 }
 
-// retain keeps the memory of received segments for longer than the connection;
-// c.dom.release ends it.
+// retain keeps the memory of received segments after the end of the connection, until
+// c.dom.Release is called.
 func (c *conn) retain() error {
 	c.mu.Lock()
 	defer c.unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-// write sends p when it is its turn.
+// write acquires the send queue and sends p.
 func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 	buf, err := regmem.Borrow(p)
 	if err != nil {
@@ -31,7 +31,7 @@ func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 	return n, err
 }
 
-// writeInTurn sends p. The caller has the turn.
+// writeInTurn sends p. The caller has acquired the send queue.
 func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
 	if c.large(p, m) {
 		c.unlocked(func() { n, err = c.writeLarge(p, m) })
@@ -40,8 +40,8 @@ func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
 	return c.writeSegments(p, m)
 }
 
-// writingOver reports whether CloseWrite has nothing to do: the end was sent, or the
-// peer has closed and nobody is left to hear of it, which TCP does not tell either.
+// writingOver reports whether CloseWrite has nothing to do: FIN was sent, or the peer has
+// closed the connection. TCP reports no error in the second case either.
 func (c *conn) writingOver() bool {
 	return !c.life.closed && (c.send.finSent || c.life.peerClosed())
 }
@@ -56,7 +56,7 @@ func (c *conn) closeWrite() error {
 		return nil
 	}
 	if err := c.acquireQueue(normal); err != nil {
-		if c.writingOver() { // meanwhile, by another CloseWrite
+		if c.writingOver() { // Another CloseWrite has sent FIN meanwhile.
 			return nil
 		}
 		return err
