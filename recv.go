@@ -59,6 +59,7 @@ func (c *conn) take(p []byte) (n int, last bool) {
 	return n, last
 }
 
+// read reads what has arrived, and waits if that is nothing.
 func (c *conn) read(p []byte) (n int, err error) {
 	buf, err := regmem.Borrow(p)
 	if err != nil {
@@ -69,6 +70,12 @@ func (c *conn) read(p []byte) (n int, err error) {
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	defer c.unlock()
+	return c.readUnread(p)
+}
+
+// readUnread is read for a caller that holds readMu and mu. It is a function of its own
+// because the compiler makes defers cheap only in functions with few of them.
+func (c *conn) readUnread(p []byte) (n int, err error) {
 	if len(p) == 0 {
 		if c.life.closed {
 			return 0, c.readErr()
@@ -118,6 +125,11 @@ func (c *conn) readMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error)
 	defer c.readMu.Unlock()
 	c.mu.Lock()
 	defer c.unlock()
+	return c.readUnreadMsg(p, pieces)
+}
+
+// readUnreadMsg is readMsg for a caller that holds readMu and mu.
+func (c *conn) readUnreadMsg(p []byte, pieces bool) (n int, flags MsgFlags, err error) {
 	c.rx.reading++
 	defer c.doneReading()
 	for begun := false; ; {
