@@ -32,7 +32,7 @@ type sendBatch struct {
 }
 
 // queueBatch builds the work requests of a batch and queues them.
-func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
+func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 	l := &c.lane
 	if c.life.over() {
 		l.putBuffers(o.bufs)
@@ -76,7 +76,7 @@ func (c *conn) queueBatch(o sendBatch) (*postBatch, error) {
 			staged.Push(buf)
 		}
 		if l.number(wr, n, o.flags&flagFIN != 0 || !staged.Empty() && (l.signalEach || last)) {
-			l.signal(wr, signaledSend{bufs: staged})
+			l.signal(wr, staged, nil, 0)
 			staged = regmem.Buffers{}
 			c.stats.Signaled++
 		}
@@ -100,7 +100,7 @@ func (c *conn) answerGrant(b *postBatch, g *memoryGrant) {
 	wr.Op, wr.RemoteAddr, wr.RKey = ibv.OpWrite, g.addr, g.key
 	b.element(wr, g.o.p[g.at:g.at+g.n], g.o.source.LKey)
 	l.number(wr, 0, true)
-	l.signal(wr, signaledSend{transfer: g.o, written: g.n})
+	l.signal(wr, regmem.Buffers{}, g.o, g.n)
 	g.o.writing++
 	c.tx.writing++
 	c.stats.Signaled++
@@ -180,7 +180,7 @@ func (c *conn) queueEmpty(n int) bool {
 	if n == 0 {
 		return false
 	}
-	_, err := c.queueBatch(sendBatch{segs: n, bufs: bufs, control: true})
+	_, err := c.queueBatch(&sendBatch{segs: n, bufs: bufs, control: true})
 	return err == nil
 }
 
@@ -196,7 +196,7 @@ func (c *conn) queueFIN() bool {
 	}
 	c.send.finSent = true
 	c.credits.reserveOut = 0
-	_, err := c.queueBatch(sendBatch{segs: 1, flags: flagFIN, bufs: bufs, control: true})
+	_, err := c.queueBatch(&sendBatch{segs: 1, flags: flagFIN, bufs: bufs, control: true})
 	return err == nil
 }
 
@@ -211,7 +211,7 @@ func (c *conn) queueEmptyWrite() {
 	wr := l.looseBatch().next()
 	wr.Op = ibv.OpWrite
 	l.number(wr, 0, true)
-	l.signal(wr, signaledSend{})
+	l.signal(wr, regmem.Buffers{}, nil, 0)
 	c.stats.Signaled++
 }
 

@@ -149,15 +149,15 @@ func (c *conn) sent(wc *ibv.WC) {
 		}
 	}
 	for {
-		m, found := c.lane.nextSignaled()
+		seq, t, written, found := c.lane.nextSignaled()
 		if !found {
 			break
 		}
 		switch {
-		case m.transfer == nil:
+		case t == nil:
 		case ok:
-			c.wrote(m.transfer, m.written)
-		case m.seq == wc.ID&^sendID:
+			c.wrote(t, written)
+		case seq == wc.ID&^sendID:
 			op = ibv.WCWrite
 		}
 	}

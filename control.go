@@ -9,6 +9,12 @@ import (
 // lane.flush calls queueDue. So a function that makes something due does not have to send
 // it. batch.go builds the messages, and credit.go decides when a grant is due.
 
+// owesControl reports whether there is anything that a message without payload could carry.
+// In most calls there is not.
+func (c *conn) owesControl() bool {
+	return c.credits.toGrant() > 0 || c.send.responseDue || c.send.probeDue || c.rx.hasControl() || c.tx.hasControl()
+}
+
 // queueDue implements [laneOwner]. It is queueControl for when nothing else is queued.
 func (c *conn) queueDue() bool { return c.queueControl(c.wait.Sleeping()) }
 
@@ -17,11 +23,7 @@ func (c *conn) queueDue() bool { return c.queueControl(c.wait.Sleeping()) }
 // asked for, or this side's probe. Otherwise it is about a transfer. idle is set if no
 // other message seems about to be sent.
 func (c *conn) queueControl(idle bool) bool {
-	switch {
-	case c.credits.toGrant() == 0 && !c.send.responseDue && !c.send.probeDue && !c.rx.hasControl() && !c.tx.hasControl():
-		// Nothing is due, as in most calls.
-		return false
-	case !idle && c.lane.seq == 0:
+	if !c.owesControl() || !idle && c.lane.seq == 0 {
 		// The program's first message carries the first grant.
 		return false
 	}
@@ -63,6 +65,6 @@ func (c *conn) queueTransferControl() bool {
 		t, o.grant = c.tx.nextControl()
 	}
 	o.head = &t
-	_, err := c.queueBatch(o)
+	_, err := c.queueBatch(&o)
 	return err == nil
 }

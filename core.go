@@ -206,7 +206,9 @@ func (c *conn) writeErr() error {
 // unlock hands to the device what is queued and what has become due, and lets go of mu. If
 // another goroutine is posting, it leaves the queued batches to that one.
 func (c *conn) unlock() {
-	c.lane.flush()
+	if c.lane.queue.Len() > 0 || c.owesControl() {
+		c.lane.flush()
+	}
 	c.mu.Unlock()
 }
 

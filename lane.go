@@ -185,11 +185,12 @@ func (l *lane) number(wr *ibv.SendWR, n int, signal bool) (signaled bool) {
 	return signal || l.unsignaledBytes >= signalBytes || l.unsignaledSends >= l.slots/4
 }
 
-// signal has the completion of wr, the latest send, free what s says besides the bytes.
-func (l *lane) signal(wr *ibv.SendWR, s signaledSend) {
+// signal has wr, the latest send, signaled. Its completion frees bufs. It also tells that
+// the device has written so many bytes of t, if t is not nil.
+func (l *lane) signal(wr *ibv.SendWR, bufs regmem.Buffers, t *sendTransfer, written int) {
 	wr.Flags |= ibv.SendSignaled
-	s.seq, s.bytes = l.seq, l.unsignaledBytes
-	l.signaled.Push(s)
+	s := l.signaled.Next()
+	s.seq, s.bytes, s.bufs, s.transfer, s.written = l.seq, l.unsignaledBytes, bufs, t, written
 	l.unsignaledBytes, l.unsignaledSends = 0, 0
 }
 
@@ -235,15 +236,22 @@ func (l *lane) canceled(seq uint64) (t *sendTransfer) {
 	return t
 }
 
-// nextSignaled returns the oldest signaled send that has completed, once each.
-func (l *lane) nextSignaled() (s signaledSend, ok bool) {
-	if l.signaled.Len() == 0 || l.signaled.At(0).seq > l.done {
-		return s, false
+// nextSignaled returns what the caller has to know of the oldest signaled send that has
+// completed, once each: its number, and how many bytes of which transfer it has written.
+func (l *lane) nextSignaled() (seq uint64, t *sendTransfer, written int, ok bool) {
+	if l.signaled.Len() == 0 {
+		return 0, nil, 0, false
 	}
-	s = l.signaled.Pop()
+	s := l.signaled.At(0)
+	if s.seq > l.done {
+		return 0, nil, 0, false
+	}
+	seq, t, written = s.seq, s.transfer, s.written
 	l.inFlight -= s.bytes
 	l.putBuffers(s.bufs)
-	return s, true
+	s.bufs, s.transfer = regmem.Buffers{}, nil
+	l.signaled.Drop()
+	return seq, t, written, true
 }
 
 // buffer returns a registered buffer for one send, nil if there is none.

@@ -109,7 +109,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		if o.rest == 0 {
 			c.queue.partial, c.queue.partialKind = o.all&flagPartial != 0, c.queue.kind
 		}
-		if err := c.post(o); err != nil {
+		if err := c.post(&o); err != nil {
 			return n, err
 		}
 		m.token = 0 // Exactly one segment carries the token, [MS-SMBD] 3.1.5.4.
@@ -161,7 +161,7 @@ func (c *conn) sendEmpty(m sendOptions) error {
 				}
 				c.queue.partial = false
 				c.stats.MessagesSent++
-				return c.post(o)
+				return c.post(&o)
 			}
 			short.buffer = true
 		}
@@ -175,7 +175,7 @@ func (c *conn) sendEmpty(m sendOptions) error {
 
 // post queues a batch, and returns when the device has taken it. The caller holds mu, and
 // has checked that all of the batch may be sent. The device takes batches without mu.
-func (c *conn) post(o sendBatch) error {
+func (c *conn) post(o *sendBatch) error {
 	b, err := c.queueBatch(o)
 	if err != nil {
 		return err
