@@ -38,10 +38,11 @@ func newListenerHandle(l *listener) *Listener {
 
 // dropped closes a listener whose handle the program has dropped.
 func (l *listener) dropped() {
-	select {
-	case <-l.done:
+	l.mu.Lock()
+	over := l.over
+	l.mu.Unlock()
+	if over {
 		return
-	default:
 	}
 	go func() {
 		warnDropped(l.cfg.Logger, "listener", "local", l.addr)
