@@ -318,3 +318,20 @@ type postAfter struct {
 }
 
 func (p *postAfter) late() int32 { return p.sends.Load() + p.recvs.Load() }
+
+// quietFor makes the connection believe that it has heard nothing for d, and
+// waited for as long if it has asked, and lets its timer look.
+func (c *conn) quietFor(d time.Duration) {
+	c.mu.Lock()
+	c.live.lastReceived = time.Now().Add(-d)
+	c.live.probedAt = c.live.probedAt.Add(-d)
+	c.unlock()
+	c.tick()
+}
+
+func (c *conn) isProbing() bool {
+	c.mu.Lock()
+	defer c.unlock()
+	c.poll() // the device's answer wakes nobody
+	return c.live.probing
+}

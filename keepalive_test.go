@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"syscall"
 	"testing"
@@ -16,23 +17,113 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/fabric"
+	"github.com/rdmanet/rdmanet/internal/leaktest"
+	"github.com/rdmanet/rdmanet/internal/scripted"
+	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
-// quietFor makes the connection believe that it has heard nothing for d, and
-// waited for as long if it has asked, and lets its timer look.
-func (c *conn) quietFor(d time.Duration) {
-	c.mu.Lock()
-	c.live.lastReceived = time.Now().Add(-d)
-	c.live.probedAt = c.live.probedAt.Add(-d)
-	c.unlock()
-	c.tick()
+// fabricModest returns the device in memory behind a modest one, for tests in virtual time.
+func fabricModest(t testing.TB) *modest {
+	t.Helper()
+	leaktest.Check(t)
+	return newModestOn(fabric.New(4096, netip.MustParseAddr(host4)), 1<<20, 1<<14, false)
 }
 
-func (c *conn) isProbing() bool {
-	c.mu.Lock()
-	defer c.unlock()
-	c.poll() // the device's answer wakes nobody
-	return c.live.probing
+// probe is a question of keep-alive that an end has posted.
+type probe struct {
+	how string // "message", "Read" or "Write"
+	at  time.Time
+}
+
+// probeLog has the probes of an end.
+type probeLog struct {
+	mu     sync.Mutex
+	probes []probe
+	heard  time.Time // when the end has last polled a message of its peer
+}
+
+// watchProbes has an end's probes noted. The end moves no data by RDMA.
+func watchProbes(e *scripted.Endpoint) *probeLog {
+	l := &probeLog{heard: time.Now()}
+	e.OnPostSend(func(wrs []ibv.SendWR) error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for i := range wrs {
+			var message []byte
+			for _, s := range wrs[i].SGL {
+				message = append(message, s.Buf...)
+			}
+			switch wrs[i].Op {
+			case ibv.OpRead:
+				l.probes = append(l.probes, probe{"Read", time.Now()})
+			case ibv.OpWrite:
+				l.probes = append(l.probes, probe{"Write", time.Now()})
+			default:
+				h, _, err := smbdpeer.ParseDataTransfer(message)
+				if err == nil && h.Flags&smbdpeer.FlagResponseRequested != 0 {
+					l.probes = append(l.probes, probe{"message", time.Now()})
+				}
+			}
+		}
+		return nil
+	})
+	e.OnPolled(func(wcs []ibv.WC) {
+		for i := range wcs {
+			if !e.IsSend(&wcs[i]) {
+				l.mu.Lock()
+				l.heard = time.Now()
+				l.mu.Unlock()
+			}
+		}
+	})
+	return l
+}
+
+// take returns the probes since the last call.
+func (l *probeLog) take() []probe {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	probes := l.probes
+	l.probes = nil
+	return probes
+}
+
+// lastHeard is when a message of the peer was polled last.
+func (l *probeLog) lastHeard() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.heard
+}
+
+// sleepUntil waits for a time in a bubble, and until everything that is due then is done.
+func sleepUntil(at time.Time) {
+	time.Sleep(time.Until(at))
+	synctest.Wait()
+}
+
+// freeze has an end neither learn of anything nor send anything until thaw is called.
+func freeze(t testing.TB, e *scripted.Endpoint) (thaw func()) {
+	e.HoldAll(true)
+	open := e.Gate()
+	t.Cleanup(open)
+	return func() {
+		open()
+		e.HoldAll(false)
+	}
+}
+
+// absorb has a peer receive what has come, and take the credits in it.
+func absorb(t testing.TB, p *smbdpeer.Raw) {
+	t.Helper()
+	for msgs := p.Poll(); len(msgs) > 0; msgs = p.Poll() {
+		for _, b := range msgs {
+			h, _, err := smbdpeer.ParseDataTransfer(b)
+			require.NoError(t, err)
+			p.Credits += int(h.CreditsGranted)
+			p.Received++
+		}
+	}
 }
 
 // A peer that is there answers, although its program does nothing.
@@ -40,50 +131,79 @@ func TestKeepAliveAnswered(t *testing.T) {
 	for _, lb := range loopbacks {
 		t.Run(lb.network, func(t *testing.T) {
 			checkLeaks(t)
-			client, server := pipe(t, lb.network, lb.address, new(ListenConfig), &Dialer{Config: Config{KeepAlive: time.Hour}})
-			client.quietFor(time.Minute)
-			require.False(t, client.isProbing())
-			require.Zero(t, client.Stats().KeepAliveSent)
-			for n := range 3 {
-				client.quietFor(time.Hour)
-				require.True(t, eventually(func() bool { return !client.isProbing() }), "no answer")
-				require.EqualValues(t, n+1, client.Stats().KeepAliveSent)
-			}
-			require.Zero(t, server.Stats().KeepAliveSent, "the answer does not ask back")
-			exchange(t, client, server, 10<<10)
-			require.NoError(t, client.Close())
-			require.NoError(t, server.Close())
+			inTime(t, 20*time.Millisecond, func(d time.Duration) bool {
+				client, server := pipe(t, lb.network, lb.address, new(ListenConfig), &Dialer{Config: Config{KeepAlive: d}})
+				defer closeBoth(t, client, server)
+				asked := eventually(func() bool { return client.Stats().KeepAliveSent > 2 })
+				err := exchanged(t, client, server, 10<<10)
+				if errors.Is(err, errSilent) {
+					return false // the answer took longer than it may
+				}
+				require.NoError(t, err)
+				require.True(t, asked)
+				require.Zero(t, server.Stats().KeepAliveSent, "the answer does not ask back")
+				return true
+			})
 		})
 	}
+	t.Run("when it is asked", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T) {
+			m := fabricModest(t)
+			client, server := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: m, KeepAlive: -1}},
+				&Dialer{Config: Config{Provider: m, KeepAlive: time.Hour}})
+			l := watchProbes(m.end(client))
+			time.Sleep(time.Minute) // what an idle connection gives back, it has given back
+			for range 3 {
+				due := l.lastHeard().Add(time.Hour)
+				sleepUntil(due.Add(-1))
+				require.Empty(t, l.take())
+				sleepUntil(due)
+				require.Equal(t, []probe{{"message", due}}, l.take())
+				require.Equal(t, due, l.lastHeard(), "no answer")
+			}
+			require.EqualValues(t, 3, client.Stats().KeepAliveSent)
+			require.Zero(t, server.Stats().KeepAliveSent, "the answer does not ask back")
+			exchange(t, client, server, 10<<10)
+			closeBoth(t, client, server)
+		})
+	})
 }
 
 // A peer that does not answer is given up, which everybody who waits learns.
 func TestKeepAliveUnanswered(t *testing.T) {
-	checkLeaks(t)
-	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{KeepAlive: time.Hour}})
-	readErr, writeErr := make(chan error, 1), make(chan error, 1)
-	go func() {
-		_, err := client.Read(make([]byte, 1))
-		readErr <- err
-	}()
-	server.mu.Lock() // whoever would answer waits
-	client.quietFor(time.Hour)
-	require.True(t, client.isProbing())
-	go func() {
-		_, err := client.Write(make([]byte, 64<<20))
-		writeErr <- err
-	}()
-	client.quietFor(time.Hour)
-	for op, ch := range map[string]chan error{"read": readErr, "write": writeErr} {
-		var err error
-		within(t, op, func() { err = <-ch })
-		requireConnError(t, transports[0], err, op)
-		require.ErrorIs(t, err, syscall.ETIMEDOUT)
-		require.ErrorIs(t, err, errSilent)
-	}
-	server.mu.Unlock()
-	require.NoError(t, client.Close())
-	require.NoError(t, server.Close())
+	inVirtualTime(t, func(t *testing.T) {
+		m := fabricModest(t)
+		client, server := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: m, KeepAlive: -1}},
+			&Dialer{Config: Config{Provider: m, KeepAlive: time.Hour}})
+		l := watchProbes(m.end(client))
+		readErr, writeErr := make(chan error, 1), make(chan error, 1)
+		go func() {
+			_, err := client.Read(make([]byte, 1))
+			readErr <- err
+		}()
+		synctest.Wait()
+		thaw := freeze(t, m.end(server))
+		due := l.lastHeard().Add(time.Hour)
+		sleepUntil(due)
+		require.Equal(t, []probe{{"message", due}}, l.take())
+		go func() {
+			_, err := client.Write(make([]byte, 64<<20))
+			writeErr <- err
+		}()
+		sleepUntil(due.Add(20*time.Second - 1))
+		require.Empty(t, readErr)
+		require.Empty(t, writeErr)
+		for op, ch := range map[string]chan error{"read": readErr, "write": writeErr} {
+			var err error
+			within(t, op, func() { err = <-ch })
+			require.Equal(t, 20*time.Second, time.Since(due))
+			requireConnError(t, transports[0], err, op)
+			require.ErrorIs(t, err, syscall.ETIMEDOUT)
+			require.ErrorIs(t, err, errSilent)
+		}
+		thaw()
+		closeBoth(t, client, server)
+	})
 }
 
 // requireSilence waits until nothing is on the way any more, which is when
@@ -104,160 +224,174 @@ func requireSilence(t testing.TB, a, b *Conn) {
 // Programs that do not read break no connection, however long they take, in
 // one direction or both.
 func TestKeepAliveStalled(t *testing.T) {
-	for _, s := range []struct {
-		name         string
-		both, garble bool
-	}{{"one writes", false, false}, {"both write", true, false}, {"garbled reads", true, true}} {
+	for _, s := range []stall{{"one writes", false, false}, {"both write", true, false}, {"garbled reads", true, true}} {
 		t.Run(s.name, func(t *testing.T) {
 			checkLeaks(t)
-			m := newModest(t, 1<<20, 1<<14, false)
-			m.garble = s.garble
-			a, b := pipeOn(t, Config{KeepAlive: time.Hour, TransferSize: -1, Provider: m})
-			exchange(t, a, b, 2<<20) // every slot of the send queues has been used
-			want := pattern(1, 16<<20)
-			ends := []*Conn{a, b}
-			if !s.both {
-				ends = ends[:1]
-			}
-			errs := make(chan error, 4)
-			for _, c := range ends {
-				go func() {
-					_, err := c.Write(want)
-					errs <- err
-				}()
-			}
-			for _, c := range ends {
-				require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))
-			}
-			requireSilence(t, a, b)
-			for range 10 {
-				for _, c := range []*Conn{a, b} {
-					c.quietFor(time.Hour)
-					require.True(t, eventually(func() bool { return !c.isProbing() }), "no answer")
+			inTime(t, 20*time.Millisecond, func(d time.Duration) bool {
+				m := newModest(t, 1<<20, 1<<14, false)
+				err := s.run(t, m, d, func(failed func() bool) {
+					require.True(t, eventually(func() bool { return failed() || m.reads.Load() >= 10 }))
+				})
+				if errors.Is(err, errSilent) {
+					return false // an answer took longer than it may
 				}
-			}
-			if s.garble || testDevice(t).Attr().Quirks.EmptyReadsGarbled {
-				require.Zero(t, m.empty.Load())
-			}
-			require.NotZero(t, m.reads.Load())
-			for i := range ends {
-				reader := []*Conn{b, a}[i]
-				go func() {
-					got := make([]byte, len(want))
-					_, err := io.ReadFull(reader, got)
-					if err == nil && !bytes.Equal(got, want) {
-						err = errors.New("the bytes are not those that were sent")
-					}
-					errs <- err
-				}()
-			}
-			within(t, "transfer", func() {
-				for range 2 * len(ends) {
-					require.NoError(t, <-errs)
-				}
+				require.NoError(t, err)
+				require.True(t, !s.garble && !testDevice(t).Attr().Quirks.EmptyReadsGarbled || m.empty.Load() == 0)
+				return true
 			})
-			require.NoError(t, a.Close())
-			require.NoError(t, b.Close())
+		})
+		t.Run(s.name+" for hours", func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				m := fabricModest(t)
+				require.NoError(t, s.run(t, m, time.Hour, func(func() bool) { time.Sleep(10*time.Hour + time.Minute) }))
+				require.GreaterOrEqual(t, m.reads.Load(), int64(10))
+				require.True(t, !s.garble || m.empty.Load() == 0)
+			})
 		})
 	}
 }
 
-// outOfCredits has a write more than goes without a reader at b, until it can say nothing
-// any more.
-func outOfCredits(t *testing.T, a, b *Conn) (wrote chan error) {
-	t.Helper()
-	wrote = make(chan error, 1)
-	go func() {
-		_, err := a.Write(make([]byte, 64<<20))
-		wrote <- err
-	}()
-	require.True(t, eventually(func() bool { return a.Stats().CreditStalls > 0 }))
-	for _, c := range []*Conn{a, b} {
-		c.mu.Lock()
-		c.shrinkIdle() // or it does so when it likes, and is heard
-		c.lane.flush()
-		c.unlock()
-	}
-	requireSilence(t, a, b)
-	require.True(t, eventually(func() bool {
-		a.mu.Lock()
-		defer a.unlock()
-		if !a.credits.maySendControl() {
-			return true
-		}
-		a.send.responseDue = true // b's last word has left something to grant
-		a.lane.flush()
-		return false
-	}))
-	requireSilence(t, a, b)
-	require.False(t, a.locked(a.credits.maySendControl)())
-	return wrote
+// stall is a connection on which programs write and do not read.
+type stall struct {
+	name         string
+	both, garble bool
 }
 
-// A side that is to ask while it posts something does so afterwards, when it
-// knows whether it can.
-func TestKeepAliveDuringPost(t *testing.T) {
-	checkLeaks(t)
-	a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1})
-	pass(t, a, b)
-	pass(t, b, a)
-	wrote := outOfCredits(t, a, b)
-	a.mu.Lock()
-	for a.lane.posting {
-		a.writers.Wait()
+// run has a and b write more than goes without a reader, waits, and has them read. failed
+// reports whether a write has returned. Keep-alive asks by RDMA Read.
+func (s *stall) run(t *testing.T, m *modest, keepAlive time.Duration, wait func(failed func() bool)) error {
+	t.Helper()
+	m.garble = s.garble
+	a, b := pipeOn(t, Config{KeepAlive: keepAlive, TransferSize: -1, Provider: m})
+	defer closeBoth(t, a, b)
+	if err := exchanged(t, a, b, 2<<20); err != nil { // every slot of the send queues has been used
+		return err
 	}
-	a.lane.posting = true // as if somebody did
-	a.unlock()
-	asked := make(chan struct{})
-	go func() {
-		a.quietFor(time.Hour)
-		close(asked)
-	}()
-	require.True(t, eventually(func() bool {
-		a.mu.Lock()
-		defer a.unlock()
-		a.lane.posting = a.live.probedAt.Before(time.Now().Add(-time.Minute)) // until it has begun to ask
-		a.writers.WakeAll()
-		return !a.lane.posting
-	}))
-	within(t, "ask", func() { <-asked })
-	require.True(t, eventually(func() bool { return !a.isProbing() }), "no answer")
-	require.NoError(t, b.Close())
-	require.Error(t, <-wrote)
-	require.NoError(t, a.Close())
+	want := pattern(1, 16<<20)
+	ends := []*Conn{a, b}
+	if !s.both {
+		ends = ends[:1]
+	}
+	errs := make(chan error, 4)
+	for _, c := range ends {
+		go func() {
+			_, err := c.Write(want)
+			errs <- err
+		}()
+	}
+	failed := func() bool { return len(errs) > 0 }
+	for _, c := range ends {
+		require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 || failed() }))
+	}
+	wait(failed)
+	for i := range ends {
+		reader := []*Conn{b, a}[i]
+		go func() {
+			got := make([]byte, len(want))
+			_, err := io.ReadFull(reader, got)
+			if err == nil && !bytes.Equal(got, want) {
+				err = errors.New("the bytes are not those that were sent")
+			}
+			errs <- err
+		}()
+	}
+	var err error
+	within(t, "transfer", func() {
+		for range 2 * len(ends) {
+			err = errors.Join(err, <-errs)
+		}
+	})
+	return err
+}
+
+// unable returns a connection over the device in memory that can say nothing to its raw
+// peer, because the peer has taken what it has granted and grants no more. wrote is the Write
+// that waits. The peer's private data are said by private.
+func unable(t *testing.T, active bool, private []byte) (s *scene, c *Conn, p *smbdpeer.Raw, l *probeLog, wrote chan result) {
+	t.Helper()
+	s = newFabricScene(t)
+	s.cfg.KeepAlive, s.cfg.TransferSize, s.cfg.LingerTimeout = time.Hour, -1, -1
+	c, p = s.conns(active, private)
+	c.SetDeadline(time.Time{})
+	l = watchProbes(s.end(c))
+	wrote = writing(c, make([]byte, 64<<10))
+	synctest.Wait()
+	require.NotZero(t, c.Stats().CreditStalls)
+	p.RequestResponse(0)    // the answer takes the last credit, which goes with a grant alone
+	time.Sleep(time.Minute) // what an idle connection gives back, it has given back
+	require.Empty(t, l.take())
+	return s, c, p, l, wrote
+}
+
+// readablePrivate is the private data of a peer whose device answers RDMA Reads of no bytes.
+var readablePrivate = smbdpeer.PrivateData{IRD: 4, ORD: 4, Rdmanet: true, Features: smbdpeer.FeatureFIN, MaxReceiveSize: 8136}.Append(nil)
+
+// unreadablePrivate is the private data of a peer whose device does not.
+var unreadablePrivate = smbdpeer.PrivateData{IRD: 4, ORD: 4, Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureNoEmptyRead,
+	MaxReceiveSize: 8136}.Append(nil)
+
+// A side that is to ask while it posts something asks afterwards, by what is possible then.
+func TestKeepAliveDuringPost(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		m := fabricModest(t)
+		cfg := Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1, Provider: m, MaxSendSize: 8 << 10}
+		peer := cfg
+		peer.KeepAlive, peer.MaxReceiveCredits = -1, 4
+		a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: peer}, &Dialer{Config: cfg})
+		l := watchProbes(m.end(a))
+		pass(t, a, b)
+		pass(t, b, a)
+		time.Sleep(time.Minute) // what an idle connection gives back, it has given back
+		open := m.end(a).Gate()
+		want := pattern(1, 1<<20)
+		wrote := writing(a, want) // the first post takes all credits
+		sleepUntil(l.lastHeard().Add(time.Hour))
+		require.Equal(t, 1, m.end(a).Blocked())
+		require.Empty(t, l.take())
+		time.Sleep(10 * time.Second)
+		open()
+		synctest.Wait()
+		require.Equal(t, []probe{{"Read", time.Now()}}, l.take())
+		time.Sleep(time.Minute)
+		require.Empty(t, wrote, "no answer")
+		got := make([]byte, len(want))
+		_, err := io.ReadFull(b, got)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got))
+		require.NoError(t, (<-wrote).err)
+		closeBoth(t, a, b)
+	})
 }
 
 // Where the peer's device cannot be asked either, a device that does not get rid of
 // what it is to send is taken for silence; one that does is not.
 func TestKeepAliveTouch(t *testing.T) {
-	for _, slow := range []bool{false, true} {
-		t.Run(fmt.Sprintf("slow=%v", slow), func(t *testing.T) {
-			checkLeaks(t)
-			m := newModest(t, 1<<20, 1<<14, false)
-			a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1, Provider: m})
-			pass(t, a, b)
-			wrote := outOfCredits(t, a, b)
-			a.mu.Lock()
-			a.live.answersReads = false
-			a.unlock()
-			m.setSlow(slow)
-			if slow {
-				a.quietFor(time.Hour)
-				require.True(t, a.isProbing())
-				a.quietFor(time.Hour)
-				require.ErrorIs(t, <-wrote, errSilent)
-				m.setSlow(false)
-			} else {
-				for range 3 {
-					a.quietFor(time.Hour)
-					require.True(t, eventually(func() bool { return !a.isProbing() }))
-				}
-				require.NoError(t, b.Close())
-				require.Error(t, <-wrote)
-			}
-			require.NoError(t, a.Close())
-			b.Close()
-		})
+	for _, side := range sides {
+		for _, slow := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/slow=%v", side.name, slow), func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T) {
+					s, c, _, l, wrote := unable(t, side.active, unreadablePrivate)
+					s.script.HoldSends(slow)
+					due := l.lastHeard().Add(time.Hour)
+					sleepUntil(due)
+					require.Equal(t, []probe{{"Write", due}}, l.take())
+					if slow {
+						sleepUntil(due.Add(20*time.Second - 1))
+						require.Empty(t, wrote)
+						r := <-wrote
+						require.Equal(t, 20*time.Second, time.Since(due))
+						require.ErrorIs(t, r.err, errSilent)
+						s.script.HoldSends(false)
+						return
+					}
+					time.Sleep(3 * time.Hour)
+					require.Greater(t, len(l.take()), 3)
+					require.Empty(t, wrote)
+					require.NoError(t, c.Close())
+					require.Error(t, (<-wrote).err)
+				})
+			})
+		}
 	}
 }
 
@@ -323,112 +457,139 @@ func (w *wire) carry(to, from net.Conn) {
 // keep-alive ends what waits, also where neither program could say anything
 // because the other does not read.
 func TestKeepAliveCut(t *testing.T) {
-	for _, s := range []struct {
-		name                  string
-		clientFull, otherFull bool // has written as much as goes without a reader
-		garble                bool
-	}{{name: "idle"}, {"client writes", true, false, false}, {"server writes", false, true, false}, {"both write", true, true, false},
+	for _, s := range []cutWire{{name: "idle"}, {"client writes", true, false, false}, {"server writes", false, true, false}, {"both write", true, true, false},
 		{"garbled reads", true, true, true}} {
 		t.Run(s.name, func(t *testing.T) {
 			checkLeaks(t)
-			m := newModest(t, 1<<20, 1<<14, false)
-			m.Provider, m.garble = iwarp.New(iwarp.Config{}), s.garble
-			cfg := Config{KeepAlive: time.Hour, LingerTimeout: -1, Provider: m}
-			ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
-			require.NoError(t, err)
-			defer ln.Close()
-			w := newWire(t, ln.Addr().String())
-			c, err := (&Dialer{Config: cfg}).Dial("rdma4", w.ln.Addr().String())
-			require.NoError(t, err)
-			a, err := ln.Accept()
-			require.NoError(t, err)
-			ends := []*Conn{c.(*Conn), a.(*Conn)}
-			require.True(t, ends[0].live.answersReads && ends[1].live.answersReads)
-			pass(t, c, a)
-			pass(t, a, c)
-			wrote := []chan error{make(chan error, 1), make(chan error, 1)}
-			for i, full := range []bool{s.clientFull, s.otherFull} {
-				if !full {
-					wrote[i] = nil
-					continue
-				}
-				go func() {
-					_, err := ends[i].Write(make([]byte, 64<<20))
-					wrote[i] <- err
-				}()
-				require.True(t, eventually(func() bool { return ends[i].Stats().CreditStalls > 0 }))
-			}
-			close(w.cut)
-			for i, c := range ends {
-				require.True(t, eventually(func() bool {
-					c.quietFor(time.Hour)
-					c.mu.Lock()
-					defer c.unlock()
-					return c.life.over()
-				}), "end %d goes on", i)
-				for op, f := range map[string]func() error{
-					"read": func() error { return drain(c) },
-					"write": func() error {
-						if wrote[i] != nil {
-							return <-wrote[i]
-						}
-						_, err := c.Write([]byte("x"))
-						return err
-					},
-				} {
-					var err error
-					within(t, op, func() { err = f() })
-					requireConnError(t, transports[0], err, op)
-					require.ErrorIs(t, err, syscall.ETIMEDOUT)
-					require.ErrorIs(t, err, errSilent)
-					var timeout net.Error
-					require.ErrorAs(t, err, &timeout)
-					require.True(t, timeout.Timeout())
-				}
-				require.NoError(t, c.Close())
-			}
+			inTime(t, 100*time.Millisecond, func(d time.Duration) bool { return s.run(t, d) })
 		})
 	}
+}
+
+// cutWire is a connection whose wire is cut.
+type cutWire struct {
+	name                  string
+	clientFull, otherFull bool // has written as much as goes without a reader
+	garble                bool
+}
+
+// run reports whether the connection lived until the wire was cut.
+func (s *cutWire) run(t *testing.T, keepAlive time.Duration) bool {
+	t.Helper()
+	m := newModestOn(iwarp.New(iwarp.Config{}), 1<<20, 1<<14, false)
+	m.garble = s.garble
+	cfg := Config{KeepAlive: keepAlive, LingerTimeout: -1, Provider: m}
+	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	w := newWire(t, ln.Addr().String())
+	c, err := (&Dialer{Config: cfg}).Dial("rdma4", w.ln.Addr().String())
+	require.NoError(t, err)
+	defer c.Close()
+	a, err := ln.Accept()
+	require.NoError(t, err)
+	defer a.Close()
+	ends := []*Conn{c.(*Conn), a.(*Conn)}
+	if err := exchanged(t, c, a, 10); err != nil {
+		require.ErrorIs(t, err, errSilent)
+		return false
+	}
+	wrote := []chan error{make(chan error, 1), make(chan error, 1)}
+	broken := func() bool { return len(wrote[0]) > 0 || len(wrote[1]) > 0 }
+	for i, full := range []bool{s.clientFull, s.otherFull} {
+		if !full {
+			continue
+		}
+		go func() {
+			_, err := ends[i].Write(make([]byte, 64<<20))
+			wrote[i] <- err
+		}()
+		require.True(t, eventually(func() bool { return ends[i].Stats().CreditStalls > 0 || broken() }))
+	}
+	alive := !broken()
+	if !s.clientFull && !s.otherFull {
+		_, err := c.Write([]byte("x"))
+		_, err2 := a.Write([]byte("x"))
+		alive = err == nil && err2 == nil
+	}
+	if !alive {
+		return false
+	}
+	close(w.cut)
+	for i, full := range []bool{s.clientFull, s.otherFull} {
+		for op, f := range map[string]func() error{
+			"read": func() error { return drain(ends[i]) },
+			"write": func() error {
+				if full {
+					return <-wrote[i]
+				}
+				var err error
+				for err == nil {
+					_, err = ends[i].Write([]byte("x"))
+				}
+				return err
+			},
+		} {
+			var err error
+			within(t, op, func() { err = f() })
+			requireConnError(t, transports[0], err, op)
+			require.ErrorIs(t, err, syscall.ETIMEDOUT)
+			require.ErrorIs(t, err, errSilent)
+			var timeout net.Error
+			require.ErrorAs(t, err, &timeout)
+			require.True(t, timeout.Timeout())
+		}
+	}
+	return true
 }
 
 // Whenever the timer looks, the peer is asked and given up at the times that
 // Config.KeepAlive says, counted from its last word.
 func TestKeepAliveBound(t *testing.T) {
-	for _, s := range []struct{ keepAlive, answer time.Duration }{
+	for _, k := range []struct{ keepAlive, answer time.Duration }{
 		{time.Hour, 20 * time.Second},
 		{2 * time.Minute, 20 * time.Second},
 		{8 * time.Second, 8 * time.Second},
 	} {
 		for _, warm := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%v/warm=%v", s.keepAlive, warm), func(t *testing.T) {
-				client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{KeepAlive: s.keepAlive}})
-				pass(t, server, client)
-				server.mu.Lock() // whoever would answer waits
-				client.mu.Lock()
-				client.live.timer.Stop()
-				client.idle.trimmable = warm
-				client.stats.BytesSent++
-				client.runTimer(client.live.lastReceived)
-				start := client.live.lastReceived.Add(s.keepAlive / 3) // a word between two looks
-				client.live.lastReceived = start
-				now := start
-				asked := time.Duration(-1)
-				for wait := 2 * s.keepAlive / 3; !client.life.over(); wait = client.runTimer(now) {
-					require.Positive(t, wait)
-					now = now.Add(wait)
-					client.stats.BytesSent++ // so warm it stays
-					if asked < 0 && client.live.probing {
-						asked = client.live.probedAt.Sub(start)
-					}
-				}
-				gone := now.Sub(start)
-				client.mu.Unlock()
-				server.mu.Unlock()
-				require.Equal(t, s.keepAlive, asked)
-				require.Equal(t, s.keepAlive+s.answer, gone)
-				require.NoError(t, client.Close())
-				require.NoError(t, server.Close())
-			})
+			for _, side := range sides {
+				t.Run(fmt.Sprintf("%v/warm=%v/%s", k.keepAlive, warm, side.name), func(t *testing.T) {
+					inVirtualTime(t, func(t *testing.T) {
+						s := newFabricScene(t)
+						s.cfg.KeepAlive = k.keepAlive
+						c, p := s.conns(side.active, rdmanetPrivate)
+						c.SetDeadline(time.Time{})
+						read := reading(c, make([]byte, 1))
+						l := watchProbes(s.end(c))
+						if warm {
+							p.Grant(2000) // more than an idle connection keeps
+						}
+						until := func(at time.Time) {
+							for warm && time.Now().Before(at) { // so warm it stays
+								_, err := c.Write([]byte("x"))
+								require.NoError(t, err)
+								absorb(t, p)
+								time.Sleep(min(4*time.Second, time.Until(at)))
+							}
+							sleepUntil(at)
+						}
+						until(time.Now().Add(k.keepAlive / 3))
+						p.Grant(1) // a word between two looks
+						synctest.Wait()
+						start := time.Now()
+						require.Equal(t, start, l.lastHeard())
+						until(start.Add(k.keepAlive - 1))
+						require.Empty(t, l.take())
+						until(start.Add(k.keepAlive))
+						require.Equal(t, []probe{{"message", start.Add(k.keepAlive)}}, l.take())
+						until(start.Add(k.keepAlive + k.answer - 1))
+						require.Empty(t, read)
+						require.ErrorIs(t, (<-read).err, errSilent)
+						require.Equal(t, k.keepAlive+k.answer, time.Since(start))
+						require.NoError(t, c.Close())
+					})
+				})
+			}
 		}
 	}
 }
@@ -436,58 +597,43 @@ func TestKeepAliveBound(t *testing.T) {
 // The device's answer says that the peer was there when it was asked, however long it
 // lies in the completion queue; and is none to a question that was asked later.
 func TestKeepAliveLateAnswer(t *testing.T) {
-	checkLeaks(t)
-	m := newModest(t, 1<<20, 1<<14, false)
-	a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1, TransferSize: -1, Provider: m})
-	pass(t, a, b)
-	wrote := outOfCredits(t, a, b)
-	answered := func() {
-		t.Helper()
-		m.setSlow(true) // nobody looks at the answer
-		require.True(t, eventually(func() bool {
-			if !a.isProbing() {
-				a.quietFor(time.Hour)
-			}
-			return a.isProbing() && m.end(a).Held(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead }) > 0
-		}))
+	for _, side := range sides {
+		for _, word := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/word=%v", side.name, word), func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T) {
+					s, c, p, l, wrote := unable(t, side.active, readablePrivate)
+					const late = 15 * time.Second
+					s.end(c).Hold(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead }) // nobody looks at the answer
+					asked := l.lastHeard().Add(time.Hour)
+					sleepUntil(asked)
+					require.Equal(t, []probe{{"Read", asked}}, l.take())
+					sleepUntil(asked.Add(late))
+					if !word {
+						s.end(c).Hold(nil)
+						due := asked.Add(time.Hour) // it counts from when it was asked
+						sleepUntil(due.Add(-1))
+						require.Empty(t, l.take())
+						sleepUntil(due)
+						require.Equal(t, []probe{{"Read", due}}, l.take())
+					} else {
+						p.Grant(0)
+						synctest.Wait()
+						require.Equal(t, asked.Add(late), l.lastHeard())
+						due := l.lastHeard().Add(time.Hour)
+						sleepUntil(due.Add(-1))
+						require.Empty(t, l.take())
+						s.end(c).Hold(nil)
+						sleepUntil(due)
+						require.Equal(t, []probe{{"Read", due}}, l.take(), "the old answer is taken for one to the new question")
+					}
+					time.Sleep(time.Minute)
+					require.Empty(t, wrote)
+					require.NoError(t, c.Close())
+					require.Error(t, (<-wrote).err)
+				})
+			})
+		}
 	}
-	// undisturbed has f try again if something was heard of b meanwhile.
-	undisturbed := func(what string, f func() bool) {
-		t.Helper()
-		require.True(t, eventually(func() bool {
-			stats := a.Stats()
-			before := stats.received()
-			ok := f()
-			stats = a.Stats()
-			require.True(t, ok || stats.received() != before, what)
-			return ok
-		}))
-	}
-	const late = 15 * time.Second
-	undisturbed("counts from when it was asked", func() bool {
-		answered()
-		a.mu.Lock()
-		a.live.probedAt = a.live.probedAt.Add(-late)
-		a.unlock()
-		m.setSlow(false)
-		a.mu.Lock()
-		defer a.unlock()
-		a.runTimer(time.Now())
-		return !a.live.probing && a.live.probedAt.Equal(a.live.lastReceived)
-	})
-	undisturbed("is no answer to another question", func() bool {
-		answered()
-		a.mu.Lock()
-		a.live.probing = false // as if the peer had said something before
-		a.unlock()
-		m.setSlow(false)
-		reads := m.reads.Load()
-		a.quietFor(time.Hour)
-		return m.reads.Load() == reads+1
-	})
-	require.NoError(t, b.Close())
-	require.Error(t, <-wrote)
-	require.NoError(t, a.Close())
 }
 
 // Where no keep-alive would find it, a send that fails must wake who sleeps, also on
@@ -508,34 +654,41 @@ func TestKeepAliveOffHearsSends(t *testing.T) {
 	}
 }
 
-// emptyCQ is a completion queue in which nothing ever is.
-type emptyCQ struct{ ibv.CQ }
-
-func (emptyCQ) Poll([]ibv.WC) (int, error) { return 0, nil }
-
-// A connection that has grown beyond its initial size asks no later because of that.
+// A connection that has more than an idle one needs asks no later because of that.
 func TestKeepAliveWarmUp(t *testing.T) {
 	for _, keepAlive := range []time.Duration{time.Second, 7 * time.Second, 2 * time.Minute} {
 		for _, word := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/word=%v", keepAlive, word), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), lane: lane{cq: emptyCQ{}}}
-					c.startWaiting(new(ibv.DeviceAttr))
-					c.send.midMessage = true // to a plain peer: it can say nothing
-					c.credits.window = c.set.initial + 1
-					c.startTimer()
-					time.Sleep(keepAlive - time.Millisecond)
-					c.mu.Lock()
-					if word {
-						c.live.lastReceived = time.Now()
+				inVirtualTime(t, func(t *testing.T) {
+					s := newFabricScene(t)
+					s.cfg.KeepAlive = keepAlive
+					ln := listenRawOn(t, s.peers)
+					result := s.dial(ln)
+					p := acceptRaw(t, ln)
+					require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, rdmanetPrivate)))
+					response := goodResponse
+					if !word {
+						response.CreditsGranted = 10 // more than an idle connection keeps
 					}
-					due := c.live.lastReceived.Add(keepAlive)
-					c.scheduleTrim()
-					c.unlock()
-					time.Sleep(time.Until(due))
-					synctest.Wait()
-					require.Equal(t, due, c.live.probedAt)
-					c.live.timer.Stop()
+					p.Respond(response)
+					r := <-result
+					require.NoError(t, r.err)
+					c := s.owned(r.c)
+					l := watchProbes(s.end(c))
+					start := time.Now()
+					if word {
+						p.WaitCredit()
+						sleepUntil(start.Add(keepAlive - time.Millisecond))
+						p.Grant(10)
+						synctest.Wait()
+						require.Equal(t, start.Add(keepAlive-time.Millisecond), l.lastHeard())
+						start = l.lastHeard()
+					}
+					sleepUntil(start.Add(keepAlive - 1))
+					require.Empty(t, l.take())
+					sleepUntil(start.Add(keepAlive))
+					require.Equal(t, []probe{{"message", start.Add(keepAlive)}}, l.take())
+					require.NoError(t, c.Close())
 				})
 			})
 		}
@@ -546,118 +699,141 @@ func TestKeepAliveWarmUp(t *testing.T) {
 // is brought back to its initial size, and no sooner than it should.
 func TestKeepAliveCoolDown(t *testing.T) {
 	for _, keepAlive := range []time.Duration{-1, time.Second, 7 * time.Second, 2 * time.Minute} {
-		t.Run(fmt.Sprint(keepAlive), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := &conn{set: (&Config{KeepAlive: keepAlive}).settings(testDevice(t), false), lane: lane{cq: emptyCQ{}}}
-				c.startWaiting(new(ibv.DeviceAttr))
-				c.startTimer()
-				words := func(d time.Duration) {
-					for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-						c.mu.Lock()
-						c.live.lastReceived = time.Now()
-						c.unlock()
+		for _, side := range sides {
+			t.Run(fmt.Sprintf("%v/%s", keepAlive, side.name), func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T) {
+					s := newFabricScene(t)
+					s.cfg.KeepAlive, s.cfg.MaxReceiveCredits = keepAlive, 64
+					initial := s.cfg.InitialReceiveCredits
+					c, p := s.conns(side.active, rdmanetPrivate)
+					c.SetDeadline(time.Time{})
+					words := func(d time.Duration) {
+						for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+							absorb(t, p)
+							p.Grant(1)
+						}
+						synctest.Wait()
 					}
-					synctest.Wait()
-				}
-				words(time.Second)
-				for range 3 {
-					c.mu.Lock()
-					c.stats.BytesReceived++
-					c.credits.window = c.set.initial + 1
-					c.scheduleTrim()
-					c.unlock()
-					words(idleAfter - time.Second)
-					require.Greater(t, c.credits.window, c.set.initial)
-				}
-				words(2 * idleAfter)
-				require.Equal(t, c.set.initial, c.credits.window)
-				c.live.timer.Stop()
+					words(time.Second)
+					for range 3 {
+						for range 3 * initial {
+							read := readingParked(t, c, make([]byte, 10))
+							p.SendData(smbdpeer.Segment(10, 0))
+							require.NoError(t, (<-read).err)
+						}
+						synctest.Wait()
+						require.Greater(t, c.Stats().ReceiveWindow, initial)
+						words(idleAfter - time.Second)
+						require.Greater(t, c.Stats().ReceiveWindow, initial)
+					}
+					words(4 * idleAfter) // a Read has waited, for which the window may grow once more
+					require.Equal(t, initial, c.Stats().ReceiveWindow)
+					require.NoError(t, c.Close())
+				})
 			})
-		})
+		}
 	}
-}
-
-// gatedQP is a queue pair whose posts wait.
-type gatedQP struct {
-	ibv.QP
-	come, leave chan struct{}
-	once        sync.Once
-}
-
-func (q *gatedQP) PostSend(wrs []ibv.SendWR) (int, error) {
-	q.once.Do(func() { close(q.come) })
-	<-q.leave
-	return q.QP.PostSend(wrs)
 }
 
 // When a connection is closed while keep-alive sends something for it, its timer is not
 // set again.
 func TestKeepAliveDuringClose(t *testing.T) {
-	checkLeaks(t)
-	a, b := pipeOn(t, Config{KeepAlive: time.Hour, LingerTimeout: -1})
-	exchange(t, a, b, 2<<20)
-	requireSilence(t, a, b)
-	q := &gatedQP{QP: a.lane.qp, come: make(chan struct{}), leave: make(chan struct{})}
-	a.mu.Lock()
-	a.lane.qp, a.send.probeDue = q, true // there is something to send
-	a.idle.moved, a.idle.trimmable = a.stats.moved(), true
-	a.idle.checkedAt, a.idle.movedAt = time.Time{}, time.Time{}
-	a.mu.Unlock() // without what unlock posts
-	ticked := make(chan struct{})
-	go func() {
-		a.tick()
-		close(ticked)
-	}()
-	within(t, "post", func() { <-q.come })
-	require.NoError(t, a.Close())
-	close(q.leave)
-	<-ticked
-	require.NoError(t, b.Close())
-	require.True(t, eventually(func() bool { return Lingering().Now == 0 }))
-	require.False(t, a.live.timer.Stop(), "the timer is set")
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				s := newFabricScene(t)
+				s.cfg.KeepAlive, s.cfg.LingerTimeout = time.Hour, -1
+				c, _ := s.conns(side.active, rdmanetPrivate)
+				e := s.end(c)
+				open := e.Gate()
+				time.Sleep(time.Hour)
+				require.Equal(t, 1, e.Blocked())
+				require.EqualValues(t, 1, c.Stats().KeepAliveSent)
+				require.NoError(t, c.Close())
+				open()
+				require.True(t, eventually(func() bool { return Lingering().Now == 0 }))
+				// A timer that fires after Close does nothing, so only the timer itself shows that it
+				// was set.
+				require.False(t, c.live.timer.Stop(), "the timer is set")
+			})
+		})
+	}
 }
 
 // A negative KeepAlive never asks.
 func TestKeepAliveOff(t *testing.T) {
-	checkLeaks(t)
-	client, server := pipe(t, "rdma4", local4, new(ListenConfig), &Dialer{Config: Config{KeepAlive: -1}})
-	client.quietFor(1000 * time.Hour)
-	client.quietFor(1000 * time.Hour)
-	require.False(t, client.isProbing())
-	exchange(t, client, server, 10<<10)
-	require.Zero(t, client.Stats().KeepAliveSent)
-	require.NoError(t, client.Close())
-	require.NoError(t, server.Close())
+	inVirtualTime(t, func(t *testing.T) {
+		m := fabricModest(t)
+		client, server := pipeOn(t, Config{KeepAlive: -1, Provider: m})
+		l := watchProbes(m.end(client))
+		time.Sleep(2000 * time.Hour)
+		require.Empty(t, l.take())
+		exchange(t, client, server, 10<<10)
+		require.Zero(t, client.Stats().KeepAliveSent)
+		closeBoth(t, client, server)
+	})
 }
 
 // An end to which data comes, and which sends nothing, says something every now and then,
 // but not to a peer that sends little, nor to one that is not rdmanet.
 func TestKeepAliveConfirms(t *testing.T) {
-	start := time.Now()
+	const segment = 8000
 	for _, tt := range []struct {
 		name    string
 		plain   bool
-		bytes   uint64
+		bytes   int
 		d       time.Duration
 		posted  bool // something was sent in between
 		confirm bool
 	}{
 		{name: "much", bytes: confirmFrom, d: confirmEvery, confirm: true},
 		{name: "little", bytes: confirmFrom - 1, d: time.Hour},
-		{name: "just now", bytes: 1 << 30, d: confirmEvery - 1},
-		{name: "both ways", bytes: 1 << 30, d: time.Hour, posted: true},
-		{name: "not rdmanet", plain: true, bytes: 1 << 30, d: time.Hour},
+		{name: "just now", bytes: 10 * confirmFrom, d: confirmEvery - 1},
+		{name: "both ways", bytes: 10 * confirmFrom, d: time.Hour, posted: true},
+		{name: "not rdmanet", plain: true, bytes: 10 * confirmFrom, d: time.Hour},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := &conn{peer: privateData{rdmanet: !tt.plain}}
-			c.stats.Posts = 7
-			c.confirmReceipt(start)
-			c.stats.BytesReceived += tt.bytes
-			if tt.posted {
-				c.stats.Posts++
-			}
-			c.confirmReceipt(start.Add(tt.d))
-			require.Equal(t, tt.confirm, c.send.responseDue)
+			inVirtualTime(t, func(t *testing.T) {
+				s := newFabricScene(t)
+				s.cfg.KeepAlive, s.cfg.InitialReceiveCredits, s.cfg.MaxReceiveCredits = -1, 255, 255
+				ln := s.listen()
+				private := rdmanetPrivate
+				if tt.plain {
+					private = nil
+				}
+				p := dialRawOn(t, s.peers, ln.Addr(), func(*smbdpeer.Raw) []byte { return private })
+				request := goodRequest
+				request.PreferredSendSize, request.CreditsRequested = 8192, 255
+				p.Negotiate(request)
+				nc, err := ln.Accept()
+				require.NoError(t, err)
+				c := s.owned(nc)
+				c.SetDeadline(time.Time{})
+				sent := func() uint64 {
+					synctest.Wait()
+					st := c.Stats()
+					return st.EmptySent
+				}
+				waitCredits(t, p, 2+tt.bytes/segment+1)
+				p.Grant(8)
+				time.Sleep(time.Second) // a leader in the background sees at once what comes
+				_, err = c.Write([]byte("x"))
+				require.NoError(t, err)
+				p.Payload(1) // the first since c has sent something
+				before := sent()
+				for left := tt.bytes - segment; left > 0; left -= segment {
+					p.Payload(min(left, segment))
+				}
+				if tt.posted {
+					_, err := c.Write([]byte("x"))
+					require.NoError(t, err)
+				}
+				require.Equal(t, before, sent())
+				time.Sleep(tt.d)
+				p.Payload(segment)
+				require.Equal(t, tt.confirm, sent() > before)
+				require.NoError(t, c.Close())
+			})
 		})
 	}
 }

@@ -39,7 +39,12 @@ type modest struct {
 }
 
 func newModest(t testing.TB, inline, wrs int, pins bool) *modest {
-	script := scripted.New(newProvider(t))
+	return newModestOn(newProvider(t), inline, wrs, pins)
+}
+
+// newModestOn is newModest on a device of choice.
+func newModestOn(p ibv.Provider, inline, wrs int, pins bool) *modest {
+	script := scripted.New(p)
 	return &modest{Provider: script, script: script, inline: inline, wrs: wrs, pins: pins,
 		devs: make(map[ibv.Device]*modestDevice)}
 }

@@ -99,6 +99,12 @@ func pipeOn(t testing.TB, cfg Config) (client, server *Conn) {
 // exchange sends n bytes each way at once and checks them.
 func exchange(t testing.TB, a, b net.Conn, n int) {
 	t.Helper()
+	require.NoError(t, exchanged(t, a, b, n))
+}
+
+// exchanged is exchange for a connection that may break.
+func exchanged(t testing.TB, a, b net.Conn, n int) error {
+	t.Helper()
 	data := [2][]byte{pattern(3, n), pattern(4, n)}
 	errs := make(chan error, 4)
 	for i, c := range []net.Conn{a, b} {
@@ -121,7 +127,7 @@ func exchange(t testing.TB, a, b net.Conn, n int) {
 			err = errors.Join(err, <-errs)
 		}
 	})
-	require.NoError(t, err)
+	return err
 }
 
 // requireOpError checks the shape of an error, as net's own tests do: what it
