@@ -7,12 +7,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
@@ -69,39 +69,23 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		noRead  bool                                         // large transfers go by RDMA Write
+		asks    bool                                         // the peer asks for signs of life, and not the connection
 		receive bool                                         // a receive comes due, else a send
 		ready   func(t *testing.T, s *heldPair) (due func()) // ready runs before Close, due after the disconnect
 	}{
 		{name: "a keep-alive probe", ready: func(t *testing.T, s *heldPair) func() {
-			return func() { s.probes(t) }
-		}},
-		{name: "a keep-alive probe by RDMA Read", ready: func(t *testing.T, s *heldPair) func() {
-			return func() { s.withoutCredits(func() { s.probes(t) }) }
-		}},
-		{name: "a keep-alive probe by RDMA Write", ready: func(t *testing.T, s *heldPair) func() {
-			s.a.locked(func() bool { s.a.live.answersReads = false; return true })()
-			return func() { s.withoutCredits(func() { s.probes(t) }) }
+			s.idles()
+			return s.probes
 		}},
 		{name: "an idle connection uses up its credits", ready: func(t *testing.T, s *heldPair) func() {
 			require.True(t, eventually(func() bool { return s.a.Stats().SendCredits > s.a.Stats().ReceiveWindow }))
-			return func() {
-				s.a.mu.Lock()
-				s.a.idle.trimmable, s.a.idle.moved = true, s.a.stats.moved()
-				s.a.idle.checkedAt, s.a.idle.movedAt = time.Time{}, time.Time{}
-				s.a.unlock()
-				s.a.tick()
-			}
+			return s.idles
 		}},
-		{name: "the peer sends a keep-alive probe", ready: func(t *testing.T, s *heldPair) func() {
+		{name: "the peer sends a keep-alive probe", asks: true, ready: func(t *testing.T, s *heldPair) func() {
+			s.idles()
 			return func() {
-				s.arrives(t, func() {
-					require.True(t, eventually(func() bool {
-						if !s.b.isProbing() {
-							s.b.quietFor(time.Hour) // no probe is due if a message has just come
-						}
-						return s.b.Stats().KeepAliveSent > 0
-					}))
-				})
+				s.arrives(t, func() { s.probes() })
+				require.NotZero(t, s.b.Stats().KeepAliveSent)
 			}
 		}},
 		{name: "the peer offers a transfer", ready: offersTransfer},
@@ -142,6 +126,8 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 			}
 		}},
 		// Every message and every other work request is posted by one of these two functions.
+		// They are called directly, as nothing leads to them after Close: that is what the other
+		// cases are about.
 		{name: "a message", ready: func(t *testing.T, s *heldPair) func() {
 			return s.withLock(func() { s.a.queueEmpty(1) })
 		}},
@@ -151,36 +137,76 @@ func TestNothingDueAfterDisconnect(t *testing.T) {
 	} {
 		for _, closed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/closed=%v", tt.name, closed), func(t *testing.T) {
-				checkLeaks(t)
-				s := newHeldPair(t, tt.noRead)
-				s.closed = closed
-				due := tt.ready(t, s)
-				if !closed {
-					posts := &s.post.sends
-					if tt.receive {
-						posts = &s.post.recvs
+				inVirtualTime(t, func(t *testing.T) {
+					m := fabricModest(t)
+					s := newHeldPair(t, m, tt.noRead, tt.asks)
+					s.closed = closed
+					due := tt.ready(t, s)
+					synctest.Wait()
+					if !closed {
+						posts := &s.post.sends
+						if tt.receive {
+							posts = &s.post.recvs
+						}
+						s.post.over.Store(true)
+						due()
+						require.True(t, eventually(func() bool { return posts.Load() > 0 }), "nothing comes due")
+						s.post.held.Store(false)
+						require.NoError(t, s.a.Close())
+					} else {
+						require.NoError(t, s.a.Close())
+						require.True(t, eventually(s.post.over.Load), "no disconnect")
+						due()
+						synctest.Wait()
 					}
-					s.post.over.Store(true)
-					due()
-					require.True(t, eventually(func() bool { return posts.Load() > 0 }), "nothing comes due")
-					s.post.held.Store(false)
-					require.NoError(t, s.a.Close())
-				} else {
-					require.NoError(t, s.a.Close())
-					require.True(t, eventually(s.post.over.Load), "no disconnect")
-					due()
-				}
-				within(t, "the peer", func() {
-					require.NoError(t, s.b.Close())
-					s.busy.Wait()
+					within(t, "the peer", func() {
+						require.NoError(t, s.b.Close())
+						s.busy.Wait()
+					})
+					if closed {
+						require.Zero(t, s.post.late(), "posts after the disconnect")
+						// The error is no concern of the test: the connection may be gone since its
+						// peer closed, and the look for leaks waits for its end.
+						s.end.Disconnect()
+					}
 				})
-				if closed {
-					require.Zero(t, s.post.late(), "posts after the disconnect")
-					// The error is no concern of the test: the connection may be gone since its
-					// peer closed, and checkLeaks waits for its end.
-					s.end.Disconnect()
-				}
 			})
+		}
+	}
+}
+
+// A connection that can say nothing to its peer asks the peer's device, and not after the
+// disconnect.
+func TestNoProbeAfterDisconnect(t *testing.T) {
+	for _, side := range sides {
+		for how, private := range map[string][]byte{"RDMA Read": readablePrivate, "RDMA Write": unreadablePrivate} {
+			for _, closed := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/closed=%v", side.name, how, closed), func(t *testing.T) {
+					inVirtualTime(t, func(t *testing.T) {
+						s, c, _, l, wrote := unable(t, side.active, private)
+						due := l.lastHeard().Add(time.Hour)
+						post := watchDisconnect(s.end(c))
+						post.held.Store(true)
+						if !closed {
+							post.over.Store(true)
+							sleepUntil(due)
+							require.EqualValues(t, 1, post.late())
+							require.Equal(t, how == "RDMA Write", post.writes.Load() == 1)
+							post.held.Store(false)
+							require.NoError(t, c.Close())
+							require.Error(t, (<-wrote).err)
+							return
+						}
+						require.NoError(t, c.Close())
+						require.Error(t, (<-wrote).err)
+						require.True(t, eventually(post.over.Load), "no disconnect")
+						require.True(t, time.Now().Before(due))
+						sleepUntil(due.Add(time.Minute))
+						require.Zero(t, post.late(), "posts after the disconnect")
+						require.NoError(t, s.end(c).Disconnect())
+					})
+				})
+			}
 		}
 	}
 }
@@ -196,11 +222,18 @@ type heldPair struct {
 	busy   sync.WaitGroup
 }
 
-func newHeldPair(t *testing.T, noRead bool) *heldPair {
+// heldKeepAlive is Config.KeepAlive of the end that asks for signs of life.
+const heldKeepAlive = 20 * time.Minute
+
+func newHeldPair(t *testing.T, m *modest, noRead, peerAsks bool) *heldPair {
 	t.Helper()
-	s := &heldPair{m: newModest(t, 1<<20, 1<<14, regmem.PinsMemory(testDevice(t)))}
-	cfg := Config{Provider: newSwitch(t, s.m), KeepAlive: time.Hour, LingerTimeout: endless, TransferSize: minTransfer, NoRDMARead: noRead}
+	s := &heldPair{m: m}
+	cfg := Config{Provider: newSwitch(t, s.m), KeepAlive: heldKeepAlive, LingerTimeout: endless, TransferSize: minTransfer, NoRDMARead: noRead}
 	peer := cfg
+	peer.KeepAlive = -1
+	if peerAsks {
+		cfg.KeepAlive, peer.KeepAlive = -1, heldKeepAlive
+	}
 	peer.InitialReceiveCredits = 32 // a has more credits than it keeps when it is idle
 	s.a, s.b = pipe(t, "rdma4", local4, &ListenConfig{Config: peer}, &Dialer{Config: cfg})
 	pass(t, s.a, s.b) // both have credits
@@ -211,34 +244,15 @@ func newHeldPair(t *testing.T, noRead bool) *heldPair {
 	return s
 }
 
-// probes makes a's timer fire after a long silence of the peer, which calls for a keep-alive
-// probe.
-func (s *heldPair) probes(t *testing.T) {
-	t.Helper()
-	require.True(t, eventually(func() bool {
-		s.a.quietFor(time.Hour) // no probe is due if a message has just come
-		return s.closed || s.post.sends.Load() > 0
-	}), "no keep-alive probe")
-}
+// idles waits until the connection has given back what an idle one does not need.
+func (s *heldPair) idles() { time.Sleep(4 * idleAfter) }
 
-// withLock returns a function that runs f with a.mu held and no post under way.
+// probes waits until an end is to ask its peer for a sign of life, and a bit longer.
+func (s *heldPair) probes() { time.Sleep(heldKeepAlive + time.Minute) }
+
+// withLock returns a function that runs f with a's lock held.
 func (s *heldPair) withLock(f func()) func() {
-	return func() {
-		s.a.mu.Lock()
-		defer s.a.unlock()
-		for s.a.lane.posting {
-			s.a.writers.Wait()
-		}
-		f()
-	}
-}
-
-// withoutCredits runs f while a has no send credits.
-func (s *heldPair) withoutCredits(f func()) {
-	have := 0
-	s.withLock(func() { have, s.a.credits.have = s.a.credits.have, 0 })()
-	f()
-	s.withLock(func() { s.a.credits.have += have })()
+	return func() { s.a.locked(func() bool { f(); return true })() }
 }
 
 // arrives runs f, which makes b send a message, and waits until a has handled the message.
@@ -247,7 +261,7 @@ func (s *heldPair) arrives(t *testing.T, f func()) {
 	before := s.post.heard.Load()
 	f()
 	require.True(t, eventually(func() bool { return s.post.heard.Load() > before }))
-	s.a.Stats() // the completion is handled
+	synctest.Wait() // the completion is handled
 }
 
 // peerWrites makes b write one large transfer, which is moved in one piece.
@@ -260,7 +274,7 @@ func (s *heldPair) peerWrites(t *testing.T) {
 func offersTransfer(t *testing.T, s *heldPair) func() {
 	return func() {
 		s.arrives(t, func() { s.peerWrites(t) })
-		s.a.prefetch()
+		time.Sleep(2 * prefetchAfter) // nobody reads
 	}
 }
 
@@ -290,6 +304,9 @@ func watchDisconnect(e *scripted.Endpoint) *postAfter {
 			if wrs[i].Op == ibv.OpSend && wrs[i].SGL[0].Buf[5]&byte(flagTransfer>>8) != 0 {
 				p.transfers.Add(1)
 			}
+			if wrs[i].Op == ibv.OpWrite {
+				p.writes.Add(1)
+			}
 		}
 		return nil
 	})
@@ -315,23 +332,7 @@ type postAfter struct {
 	sends, recvs atomic.Int32 // posts after it
 	heard        atomic.Int32 // messages that were polled, at any time
 	transfers    atomic.Int32 // posts of messages with a transfer header, at any time
+	writes       atomic.Int32 // RDMA Writes, at any time
 }
 
 func (p *postAfter) late() int32 { return p.sends.Load() + p.recvs.Load() }
-
-// quietFor makes the connection believe that it has heard nothing for d, and
-// waited for as long if it has asked, and lets its timer look.
-func (c *conn) quietFor(d time.Duration) {
-	c.mu.Lock()
-	c.live.lastReceived = time.Now().Add(-d)
-	c.live.probedAt = c.live.probedAt.Add(-d)
-	c.unlock()
-	c.tick()
-}
-
-func (c *conn) isProbing() bool {
-	c.mu.Lock()
-	defer c.unlock()
-	c.poll() // the device's answer wakes nobody
-	return c.live.probing
-}

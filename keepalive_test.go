@@ -310,7 +310,7 @@ func (s *stall) run(t *testing.T, m *modest, keepAlive time.Duration, wait func(
 func unable(t *testing.T, active bool, private []byte) (s *scene, c *Conn, p *smbdpeer.Raw, l *probeLog, wrote chan result) {
 	t.Helper()
 	s = newFabricScene(t)
-	s.cfg.KeepAlive, s.cfg.TransferSize, s.cfg.LingerTimeout = time.Hour, -1, -1
+	s.cfg.KeepAlive, s.cfg.TransferSize, s.cfg.LingerTimeout = time.Hour, -1, 2*endless
 	c, p = s.conns(active, private)
 	c.SetDeadline(time.Time{})
 	l = watchProbes(s.end(c))
