@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"io"
 	"net"
 	"runtime"
 	"testing"
@@ -33,32 +34,53 @@ func pollScene(t *testing.T) (*scene, *Conn, *smbdpeer.Raw) {
 	s := newSceneOn(t, newModest(t, 1<<20, 1<<14, true))
 	s.cfg.LingerTimeout = -1
 	c, p := s.conns(true, nil)
-	requireAsleep(t, c, func() bool { return true }) // a keeper
+	requireSleeper(t, s.end(c), func() bool { return true }) // a keeper
 	return s, c, p
 }
 
+// A pollRead is a Read under way, which may poll.
+type pollRead struct {
+	*call
+	ended chan result
+}
+
+func newPollRead(c *Conn, n int) pollRead {
+	r := pollRead{ended: make(chan result, 1)}
+	r.call = start(func() {
+		n, err := io.ReadFull(c, make([]byte, n))
+		r.ended <- result{n, err}
+	})
+	return r
+}
+
 // asking sends something and reads the answer.
-func asking(t *testing.T, c *Conn) chan result {
+func asking(t *testing.T, c *Conn) pollRead {
 	t.Helper()
 	_, err := c.Write([]byte{1})
 	require.NoError(t, err)
-	return reading(c, make([]byte, 10))
+	return newPollRead(c, 10)
 }
 
-func requirePolling(t *testing.T, c *Conn) {
+// requirePolling waits until the Read polls.
+func (r pollRead) requirePolling(t *testing.T, s *scene, c *Conn) {
 	t.Helper()
-	require.True(t, eventually(func() bool {
-		return polls() && c.locked(func() bool { return c.wait.Leading() && c.rx.reading > 0 })()
-	}))
+	require.True(t, eventually(func() bool { return polls() && s.end(c).Poller() == r.goroutine }))
+}
+
+// requireAsleep waits until the Read waits for a leader that sleeps, or sleeps itself.
+func (r pollRead) requireAsleep(t *testing.T, s *scene, c *Conn) {
+	t.Helper()
+	requireSleeper(t, s.end(c), func() bool { return !r.over() && r.waits() })
+	require.False(t, polls())
 }
 
 // Who waits for an answer polls for it, and lets others in meanwhile.
 func TestPollsForAnswer(t *testing.T) {
 	s, c, p := pollScene(t)
 	pollFor(t, time.Hour)
-	ask := func() chan result {
+	ask := func() pollRead {
 		read := asking(t, c)
-		requirePolling(t, c)
+		read.requirePolling(t, s, c)
 		return read
 	}
 	read := ask()
@@ -67,21 +89,20 @@ func TestPollsForAnswer(t *testing.T) {
 	before := c.Stats().EmptyReceived
 	p.Grant(1) // is no answer
 	require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > before }))
-	requirePolling(t, c)
+	read.requirePolling(t, s, c)
 	p.Payload(10)
-	require.Equal(t, result{10, nil}, s.await(read))
+	require.Equal(t, result{10, nil}, s.await(read.ended))
 	require.False(t, polls())
 
 	// Nothing is to be answered any more.
-	read = reading(c, make([]byte, 10))
-	requireAsleep(t, c, func() bool { return c.rx.reading > 0 })
-	require.False(t, polls())
+	read = newPollRead(c, 10)
+	read.requireAsleep(t, s, c)
 	p.Payload(10)
-	require.Equal(t, result{10, nil}, s.await(read))
+	require.Equal(t, result{10, nil}, s.await(read.ended))
 
 	read = ask()
 	require.NoError(t, c.SetReadDeadline(past))
-	requireTimeout(t, s.await(read).err)
+	requireTimeout(t, s.await(read.ended).err)
 	require.NoError(t, c.SetReadDeadline(time.Time{}))
 	p.Payload(10)
 	_, err = c.Read(make([]byte, 10))
@@ -89,7 +110,7 @@ func TestPollsForAnswer(t *testing.T) {
 
 	read = ask()
 	require.NoError(t, c.Close())
-	require.ErrorIs(t, s.await(read).err, net.ErrClosed)
+	require.ErrorIs(t, s.await(read.ended).err, net.ErrClosed)
 	require.False(t, polls())
 	require.Zero(t, served())
 }
@@ -101,26 +122,27 @@ func TestPollsForNoPieces(t *testing.T) {
 	s := newSceneOn(t, newModest(t, 1<<20, 1<<14, true))
 	c, p := s.transferConns(true, false)
 	pollFor(t, time.Hour)
+	before := c.Stats().EmptyReceived
 	p.BeginFirst(false, 1<<20)
-	require.True(t, eventually(c.locked(func() bool { return c.in.unread.Len() > 0 })))
+	require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > before }))
 	_, err := c.Write([]byte{1})
 	require.NoError(t, err)
-	reading(c, make([]byte, 1<<20))
+	read := newPollRead(c, 1<<20)
 	p.ExpectTransfer(smbdpeer.Grant)
-	requireAsleep(t, c, func() bool { return c.rx.reading > 0 })
-	require.False(t, polls())
+	read.requireAsleep(t, s, c)
 }
 
 // What is being served does not count any more when its connection is dead, and nobody
 // has closed it yet.
 func TestDeadIsNotServed(t *testing.T) {
-	_, c, p := pollScene(t)
+	s, c, p := pollScene(t)
 	p.Payload(10)
-	require.True(t, eventually(c.locked(func() bool { return c.in.unread.Len() > 0 })))
+	require.True(t, eventually(func() bool { return c.Stats().BytesReceived == 10 }))
+	requireSleeper(t, s.end(c), func() bool { return true })
 	p.Close()
-	require.True(t, eventually(func() bool {
-		return served() == 0 && c.locked(func() bool { return c.life.over() && !c.wait.Leading() })()
-	}))
+	// The keeper leaves a dead connection.
+	require.True(t, eventually(func() bool { return served() == 0 && running("cqwait.(*Waiter).Run(") == 0 }))
+	require.False(t, s.end(c).Asleep())
 }
 
 // One goroutine that asks several peers in turn polls for all of them.
@@ -137,10 +159,10 @@ func TestPollsInTurns(t *testing.T) {
 	for range 3 {
 		for i, c := range conns {
 			read := asking(t, c)
-			requirePolling(t, c)
+			read.requirePolling(t, s, c)
 			peers[i].WaitCredit()
 			peers[i].Payload(10)
-			require.Equal(t, result{10, nil}, s.await(read))
+			require.Equal(t, result{10, nil}, s.await(read.ended))
 		}
 	}
 }
@@ -164,8 +186,15 @@ func TestDoesNotPoll(t *testing.T) {
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(tt.processors))
 			s := newSceneOn(t, newModest(t, 1<<20, 1<<14, !tt.soft))
 			s.cfg.BusyPoll = tt.busyPoll
+			s.cfg.LingerTimeout = -1
 			c, _ := s.conns(true, nil)
-			require.Equal(t, tt.able, c.wait.Polls())
+			pollFor(t, time.Hour)
+			read := asking(t, c)
+			if tt.able {
+				read.requirePolling(t, s, c)
+			} else {
+				read.requireAsleep(t, s, c)
+			}
 		})
 	}
 }
