@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
 // tapReader yields what it is fed, as a socket does: all that is there and fits. It tells
@@ -107,41 +111,50 @@ func TestReadFromWaitsWithLittle(t *testing.T) {
 // Connections that nobody has accepted take no transfer memory, whatever their peers offer.
 // When they are accepted what is offered is fetched ahead as ever.
 func TestUnacceptedTakeNoScratch(t *testing.T) {
-	checkLeaks(t)
-	setScratchIdle(t, 0)
-	cfg := Config{TransferSize: minTransfer}
-	l, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", local4)
-	require.NoError(t, err)
-	defer l.Close()
-	ln := l.(*Listener)
-	before := countScratch()
-	c, err := (&Dialer{Config: cfg}).Dial("rdma4", ln.Addr().String())
-	require.NoError(t, err)
-	client := c.(*Conn)
-	var sends []*PendingMessage
-	for range maxBounceBuffers {
-		sends = append(sends, client.QueueMsg(pattern(1, minTransfer)))
-	}
-	server := <-ln.ready // as one sees it that is not accepted
-	require.True(t, eventually(server.locked(func() bool { return server.stats.TransfersReceived == maxBounceBuffers })))
-	server.prefetch() // as its timer does
-	time.Sleep(2 * prefetchAfter)
-	server.mu.Lock()
-	require.Zero(t, server.rx.bounceBuffers)
-	require.Zero(t, server.rx.inFlight.Len())
-	server.mu.Unlock()
-	require.Equal(t, before, countScratch())
-
-	ln.ready <- server
-	accepted, err := ln.AcceptRDMA()
-	require.NoError(t, err)
-	require.Same(t, server, accepted.conn)
-	for _, s := range sends { // nobody reads
-		within(t, "the sends", func() {
-			n, err := s.Result()
-			require.NoError(t, err)
-			require.Equal(t, minTransfer, n)
+	inVirtualTime(t, func(t *testing.T) {
+		setScratchIdle(t, 0)
+		m := fabricModest(t)
+		ends := make(chan *scripted.Endpoint, 2)
+		m.script.Prepare(func(e *scripted.Endpoint) { ends <- e })
+		cfg := Config{Provider: m, TransferSize: minTransfer}
+		l, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", local4)
+		require.NoError(t, err)
+		defer l.Close()
+		before := countScratch()
+		c, err := (&Dialer{Config: cfg}).Dial("rdma4", l.Addr().String())
+		require.NoError(t, err)
+		client := c.(*Conn)
+		server := <-ends
+		if server == m.end(client) {
+			server = <-ends
+		}
+		var offers atomic.Int32
+		server.OnPolled(func(wcs []ibv.WC) {
+			for i := range wcs {
+				if !server.IsSend(&wcs[i]) {
+					offers.Add(1)
+				}
+			}
 		})
-	}
-	closeBoth(t, client, accepted)
+		var sends []*PendingMessage
+		for range maxBounceBuffers {
+			sends = append(sends, client.QueueMsg(pattern(1, minTransfer)))
+		}
+		time.Sleep(time.Second) // for longer than an accepted connection would wait
+		require.EqualValues(t, maxBounceBuffers, offers.Load())
+		require.Zero(t, m.reads.Load())
+		require.Equal(t, before, countScratch())
+
+		accepted, err := l.(*Listener).AcceptRDMA()
+		require.NoError(t, err)
+		for _, s := range sends { // nobody reads
+			within(t, "the sends", func() {
+				n, err := s.Result()
+				require.NoError(t, err)
+				require.Equal(t, minTransfer, n)
+			})
+		}
+		require.EqualValues(t, maxBounceBuffers, accepted.Stats().TransfersReceived)
+		closeBoth(t, client, accepted)
+	})
 }
