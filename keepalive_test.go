@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"sync"
 	"syscall"
 	"testing"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
-	"github.com/rdmanet/rdmanet/internal/fabric"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
@@ -27,7 +25,7 @@ import (
 func fabricModest(t testing.TB) *modest {
 	t.Helper()
 	leaktest.Check(t)
-	return newModestOn(fabric.New(4096, netip.MustParseAddr(host4)), 1<<20, 1<<14, false)
+	return newModestOn(newMemoryFabric(), 1<<20, 1<<14, false)
 }
 
 // probe is a question of keep-alive that an end has posted.
@@ -306,10 +304,18 @@ func (s *stall) run(t *testing.T, m *modest, keepAlive time.Duration, wait func(
 
 // unable returns a connection over the device in memory that can say nothing to its raw
 // peer, because the peer has taken what it has granted and grants no more. wrote is the Write
-// that waits. The peer's private data are said by private.
+// that waits. The peer has this private data.
 func unable(t *testing.T, active bool, private []byte) (s *scene, c *Conn, p *smbdpeer.Raw, l *probeLog, wrote chan result) {
 	t.Helper()
 	s = newFabricScene(t)
+	c, p, l, wrote = s.unable(active, private)
+	return s, c, p, l, wrote
+}
+
+// unable is the function of that name for a scene on the device in memory.
+func (s *scene) unable(active bool, private []byte) (c *Conn, p *smbdpeer.Raw, l *probeLog, wrote chan result) {
+	t := s.t
+	t.Helper()
 	s.cfg.KeepAlive, s.cfg.TransferSize, s.cfg.LingerTimeout = time.Hour, -1, 2*endless
 	c, p = s.conns(active, private)
 	c.SetDeadline(time.Time{})
@@ -320,7 +326,7 @@ func unable(t *testing.T, active bool, private []byte) (s *scene, c *Conn, p *sm
 	p.RequestResponse(0)    // the answer takes the last credit, which goes with a grant alone
 	time.Sleep(time.Minute) // what an idle connection gives back, it has given back
 	require.Empty(t, l.take())
-	return s, c, p, l, wrote
+	return c, p, l, wrote
 }
 
 // readablePrivate is the private data of a peer whose device answers RDMA Reads of no bytes.

@@ -66,11 +66,13 @@ func newSceneOn(t testing.TB, p ibv.Provider) *scene {
 // virtual time.
 func newFabricScene(t testing.TB) *scene {
 	t.Helper()
-	f := fabric.New(4096, netip.MustParseAddr(host4))
+	f := newMemoryFabric()
 	s := newSceneOn(t, f)
 	s.peers = f
 	return s
 }
+
+func newMemoryFabric() *fabric.Fabric { return fabric.New(4096, netip.MustParseAddr(host4)) }
 
 // end is the verbs of a connection of the scene.
 func (s *scene) end(c *Conn) *scripted.Endpoint { return s.script.Endpoint(c.Info().QPN) }

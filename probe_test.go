@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"testing"
@@ -61,57 +62,70 @@ func TestPulseAtTheWire(t *testing.T) {
 	for _, side := range sides {
 		for _, honest := range []bool{true, false} {
 			t.Run(side.name+map[bool]string{true: "/honest", false: "/bogus"}[honest], func(t *testing.T) {
-				s := newScene(t)
-				s.cfg.KeepAlive, s.cfg.LingerTimeout = time.Hour, -1
-				var c *Conn
-				var p *smbdpeer.Raw
-				memory := []byte{0}
-				where := func(p *smbdpeer.Raw) smbdpeer.ProbeTarget {
-					addr, key := p.Register(memory)
-					if !honest {
-						addr += 1 << 30
-					}
-					return smbdpeer.ProbeTarget{Addr: addr, Key: key}
-				}
-				if side.active {
-					ln := listenRaw(t)
-					result := s.dial(ln)
-					p = acceptRaw(t, ln)
-					private := pulsePrivate(where(p))
-					require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private)))
-					p.Respond(goodResponse)
-					r := <-result
-					require.NoError(t, r.err)
-					c = s.owned(r.c)
-				} else {
-					ln := s.listen()
-					p = dialRawOn(t, s.peers, ln.Addr(), func(p *smbdpeer.Raw) []byte { return pulsePrivate(where(p)) })
-					p.Negotiate(goodRequest)
-					conn, err := ln.Accept()
-					require.NoError(t, err)
-					c = s.owned(conn)
-				}
-				c.mu.Lock()
-				require.True(t, c.live.answersReads && c.live.target != nil)
-				begun := c.queueBarrier()
-				c.unlock()
-				require.True(t, begun)
-				if honest {
-					require.True(t, eventually(func() bool {
-						c.mu.Lock()
-						defer c.unlock()
-						c.poll()
-						return !c.send.barrier && !c.life.over()
-					}), "no answer")
-					return
-				}
-				_, err := c.Read(make([]byte, 1))
-				require.Error(t, err)
-				require.NotErrorIs(t, err, io.EOF)
-				s.ended(err)
+				inTime(t, 100*time.Millisecond, func(d time.Duration) bool { return askedByPulse(t, side.active, honest, d) })
 			})
 		}
 	}
+}
+
+// askedByPulse has a connection without credits ask its peer, or rather the peer's device. It
+// reports whether KeepAlive was long enough for that.
+func askedByPulse(t *testing.T, active, honest bool, keepAlive time.Duration) bool {
+	t.Helper()
+	m := newModest(t, 1<<20, 1<<14, false)
+	s := newSceneOn(t, m)
+	s.cfg.KeepAlive, s.cfg.LingerTimeout, s.cfg.TransferSize = keepAlive, -1, -1
+	var c *Conn
+	var p *smbdpeer.Raw
+	memory := []byte{0}
+	where := func(p *smbdpeer.Raw) smbdpeer.ProbeTarget {
+		addr, key := p.Register(memory)
+		if !honest {
+			addr += 1 << 30
+		}
+		return smbdpeer.ProbeTarget{Addr: addr, Key: key}
+	}
+	if active {
+		ln := listenRaw(t)
+		result := s.dial(ln)
+		p = acceptRaw(t, ln)
+		private := pulsePrivate(where(p))
+		require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private)))
+		p.Respond(goodResponse)
+		r := <-result
+		require.NoError(t, r.err)
+		c = s.owned(r.c)
+	} else {
+		ln := s.listen()
+		p = dialRawOn(t, s.peers, ln.Addr(), func(p *smbdpeer.Raw) []byte { return pulsePrivate(where(p)) })
+		p.Negotiate(goodRequest)
+		conn, err := ln.Accept()
+		require.NoError(t, err)
+		c = s.owned(conn)
+	}
+	wrote := writing(c, make([]byte, 64<<10))
+	require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 || len(wrote) > 0 }))
+	p.RequestResponse(0) // the answer takes the last credit, which goes with a grant alone
+	if honest {
+		// A Read that was not answered would end the connection before the next one.
+		require.True(t, eventually(func() bool { return m.reads.Load() >= 3 || len(wrote) > 0 }))
+		if len(wrote) == 0 {
+			require.Zero(t, m.empty.Load())
+			require.NoError(t, c.Close())
+			<-wrote
+			return true
+		}
+		require.ErrorIs(t, (<-wrote).err, errSilent)
+		return false
+	}
+	_, err := c.Read(make([]byte, 1))
+	require.Error(t, err)
+	if errors.Is(err, errSilent) {
+		return false
+	}
+	require.NotErrorIs(t, err, io.EOF)
+	s.ended(err)
+	return true
 }
 
 // A peer that is not rdmanet is asked by RDMA Reads of no bytes only where every device
@@ -120,12 +134,20 @@ func TestPlainPeerProbe(t *testing.T) {
 	for _, side := range sides {
 		for _, all := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/%v", side.name, all), func(t *testing.T) {
-				dev := newModest(t, 1<<20, 1<<14, false)
-				dev.others = &all
-				s := newSceneOn(t, dev)
-				c, _ := s.conns(side.active, []byte{0, 0, 0, 1, 0, 0, 0, 1})
-				require.Zero(t, c.Info().Extensions)
-				require.Equal(t, all, c.live.answersReads)
+				inVirtualTime(t, func(t *testing.T) {
+					f := newMemoryFabric()
+					dev := newModestOn(f, 1<<20, 1<<14, false)
+					dev.others = &all
+					s := newSceneOn(t, dev)
+					s.peers = f
+					c, _, l, wrote := s.unable(side.active, []byte{0, 0, 0, 1, 0, 0, 0, 1})
+					require.Zero(t, c.Info().Extensions)
+					due := l.lastHeard().Add(time.Hour)
+					sleepUntil(due)
+					require.Equal(t, []probe{{map[bool]string{true: "Read", false: "Write"}[all], due}}, l.take())
+					require.NoError(t, c.Close())
+					require.Error(t, (<-wrote).err)
+				})
 			})
 		}
 	}
