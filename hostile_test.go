@@ -314,6 +314,7 @@ type breach struct {
 	flags   bool // and only where the flags of messages were agreed
 	payload int  // bytes that can be read before the error
 	upTo    bool // or fewer: how many receives there are is a matter of time
+	ended   bool // the stream has come to its end before the breach
 }
 
 func breaches() []breach {
@@ -354,9 +355,9 @@ func breaches() []breach {
 		{name: "FIN inside a message", fin: true, send: [][]byte{flagged(smbdpeer.FlagFIN, 10, 5)}, want: errFINInMessage},
 		{name: "FIN without payload inside a message", fin: true, payload: 10, want: errFINInMessage,
 			send: [][]byte{smbdpeer.Segment(10, 5), smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen)}},
-		{name: "data after FIN", fin: true, payload: 10, want: errDataAfterFIN,
+		{name: "data after FIN", fin: true, ended: true, payload: 10, want: errDataAfterFIN,
 			send: [][]byte{flagged(smbdpeer.FlagFIN, 10, 0), smbdpeer.Segment(10, 0)}},
-		{name: "data after FIN in a message that goes on", fin: true, want: errDataAfterFIN,
+		{name: "data after FIN in a message that goes on", fin: true, ended: true, want: errDataAfterFIN,
 			send: [][]byte{smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen), smbdpeer.Segment(10, 5)}},
 
 		{name: "expedited inside a message", flags: true, payload: 10, want: errMessageFlags,
@@ -372,7 +373,7 @@ func breaches() []breach {
 		{name: "empty message with payload", flags: true, want: errEmptyFlag, send: [][]byte{flagged(smbdpeer.FlagEmptyMessage, 10, 0)}},
 		{name: "empty message inside one", flags: true, payload: 10, want: errRemaining,
 			send: [][]byte{smbdpeer.Segment(10, 5), emptyMessage(0)}},
-		{name: "empty message after FIN", flags: true, want: errDataAfterFIN,
+		{name: "empty message after FIN", flags: true, ended: true, want: errDataAfterFIN,
 			send: [][]byte{smbdpeer.DataTransfer{CreditsRequested: 16, Flags: smbdpeer.FlagFIN}.Message(smbdpeer.HeaderLen), emptyMessage(0)}},
 		{name: "FIN with a piece", flags: true, want: errFINInMessage, send: [][]byte{flagged(smbdpeer.FlagFIN|smbdpeer.FlagPartial, 10, 0)}},
 		{name: "FIN between pieces", flags: true, payload: 10, want: errFINInMessage,
@@ -445,7 +446,9 @@ func (b *breach) inflict(s *scene, c *Conn, p *smbdpeer.Raw) {
 	} else {
 		require.Equal(t, b.payload, len(got))
 	}
-	if !c.in.eof { // else the stream had come to its end before
+	if b.ended {
+		require.NoError(t, err)
+	} else {
 		requireCause(t, err, b.want)
 		require.ErrorIs(t, err, syscall.ECONNRESET)
 		var op *net.OpError
