@@ -63,6 +63,8 @@ func TestExpose(t *testing.T) {
 						mem = buf.Bytes()
 						copy(mem, bytes.Repeat([]byte{1}, size))
 					}
+					// Expose is what transfers open the caller's memory by. The test calls it with the
+					// connection's own queue pair, as a transfer opens no memory with both rights.
 					mr, err := c.dom.Expose(c.lane.qp, mem, ibv.AccessLocalWrite|ibv.AccessRemoteWrite|ibv.AccessRemoteRead)
 					require.NoError(t, err)
 					require.Equal(t, make([]byte, size), mem, "what was there is nobody's business")
@@ -96,7 +98,7 @@ func TestExpose(t *testing.T) {
 					} else {
 						// The disconnect of the victim, whose device has told it, may overtake the answer.
 						require.Contains(t, []ibv.WCStatus{ibv.WCRemAccessErr, ibv.WCFlushErr}, status)
-						victim.lane.id.Disconnect() // not every device tells
+						s.end(victim).Disconnect() // not every device tells
 					}
 					require.Equal(t, pattern(9, piece), b, "nothing was read")
 					require.Equal(t, before, mem, "nothing was written")
@@ -128,6 +130,7 @@ func TestExposeRights(t *testing.T) {
 				access = ibv.AccessLocalWrite | ibv.AccessRemoteWrite
 			}
 			mem := pattern(1, 100)
+			// A transfer opens memory as its caller means it; the test calls Expose for one right.
 			mr, err := c.dom.Expose(c.lane.qp, mem, access)
 			require.NoError(t, err)
 			before := bytes.Clone(mem)

@@ -2,8 +2,10 @@ package rdmanet
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +17,7 @@ import (
 
 // requireDenied has a peer use a key that must not serve, on its connection with
 // victim, which that ends.
-func requireDenied(t *testing.T, culprit *smbdpeer.Raw, victim *Conn, op ibv.Opcode, addr uint64, key uint32) {
+func (s *scene) requireDenied(t *testing.T, culprit *smbdpeer.Raw, victim *Conn, op ibv.Opcode, addr uint64, key uint32) {
 	t.Helper()
 	b := pattern(9, 100)
 	status := culprit.RDMA(op, b, addr, key)
@@ -27,9 +29,21 @@ func requireDenied(t *testing.T, culprit *smbdpeer.Raw, victim *Conn, op ibv.Opc
 	} else {
 		// The other side's disconnect may be faster than its device's refusal.
 		require.Contains(t, []ibv.WCStatus{ibv.WCRemAccessErr, ibv.WCFlushErr}, status)
-		victim.lane.id.Disconnect() // nobody else does, with a peer that only waits
+		s.end(victim).Disconnect() // nobody else does, with a peer that only waits
 	}
 	require.Equal(t, pattern(9, 100), b, "something was read")
+}
+
+// countingReader counts the bytes that were read.
+type countingReader struct {
+	io.Reader
+	n *atomic.Int64
+}
+
+func (r countingReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.n.Add(int64(n))
+	return n, err
 }
 
 // A peer that keeps a key, widens it, uses it for what it is not meant for or
@@ -90,11 +104,16 @@ func TestTransferKeys(t *testing.T) {
 						}
 						var call chan result
 						var h smbdpeer.Transfer
+						var got atomic.Int64 // bytes that were read
 						if m.reads {
 							call = writing(c, mem)
 							h = p.ExpectBegin(true)
 						} else {
-							call = reading(c, mem)
+							call = make(chan result, 1)
+							go func() {
+								n, err := io.ReadFull(countingReader{c, &got}, mem)
+								call <- result{n, err}
+							}()
 							p.Begin(false, 1, n, 0, 0)
 							h = p.ExpectTransfer(smbdpeer.Grant)
 						}
@@ -124,11 +143,7 @@ func TestTransferKeys(t *testing.T) {
 							if m.reads {
 								require.ErrorIs(t, s.await(call).err, os.ErrDeadlineExceeded)
 							} else {
-								require.True(t, eventually(func() bool {
-									c.mu.Lock()
-									defer c.unlock()
-									return c.stats.BytesReceived == 10 && c.in.unread.Len() == 0
-								}))
+								require.True(t, eventually(func() bool { return got.Load() == 10 }))
 								c.SetReadDeadline(time.Unix(1, 0))
 								require.Equal(t, 10, s.await(call).n)
 							}
@@ -144,7 +159,7 @@ func TestTransferKeys(t *testing.T) {
 						if tt.neighbour {
 							culprit, victim = q, neighbour
 						}
-						requireDenied(t, culprit, victim, op[m.reads != tt.other], h.Addr+uint64(tt.at(int(h.Length))), h.Key)
+						s.requireDenied(t, culprit, victim, op[m.reads != tt.other], h.Addr+uint64(tt.at(int(h.Length))), h.Key)
 						switch {
 						case tt.when == live && tt.neighbour:
 							finish() // nothing has happened here
