@@ -60,6 +60,7 @@ func TestMemoryIsShared(t *testing.T) {
 				for _, x := range conns {
 					require.Same(t, dom, x.dom)
 				}
+				// Which pools two connections use shows in nothing but the connections.
 				require.Same(t, a.pool, d.pool)
 				require.Same(t, a.lane.buffers, d.lane.buffers)
 			} else {
@@ -241,7 +242,7 @@ func TestNoMemoryToSend(t *testing.T) {
 			}
 			refuse(sw)
 			a, b := conns[0][0], conns[0][1]
-			held := takeFree(a.lane.buffers)
+			held := takeFree(a.lane.buffers) // as the sends of many other connections would
 			within(t, "exchanges", func() {
 				var wg sync.WaitGroup
 				for _, pair := range conns {

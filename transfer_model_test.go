@@ -151,6 +151,8 @@ func writeModel(c *Conn, seed uint64, steps int) (total int, err error) {
 		}
 		clear(p) // the memory is the caller's again
 		if begun&Expedited == 0 {
+			// Only the connection knows whether a Write or a ReadFrom has ended the message: one of no
+			// bytes, or one that has missed its deadline, has not.
 			c.mu.Lock()
 			begun = 0
 			if c.queue.partial { // Write has not ended it

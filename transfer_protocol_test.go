@@ -129,7 +129,8 @@ func TestTransferUnnamedFieldsIgnored(t *testing.T) {
 	}
 }
 
-// Lengths that add up to more than an int holds, on 32-bit systems.
+// Lengths that add up to more than an int holds, on 32-bit systems. The test calls the arithmetic on
+// a connection of its own making: no test machine has so much memory to transfer.
 func TestTransferLengthsBeyondInt(t *testing.T) {
 	var in recvQueue
 	for range 4 {
