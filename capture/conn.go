@@ -38,28 +38,32 @@ func (t Transport) String() string {
 
 // End is what is known of one end of a connection.
 type End struct {
-	Addr    netip.AddrPort // the port is 0 where it did not show
-	QP      uint32         // RoCE; 0 if it did not show
-	Private []byte         // the consumer's private data; RoCE pads it with zeros
+	Addr    netip.AddrPort // Addr has port 0 if the port is not known.
+	QP      uint32         // QP is 0 if it is not known, and on iWARP.
+	Private []byte         // Private is the private data of the set-up. RoCE pads it with zeros.
 }
 
 // Conn is a pair of queue pairs that are connected.
 type Conn struct {
-	ID        int // from 1 on, in the order of their first messages
+	ID        int // ID counts from 1 on, in the order of the connections' first messages.
 	Transport Transport
-	Ends      [2]End // by Side
-	SetUp     bool   // the set-up was captured
-	Closed    bool   // so was the end
-	Unpaired  bool   // RoCE: this is one direction alone, as it is not proved which is the other; Reads have no answers
-	MTU       int    // RoCE: path MTU in bytes; 0 if it did not show
-	CRC       bool   // iWARP: FPDUs carry checksums
-	Markers   [2]bool
-	Protocol  Protocol    // what the Sends carry
-	Sent      [2]Counters // by who sent it
-	Opened    time.Time   // of the first packet
-	Last      time.Time   // of the last packet
+	Ends      [2]End // Ends has the ends by Side.
+	SetUp     bool   // SetUp is set if the set-up was captured.
+	Closed    bool   // Closed is set if the end of the connection was captured.
 
-	packets uint64 // of both sides: the clock by which things are given up
+	// Unpaired is set if this is one direction of a RoCE connection, and it is not proved
+	// which the other direction is. Reads have no answers then.
+	Unpaired bool
+
+	MTU      int  // MTU is the path MTU of RoCE in bytes, 0 if it is not known.
+	CRC      bool // CRC is set if the FPDUs of iWARP have checksums.
+	Markers  [2]bool
+	Protocol Protocol    // Protocol is what the Sends carry.
+	Sent     [2]Counters // Sent has the counters by the side that sent.
+	Opened   time.Time   // Opened is the time of the first packet.
+	Last     time.Time   // Last is the time of the last packet.
+
+	packets uint64 // packets counts those of both sides. It is the clock by which things are given up.
 	upper   upper
 	roce    [2]*roceFlow
 	tcp     *tcpConn
@@ -71,25 +75,25 @@ type Conn struct {
 // Counters count what one side of a connection has sent.
 type Counters struct {
 	Packets uint64
-	Bytes   uint64 // of packets, from the IP header on
+	Bytes   uint64 // Bytes counts from the IP header on.
 
-	Messages [StartReply + 1]uint64 // by Kind; complete or not
-	Payload  uint64                 // bytes of them that were captured
-	Partial  uint64                 // messages that are not complete
+	Messages [StartReply + 1]uint64 // Messages counts by Kind, complete messages and others.
+	Payload  uint64                 // Payload counts the bytes of the messages that were captured.
+	Partial  uint64                 // Partial counts messages that are not complete.
 
-	Repeats   uint64 // packets, or TCP segments, that came again
-	Reordered uint64 // that came too early
-	Lost      uint64 // PSNs, or bytes of TCP, that did not come
-	NAKs      uint64 // RoCE: negative acknowledgements but for RNR
-	RNRs      uint64 // RoCE: receiver not ready
-	Marked    uint64 // packets with FECN
+	Repeats   uint64 // Repeats counts packets, or TCP segments, that came again.
+	Reordered uint64 // Reordered counts packets, or TCP segments, that came too early.
+	Lost      uint64 // Lost counts PSNs, or bytes of TCP, that did not come.
+	NAKs      uint64 // NAKs counts RoCE's negative acknowledgements other than RNR.
+	RNRs      uint64 // RNRs counts RoCE's acknowledgements "receiver not ready".
+	Marked    uint64 // Marked counts packets with FECN.
 
-	// Latency is how long this side's requests took: a Read until its data was
-	// there, others until they were acknowledged. iWARP acknowledges only in
-	// TCP, so there it is Reads alone.
+	// Latency is how long this side's requests took. A Read takes until its data was
+	// captured, and other requests until they were acknowledged. iWARP acknowledges only
+	// in TCP, so there Latency covers Reads only.
 	Latency Latency
 
-	begun uint64 // messages
+	begun uint64 // begun counts messages.
 }
 
 // Latency sums up times.
@@ -97,7 +101,10 @@ type Latency struct {
 	Count    uint64
 	Sum      time.Duration
 	Min, Max time.Duration
-	Log2     [32]uint64 // times of at least 2^i ns, and less than twice that; the last has all above too
+
+	// Log2 counts the times of at least 2^i ns and less than twice that. The last element
+	// also counts all longer times.
+	Log2 [32]uint64
 }
 
 func (l *Latency) add(d time.Duration) {

@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// Kind says what a Message is.
+// Kind is the kind of a Message.
 type Kind uint8
 
-// The kinds. Of the operations of RDMA each is one Message, whatever number of
-// packets it took.
+// These are the kinds. Each operation of RDMA is one Message, whatever number of packets it
+// took.
 const (
 	Send Kind = iota + 1
 	Write
-	Read         // a request and its responses
-	CompareSwap  // a request and its acknowledgement
-	FetchAdd     // the same
-	Datagram     // UD
-	Terminate    // iWARP
-	Management   // InfiniBand connection management, see Message.CM
-	StartRequest // iWARP, the first frame of the side that connects
-	StartReply   // iWARP, the first frame of the other side
+	Read         // Read is a request and its responses.
+	CompareSwap  // CompareSwap is a request and its acknowledgement.
+	FetchAdd     // FetchAdd is a request and its acknowledgement.
+	Datagram     // Datagram is a Send of UD.
+	Terminate    // Terminate is a message of iWARP.
+	Management   // Management is a message of InfiniBand connection management, see Message.CM.
+	StartRequest // StartRequest is the first frame of the side that connects by iWARP.
+	StartReply   // StartReply is the first frame of the other side.
 )
 
 var kindNames = [...]string{"", "Send", "Write", "Read", "CompareSwap", "FetchAdd", "Datagram", "Terminate",
@@ -34,88 +34,103 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// Message is one operation of RDMA. It is valid, with everything in it, until
-// the function returns that it was given to.
+// Message is one operation of RDMA. A function that is given a Message may use it, and all
+// that it refers to, until the function returns.
 type Message struct {
 	Conn *Conn
-	From Side // who sent it; of a Read, who asked
+	From Side // From is the side that sent the message, for a Read the side that sent the request.
 	Kind Kind
 
-	Time time.Time // of the first packet
-	End  time.Time // of the last one
+	Time time.Time // Time is that of the first packet.
+	End  time.Time // End is the time of the last packet.
 
-	// Key and Addr say whose memory: of a Write, Read or atomic operation that
-	// of the other side. On iWARP they are STag and tagged offset, and
-	// SinkKey and SinkAddr are where the data of a Read goes.
+	// Key and Addr are the memory of the other side that a Write, Read or atomic operation
+	// uses. On iWARP they are STag and tagged offset. SinkKey and SinkAddr are the place
+	// that the data of a Read goes to on iWARP.
 	Key, SinkKey   uint32
 	Addr, SinkAddr uint64
 
-	Size    uint64 // bytes: what was announced where there was such, else up to the last one seen
-	Got     uint64 // of them, those in the capture
-	Packets int    // packets or FPDUs with data, and those that asked
+	// Size is in bytes. It is the size that was announced. Without an announcement it
+	// reaches to the last byte that was captured.
+	Size uint64
 
-	// Complete tells that all is there, and what there is is right as far as
-	// checksums tell.
+	Got uint64 // Got is how many of these bytes were captured.
+
+	// Packets counts the packets or FPDUs with data, and those of the request.
+	Packets int
+
+	// Complete is set if everything was captured, and the checksums that there are are
+	// right.
 	Complete bool
-	Missing  []Range // which bytes are not, counted from the message's first
-	HeadLost bool    // packets are missing in front of what Missing counts from
-	TailLost bool    // packets are missing behind Size
-	Overflow bool    // all was there but Data, for want of memory
+	Missing  []Range // Missing has the bytes that were not captured, counted from the first byte of the message.
+	HeadLost bool    // HeadLost is set if packets are missing in front of the first byte that Missing counts.
+	TailLost bool    // TailLost is set if packets are missing behind Size.
+	Overflow bool    // Overflow is set if everything was captured, and there was no memory for Data.
 
-	// Data, with Config.Data, has Size bytes, zero where they are missing, or
-	// fewer where the last ones are.
+	// Data has Size bytes if Config.Data is set. Bytes that are missing are zero. If the
+	// last bytes are missing, Data may be shorter.
 	Data []byte
 
-	Imm           uint32 // immediate data
+	Imm           uint32 // Imm is the immediate data, if HasImm is set.
 	HasImm        bool
-	Invalidate    uint32 // the key that a Send takes back
+	Invalidate    uint32 // Invalidate is the key that a Send invalidates, if HasInvalidate is set.
 	HasInvalidate bool
 	Solicited     bool
 
-	Operand, Compare, Original uint64 // atomic operations; Operand is what is swapped in, or added
+	// Operand is what an atomic operation swaps in or adds. Compare is what CompareSwap
+	// compares with, and Original is the value before the operation.
+	Operand, Compare, Original uint64
 
-	CM     *CM    // Management
-	SrcQP  uint32 // Datagram
-	QKey   uint32 // Datagram
-	Reason error  // Terminate: why
+	CM     *CM    // CM is the message of connection management, if Kind is Management.
+	SrcQP  uint32 // SrcQP is the queue pair that a Datagram is from.
+	QKey   uint32 // QKey is the Q_Key of a Datagram.
+	Reason error  // Reason is the cause that a Terminate gives.
 
-	nth      uint64 // among what its side has sent, from 1 on
-	psn, msn uint32 // first PSN; MSN on iWARP
-	lost     int    // Sends that may have been lost just before this one
-	head     []byte // the beginning of a Send, whether or not Data is wanted
+	nth      uint64 // nth is the message's number among those of its side, from 1 on.
+	psn, msn uint32 // psn is the first PSN. msn is the MSN on iWARP.
+	lost     int    // lost is how many Sends may have been lost just before this one.
+	head     []byte // head is the beginning of a Send. It is kept without Config.Data too.
 	buf      buffer
 
-	mtu      int    // RoCE: bytes of every packet but the last
-	count    int    // Read: PSNs that it takes, 0 if that is not known
-	answered bool   // Read, atomic operations: at least in part
-	seq      uint32 // Read on iWARP: where its request is in the TCP stream
-	distinct bool   // Read on iWARP: its sink is not that of the Read before
-	deadline uint64 // Read: when it is given up, in packets of the peer; 0 if there is no reason to
+	mtu      int    // mtu is how many bytes every packet of RoCE has, except the last one.
+	count    int    // count is how many PSNs a Read takes, 0 if that is not known.
+	answered bool   // answered is set if a Read or atomic operation was answered, at least in part.
+	seq      uint32 // seq is where the request of a Read is in the TCP stream of iWARP.
+	distinct bool   // distinct is set if a Read of iWARP has another sink than the Read before.
+	deadline uint64 // deadline is when a Read is given up, in packets of the peer. 0 means never.
 }
 
-// Loss is something that is missing from the capture, or useless.
+// Loss reports something that is missing from the capture, or that cannot be used.
 type Loss struct {
-	Conn *Conn // nil if that is not known
+	Conn *Conn // Conn is nil if the connection is not known.
 	From Side
-	Time time.Time // when it was found out
+	Time time.Time // Time is when the loss was noticed.
 	What LossKind
 
-	// PacketsLost: PSNs First to First+Count-1, modulo 2^24. BytesLost: Count
-	// bytes of the TCP stream from offset First. Others: see there.
+	// First and Count depend on What. For PacketsLost they are the PSNs First to
+	// First+Count-1, modulo 2^24. For BytesLost they are Count bytes of the TCP stream
+	// from offset First. The other kinds of loss describe them.
 	First, Count uint64
 }
 
-// LossKind says what was lost.
+// LossKind is the kind of a Loss.
 type LossKind uint8
 
-// The kinds of loss.
+// These are the kinds of loss.
 const (
-	PacketsLost   LossKind = iota + 1 // RoCE requests that were not captured; Count PSNs, a Read takes several
-	BytesLost                         // TCP segments that were not captured
-	ResponsesLost                     // data of RDMA Reads whose request was not captured: Count bytes from PSN or sink offset First
-	StreamLost                        // no FPDU can be found any more in a TCP stream
-	Restarted                         // PSNs jumped, as if the QP had been connected anew: from First to Count
-	MemoryShort                       // Config.Memory did not suffice: Count bytes were let go
+	// PacketsLost: RoCE requests were not captured. They have Count PSNs. A Read takes
+	// several PSNs.
+	PacketsLost LossKind = iota + 1
+
+	BytesLost // BytesLost: TCP segments were not captured.
+
+	// ResponsesLost: the request of an RDMA Read was not captured. The data that answers
+	// it is lost, Count bytes from the PSN or sink offset First on.
+	ResponsesLost
+
+	StreamLost  // StreamLost: no FPDU can be found any more in a TCP stream.
+	Restarted   // Restarted: PSNs jumped from First to Count, as if the QP had been connected anew.
+	MemoryShort // MemoryShort: Config.Memory was used up, and Count bytes were given up.
 )
 
 var lossNames = [...]string{"", "packets lost", "bytes lost", "responses lost", "stream lost", "restarted", "memory short"}
@@ -128,7 +143,7 @@ func (k LossKind) String() string {
 	return fmt.Sprintf("LossKind(%d)", uint8(k))
 }
 
-// String says what is missing.
+// String describes what is missing.
 func (l Loss) String() string {
 	switch l.What {
 	case PacketsLost:

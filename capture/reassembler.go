@@ -2,81 +2,82 @@ package capture
 
 import "time"
 
-// Config says what a Reassembler does. The zero value counts, and nothing else.
-// The functions are called from within Reassembler's methods, and must not call
-// them.
+// Config has the settings of a Reassembler. A Reassembler with the zero value only counts.
+// The functions are called by Reassembler's methods, and must not call these.
 type Config struct {
-	// Message gets every operation of RDMA: of one side of a connection in the
-	// order in which it was sent. Sends and Writes come when they are over,
-	// Reads and atomic operations when they are answered.
+	// Message gets every operation of RDMA. Those of one side of a connection come in the
+	// order in which they were sent. Sends and Writes come when they are over, Reads and
+	// atomic operations when they are answered.
 	Message func(*Message)
 
-	// Upper gets every message of an upper layer: of one side of a connection
-	// in the order in which it was sent, but for Sends without payload of SMB
-	// Direct, which do not wait for what went by RDMA. Without it upper layers
-	// are not looked into.
+	// Upper gets every message of an upper layer. Those of one side of a connection come
+	// in the order in which they were sent. SMB Direct's Sends without payload are an
+	// exception: they do not wait for data that was moved by RDMA. Upper layers are
+	// decoded only if this is set.
 	Upper func(*UpperMessage)
 
-	// Credit gets the state of credits after every message that changes it,
-	// where upper layers are looked into.
+	// Credit gets the state of credits after every message that changes it, if upper
+	// layers are decoded.
 	Credit func(Credit)
 
-	// Loss gets what is missing from the capture.
+	// Loss gets a report of what is missing from the capture.
 	Loss func(Loss)
 
-	// Data asks for the bytes of messages. Without it they are counted only,
-	// which is several times as fast.
+	// Data asks for the bytes of messages. Without it the bytes are only counted, which is
+	// several times as fast.
 	Data bool
 
-	// Protocol says what the Sends carry; Detect is to find out by looks.
+	// Protocol is what the Sends carry. Detect means that the Reassembler finds it out
+	// from the Sends.
 	Protocol Protocol
 
-	// IgnoreChecksums takes packets whose ICRC or CRC is wrong, as some
-	// adapters hand them out.
+	// IgnoreChecksums makes the Reassembler use packets whose ICRC or CRC is wrong. Some
+	// adapters hand out such packets to captures.
 	IgnoreChecksums bool
 
-	// Window is how many packets may overtake one of their connection and side
-	// before that one counts as lost; 0 means 1024.
+	// Window is how many packets of the same connection and side may overtake one packet
+	// before that one counts as lost. 0 means 1024.
 	Window int
 
-	// Memory bounds what is kept of packets that came too early and of
-	// messages that are not complete, in bytes; 0 means 256 MiB. What does not
-	// fit is given up, and said to be. Beside it there is a copy of what is
-	// just being handed out, and some bookkeeping: below 8 KiB a connection,
-	// 64 KiB where upper layers are looked into, 256 bytes for each packet
-	// that came too early, and 256 KiB for all connections that were given up.
+	// Memory bounds what is kept of packets that came too early and of incomplete
+	// messages, in bytes. 0 means 256 MiB. What does not fit is given up and reported. In
+	// addition there is a copy of the data that is being handed out, and some bookkeeping:
+	// less than 8 KiB for each connection, or 64 KiB if upper layers are decoded; 256
+	// bytes for each packet that came too early; and 256 KiB for all connections that were
+	// given up.
 	Memory int
 
-	// Conns bounds the connections that are open at a time; 0 means 65536.
-	// Beyond it the one is given up that was silent for the longest time.
+	// Conns bounds the connections that are open at a time. 0 means 65536. If there is one
+	// more, the connection that was silent for the longest time is given up.
 	Conns int
 }
 
-// Stats counts what a Reassembler was given.
+// Stats counts what a Reassembler was given. A counter without a comment counts what its
+// name says.
 type Stats struct {
 	Packets uint64
-	Bytes   uint64 // on the wire
+	Bytes   uint64 // Bytes counts bytes on the wire.
 
 	RoCE    uint64
-	Opcodes [256]uint64 // RoCE packets by opcode, good and bad
-	FPDUs   [16]uint64  // by RDMAP opcode
+	Opcodes [256]uint64 // Opcodes counts RoCE packets by opcode, good and bad ones.
+	FPDUs   [16]uint64  // FPDUs counts by RDMAP opcode.
 	CM      [CMServiceReply + 1]uint64
 
 	BadICRC, GoodICRC uint64
-	NoICRC            uint64   // packets of which the capture does not have the end
-	BadCRC, GoodCRC   uint64   // FPDUs
-	NoCRC             uint64   // FPDUs of connections without checksums
-	BadHeader         uint64   // RoCE packets and FPDUs that are not as they should be
-	CutShort          uint64   // packets whose end was not captured
-	Broken            uint64   // packets whose IP, UDP or TCP header makes no sense
-	Fragments         uint64   // IP fragments, which are passed over
-	OtherLinks        uint64   // packets of link types that are not understood
-	OtherLink         LinkType // of the last of them
-	Repeats           uint64   // packets and TCP segments that came again
-	Reordered         uint64   // that came too early
+	NoICRC            uint64   // NoICRC counts RoCE packets whose ICRC was not captured.
+	BadCRC, GoodCRC   uint64   // Both count FPDUs.
+	NoCRC             uint64   // NoCRC counts FPDUs of connections without checksums.
+	BadHeader         uint64   // BadHeader counts RoCE packets and FPDUs with wrong headers.
+	CutShort          uint64   // CutShort counts packets whose end was not captured.
+	Broken            uint64   // Broken counts packets with invalid IP, UDP or TCP headers.
+	Fragments         uint64   // Fragments counts IP fragments, which are not used.
+	OtherLinks        uint64   // OtherLinks counts packets of unknown link types.
+	OtherLink         LinkType // OtherLink is the link type of the last of these packets.
+	Repeats           uint64   // Repeats counts packets and TCP segments that came again.
+	Reordered         uint64   // Reordered counts packets and TCP segments that came too early.
 	Conns             uint64
-	Evicted           uint64 // connections given up because of Config.Conns
-	MemoryPeak        int    // bytes, at most Config.Memory
+	Evicted           uint64 // Evicted counts connections that were given up because of Config.Conns.
+	MemoryPeak        int    // MemoryPeak is in bytes, at most Config.Memory.
 }
 
 // Reassembler puts together what the packets of a capture carry. It serves one
@@ -87,17 +88,17 @@ type Reassembler struct {
 	mem   memory
 
 	window  int
-	keep    uint64 // bytes of a message to keep
+	keep    uint64 // keep is how many bytes of a message are kept.
 	ip      datagram
 	pk      RoCE
 	scratch icrcScratch
 	now     time.Time
 
 	flows   map[flowKey]*roceFlow
-	recent  [64]*roceFlow // the flows used last, by QP
+	recent  [64]*roceFlow // recent has the flows that were used last, by QP.
 	pairs   map[hostPair][]*roceFlow
 	bygone  [64]*bygone
-	born    int // flows so far
+	born    int // born counts the flows so far.
 	cm      cmTable
 	streams map[streamKey]*tcpDir
 
@@ -105,8 +106,8 @@ type Reassembler struct {
 	newest, oldest *Conn
 	lastID         int
 
-	ops  []*Message // to be used again
-	held [][]byte   // buffers of packets, to be used again
+	ops  []*Message // ops has messages to be used again.
+	held [][]byte   // held has buffers of packets, to be used again.
 }
 
 const (
