@@ -120,7 +120,7 @@ type BTH struct {
 	Opcode     Opcode
 	Solicited  bool
 	Migrated   bool
-	Pad        uint8 // bytes behind the payload, so that it fills words
+	Pad        uint8 // Pad is how many bytes behind the payload fill the last word.
 	PKey       uint16
 	FECN, BECN bool
 	DestQP     uint32
@@ -128,33 +128,35 @@ type BTH struct {
 	PSN        uint32
 }
 
-// RoCE is a packet of RoCEv2 behind its UDP header. Fields of headers that its
-// opcode does not have are not touched by Parse.
+// RoCE is a packet of RoCEv2 behind its UDP header. Parse sets only the fields of headers
+// that the packet's opcode has.
 type RoCE struct {
 	BTH
 
-	// RETH and AtomicETH.
+	// Addr and RKey are in the RETH, and in the AtomicETH.
 	Addr   uint64
 	RKey   uint32
-	Length uint32 // RETH: bytes of the whole Read or Write
+	Length uint32 // Length is the number of bytes of the whole Read or Write, from the RETH.
 
-	Swap, Compare uint64 // AtomicETH; Swap is what FetchAdd adds
-	Original      uint64 // AtomicAckETH
+	// Swap and Compare are in the AtomicETH. FetchAdd adds Swap.
+	Swap, Compare uint64
 
-	Syndrome uint8 // AETH
+	Original uint64 // Original is the value before an atomic operation, from the AtomicAckETH.
+
+	Syndrome uint8 // Syndrome and MSN are in the AETH.
 	MSN      uint32
 
-	QKey, SrcQP uint32 // DETH
+	QKey, SrcQP uint32 // QKey and SrcQP are in the DETH.
 	Imm         uint32
-	Invalidate  uint32 // IETH: the key to take back
+	Invalidate  uint32 // Invalidate is the key to invalidate, from the IETH.
 
-	Payload []byte // what was captured of the payload; aliases the packet
-	Size    int    // bytes of payload on the wire
-	ICRC    uint32 // as sent; 0 if it was cut off
-	Whole   bool   // everything was captured, the ICRC included
+	Payload []byte // Payload is the captured part of the payload. It aliases the packet.
+	Size    int    // Size is how many bytes of payload were on the wire.
+	ICRC    uint32 // ICRC is the one that was sent, 0 if it was not captured.
+	Whole   bool   // Whole is set if everything was captured, the ICRC included.
 }
 
-// Reasons for refusing a packet.
+// These are the reasons for refusing a packet.
 var (
 	errRoCEShort  = errors.New("roce: packet ends inside its headers")
 	errRoCEOpcode = errors.New("roce: unknown opcode")
@@ -166,8 +168,8 @@ const (
 	icrcLen = 4
 )
 
-// Parse reads a packet from b, what was captured behind the UDP header, where
-// the wire had size bytes. Payload aliases b.
+// Parse decodes a packet. b is what was captured behind the UDP header, and size is how
+// many bytes were on the wire there. Payload aliases b.
 func (p *RoCE) Parse(b []byte, size int) error {
 	if len(b) < bthLen || size < bthLen+icrcLen {
 		return errRoCEShort

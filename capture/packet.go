@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// LinkType says what a captured packet begins with, in the numbers that pcap
-// files use.
+// LinkType is the type of header that a captured packet begins with, by the numbers of pcap
+// files.
 type LinkType uint32
 
 // The link types that are understood.
@@ -26,8 +26,8 @@ const (
 type Packet struct {
 	Time   time.Time
 	Link   LinkType
-	Data   []byte // read during the call it is handed to, and not kept
-	Length int    // bytes on the wire, if more than Data has; 0 where nothing was cut
+	Data   []byte // Data is read during the call that it is given to, and not kept.
+	Length int    // Length is how many bytes were on the wire, if that is more than Data has. 0 means that nothing was cut.
 }
 
 const (
@@ -55,15 +55,15 @@ type datagram struct {
 	size     int    // bytes of payload on the wire, at least len(payload)
 }
 
-// decodeResult says what became of a packet.
+// decodeResult is the result of decoding a packet.
 type decodeResult uint8
 
 const (
 	decoded   decodeResult = iota
-	notIP                  // some other protocol
-	otherLink              // a link type that is not understood
-	broken                 // headers that contradict themselves, or were cut off
-	fragment               // of an IP packet
+	notIP                  // notIP: the packet has another protocol.
+	otherLink              // otherLink: the link type is not known.
+	broken                 // broken: headers contradict themselves, or were cut off.
+	fragment               // fragment: it is a fragment of an IP packet.
 )
 
 // decode finds the IP packet in p.

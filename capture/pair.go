@@ -8,30 +8,30 @@ import (
 	"slices"
 )
 
-// A RoCE packet names the QP that it goes to, and no other. Which two flows are
-// a connection shows in the messages of the connection manager, where these
-// were captured; else in the acknowledgements: they bear PSNs of the flow that
-// they belong to, and if no other can be meant the two are a connection.
+// A RoCE packet names the QP that it goes to, and not the one that it is from. The messages
+// of the connection manager show which two flows are a connection. If these were not
+// captured, the acknowledgements show it. They have PSNs of the flow that they acknowledge.
+// If these PSNs fit no other flow, the two flows are a connection.
 
 func addrPort(a addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a.netip(), port) }
 
-// Queue pairs may share their PSNs: libraries that connect them without the connection
-// manager often begin all at 0. An answer then fits several requesters. So a pairing is
-// used only if nothing else is possible, and later rather than sooner: a flow that has
-// not been seen yet cannot be ruled out.
+// Several queue pairs may use the same PSNs: libraries that connect them without the
+// connection manager often begin all at 0. An answer then fits several requesters. So two
+// flows are paired only if no other pairing is possible, and not at the first answer,
+// because a flow that was not captured yet could be the right one.
 const (
-	// pairHold is how many answers are waited for before their requester is looked for,
-	// and pairAgain how many until the next try; both are at most Config.Window, for more
-	// do not wait.
+	// pairHold is how many answers must wait before their requester is looked for.
+	// pairAgain is how many more must wait before the next try. Both are at most
+	// Config.Window, because no more answers wait.
 	pairHold  = 128
 	pairAgain = 64
 
-	// pairMargin is how far PSNs of two flows must be apart for one of them not to be
-	// taken for the other, though some of its packets were not captured.
+	// pairMargin is the distance between the PSNs of two flows from which on they are
+	// distinguished, although some packets were not captured.
 	pairMargin = 1024
 )
 
-// psnSpan is the PSNs that were seen of something, lo to hi.
+// psnSpan is a range of PSNs that were captured, lo to hi.
 type psnSpan struct {
 	lo, hi uint32
 	some   bool
@@ -60,13 +60,14 @@ func (s *psnSpan) near(o *psnSpan) bool {
 	return s.some && o.some && psnDiff(o.lo, s.hi) < pairMargin && psnDiff(s.lo, o.hi) < pairMargin
 }
 
-// bygone is what flows that were given up had asked and answered, as far as they had no
-// peer or no answer. It rules pairings out as the flows did: that nothing else is possible
-// is proved by all that was seen, not by what is still open.
+// bygone has the PSNs of requests and answers of flows that were given up, if these had no
+// peer or no answer. It rules out pairings as the flows did: a pairing is proved by
+// everything that was captured, not only by the flows that are still open.
 type bygone struct{ asked, answered psnSet }
 
-// bygone returns that of the flows from f's host to the other one. Pairs of hosts may
-// share one: a few connections more stay unpaired, and memory is bounded.
+// bygone returns the bygone of the flows from f's host to the other one. Several pairs of
+// hosts may share one, which bounds the memory. Some more connections may stay unpaired
+// because of that.
 func (f *roceFlow) bygone() *bygone {
 	n := uint(0)
 	for i := range f.key.src {
@@ -235,8 +236,8 @@ func (r *Reassembler) pairAll() {
 	}
 }
 
-// link makes f and g the two directions of one connection, that of which more
-// is known, or the older one.
+// link makes f and g the two directions of one connection. It keeps the connection of which
+// more is known, or the older one.
 func (f *roceFlow) link(g *roceFlow) {
 	r := f.r
 	f.peer, g.peer = g, f
@@ -274,7 +275,7 @@ func (f *roceFlow) link(g *roceFlow) {
 	f.settleBoth(g)
 }
 
-// settleBoth goes on with what had to wait for the peer.
+// settleBoth handles what had to wait for the peer.
 func (f *roceFlow) settleBoth(g *roceFlow) {
 	for _, x := range []*roceFlow{f, g} {
 		if x.started {
@@ -458,9 +459,9 @@ func (r *Reassembler) connect(x *cmConn) {
 	f.settleBoth(g)
 }
 
-// adopt makes the flow with that key, whose first PSN is start, what side sends
-// of c. If the flow was heard before it may be that the set-up came late, or
-// that an older connection had the same QP, as when it has another peer.
+// adopt makes the flow with that key one side of c. start is its first PSN. If packets of
+// the flow were captured before, the set-up may have come late. Or an older connection had
+// the same QP, for instance one with another peer.
 func (r *Reassembler) adopt(c *Conn, key, peer flowKey, side Side, start uint32) *roceFlow {
 	f := r.flows[key]
 	if f != nil && (f.conn.SetUp || f.outlived(start) || f.peer != nil && f.peer.key != peer) {
@@ -497,8 +498,8 @@ func (r *Reassembler) adopt(c *Conn, key, peer flowKey, side Side, start uint32)
 	return f
 }
 
-// outlived tells whether the requests seen so far are those of another connection
-// than the one that counts from start on.
+// outlived tells whether the requests that were captured so far are of another connection
+// than the one whose PSNs begin at start.
 func (f *roceFlow) outlived(start uint32) bool {
 	psn := f.next
 	if !f.started {
@@ -511,7 +512,7 @@ func (f *roceFlow) outlived(start uint32) bool {
 	return d < 0 || d > jump
 }
 
-// begun says what the first PSN of f is.
+// begun sets the first PSN of f.
 func (f *roceFlow) begun(start uint32) {
 	if !f.started {
 		f.start(start)

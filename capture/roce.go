@@ -27,12 +27,12 @@ type hostPair struct {
 }
 
 const (
-	// startHold is how many requests are waited for where it is not known which
-	// is the first one.
+	// startHold is how many requests must wait until the first PSN is decided, if it is
+	// not known.
 	startHold = 64
 
-	// jump is how far PSNs may be apart in one connection: more than any
-	// adapter has outstanding.
+	// jump is the greatest distance of PSNs in one connection. No adapter has so many
+	// outstanding.
 	jump = 1 << 16
 
 	maxReads = 4096 // Reads open at a time in one flow
@@ -43,34 +43,34 @@ type roceFlow struct {
 	r    *Reassembler
 	key  flowKey
 	conn *Conn
-	side Side      // who sends
-	peer *roceFlow // the other direction; nil as long as it is not known
+	side Side      // side is the side that sends.
+	peer *roceFlow // peer is the other direction, nil while it is not known.
 
-	seen    uint64 // packets
+	seen    uint64 // seen counts packets.
 	started bool
-	next    uint32   // PSN of the next request
-	due     uint32   // PSN of the next one to be answered
-	unsure  *Message // a Read of which it is not known how many PSNs it takes, so neither is next
+	next    uint32   // next is the PSN of the next request.
+	due     uint32   // due is the PSN of the next request to be answered.
+	unsure  *Message // unsure is a Read whose number of PSNs is not known, so next is not known either.
 	held    packetQueue
-	early   packetQueue // answers that came before the request was accepted
+	early   packetQueue // early has answers that came before their request was accepted.
 
-	cur      *Message   // Send or Write that is being received
-	reads    []*Message // Reads and atomic operations without an answer, in order
-	lost     int        // PSNs lost since the last Send
+	cur      *Message   // cur is the Send or Write that is being received.
+	reads    []*Message // reads has the Reads and atomic operations without an answer, in order.
+	lost     int        // lost is how many PSNs were lost since the last Send.
 	gaps     [8]psnRange
 	gapCount int
 
-	retries bool // early is being looked through
+	retries bool // retries is set while early is being searched.
 
-	// While there is no peer.
-	listed   bool      // among those without one
-	born     int       // how many flows there were before
-	asked    psnSpan   // by requests
-	perhaps  psnSpan   // by them, with Reads as long as they can be
-	formerly psnSpan   // perhaps, of an earlier connection of the QP
-	answered psnSpan   // by answers
-	asker    *roceFlow // had sent a request that an answer belongs to
-	mixed    bool      // answers belong to two connections
+	// These fields are used while there is no peer.
+	listed   bool      // listed is set while the flow is in the list of flows without a peer.
+	born     int       // born is how many flows there were before.
+	asked    psnSpan   // asked has the PSNs of requests.
+	perhaps  psnSpan   // perhaps has these PSNs, with Reads as long as they can be.
+	formerly psnSpan   // formerly is the perhaps of an earlier connection of the QP.
+	answered psnSpan   // answered has the PSNs of answers.
+	asker    *roceFlow // asker has sent a request that an answer belongs to.
+	mixed    bool      // mixed is set if answers belong to two connections.
 	answers  int
 
 	marks             [64]mark // requests that wait for an acknowledgement, a ring

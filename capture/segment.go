@@ -2,21 +2,21 @@ package capture
 
 import "slices"
 
-// Reassembly of memory, as far as it shows in a capture. A message of an upper
-// layer consists of chunks, a chunk of segments, each named by its handle: the
-// RKey or STag. What the network makes of a segment is operations: one RDMA
-// Write, or RDMA Read, of a part of it. On InfiniBand an operation is a
-// sub-segment that begins with the packet that has the RETH, and its fragments
-// are placed by their PSN. On iWARP fragments say their offset, those of a Read
-// Response in the reader's memory, whence it is translated.
+// This file puts memory together from the packets of a capture. A message of an upper layer
+// has chunks, and a chunk has segments. Each segment has a handle, the RKey or STag. RDMA
+// Writes and Reads each move a part of a segment.
+//
+// On InfiniBand such an operation is a sub-segment. It begins with the packet that has the
+// RETH, and its fragments are placed by their PSN. On iWARP each fragment has an offset.
+// The offset of a Read Response is in the reader's memory, and is translated.
 
-// SubSegment is one RDMA Write or RDMA Read on InfiniBand: a range of PSNs that
-// stands for a range of memory. Its fragments may come in any order, and twice.
+// SubSegment is one RDMA Write or RDMA Read on InfiniBand: a range of PSNs that stands for
+// a range of memory. Its fragments may come in any order, and twice.
 type SubSegment struct {
-	FirstPSN uint32 // of the Write's first packet, or of the Read Request
+	FirstPSN uint32 // FirstPSN is the PSN of the Write's first packet, or of the Read Request.
 	Offset   uint64 // address of the first byte
-	Length   uint32 // bytes of the whole operation
-	MTU      int    // bytes of every fragment but the last
+	Length   uint32 // Length is how many bytes the whole operation has.
+	MTU      int    // MTU is how many bytes every fragment has, except the last one.
 
 	buf buffer
 }
@@ -141,9 +141,9 @@ func (s *Segment) placed(offset, size uint64, missing []Range, data []byte) {
 	})
 }
 
-// Size returns how many bytes of the segment there are. With padding they are
-// rounded up to a multiple of four, as XDR counts them; the padding itself is
-// not transferred (RFC 8166).
+// Size returns how many bytes of the segment were captured. With padding the number is
+// rounded up to a multiple of four, as XDR does. The padding itself is not transferred (RFC
+// 8166).
 func (s *Segment) Size(padding bool) int {
 	n := int(s.buf.have.total(uint64(s.Length)))
 	if padding {
@@ -158,9 +158,8 @@ func (s *Segment) Complete() bool { return !s.buf.full && s.buf.have.covers(0, u
 // Missing returns what is not there, counted from Offset.
 func (s *Segment) Missing() []Range { return s.buf.have.missing(nil, uint64(s.Length)) }
 
-// Data returns the Length bytes of the segment, zero where they are missing,
-// and behind them zeros up to a multiple of four if there is to be padding. It
-// is a copy.
+// Data returns a copy of the Length bytes of the segment. Bytes that are missing are zero.
+// With padding, zeros follow up to a multiple of four.
 func (s *Segment) Data(padding bool) []byte {
 	n := int(s.Length)
 	if padding {

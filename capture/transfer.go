@@ -7,30 +7,30 @@ import (
 	"slices"
 )
 
-// rdmanet's session protocol: what is large is announced by a Send and moved by
-// RDMA Read or Write (docs/protocol.md, section 6). A transfer has its place
-// among the messages of its side, so what is sent behind it waits for it.
+// This file follows rdmanet's large transfers (docs/protocol.md, section 6). A Send
+// announces a transfer, and RDMA Reads or Writes move its data. A transfer has its place
+// among the messages of its side, so messages that were sent behind it wait for it.
 //
-// By RDMA Read the memory is the sender's, and Reads of the offered key and
-// address are the transfer, in whatever order. The same memory may be offered
-// again as soon as the reader has said that it is done; which offer a Read belongs
-// to follows from its place among what the reader has sent (Message.nth).
+// By RDMA Read the memory is the sender's. The Reads of the offered key and address make up
+// the transfer, in whatever order they come. The same memory may be offered again as soon
+// as the reader has sent done. A Read belongs to an offer by its place among the messages
+// of the reader (Message.nth).
 //
-// By RDMA Write it is the sender's own order that counts: each Write is followed
-// by the Send that says that it was made, and the Writes of a transfer come one
-// after the other. So the grants are not needed to put it together.
+// By RDMA Write the order of the sender's messages decides. Each Write is followed by the
+// Send that reports it, and the Writes of a transfer come one after the other. So the
+// grants are not needed to put it together.
 
-// TransferOp is what a Send of rdmanet's says about a large transfer.
+// TransferOp is the operation of a Send of rdmanet about a large transfer.
 type TransferOp uint8
 
-// The operations, as they are on the wire.
+// These are the operations. Their numbers are those on the wire.
 const (
-	Offer    TransferOp = iota + 1 // may be read
-	Request                        // waits to be written
-	Grant                          // from the receiver: may be written
-	Written                        // was written, to the oldest grant
-	Done                           // from the receiver: the transfer is over, and those before it
-	Withdraw                       // is to end where it is
+	Offer    TransferOp = iota + 1 // Offer: the sender's memory may be read.
+	Request                        // Request: data waits to be written.
+	Grant                          // Grant: the receiver's memory may be written.
+	Written                        // Written: data was written to the memory of the oldest Grant.
+	Done                           // Done: the receiver ends the transfer, and all before it.
+	Withdraw                       // Withdraw: the sender ends the transfer where it is.
 )
 
 var transferOpNames = [...]string{"", "offer", "request", "grant", "written", "done", "withdraw"}
@@ -44,12 +44,12 @@ func (o TransferOp) String() string {
 }
 
 const (
-	smbdTransfer  = 0x4000 // flag: a transfer header follows
-	transferStart = 24     // where
-	transferEnd   = 56     // and up to where
+	smbdTransfer  = 0x4000 // smbdTransfer is the flag for a transfer header.
+	transferStart = 24     // transferStart is the offset of the transfer header.
+	transferEnd   = 56     // transferEnd is the offset behind it.
 
-	flagEnd = 1 // written: nothing comes behind what was written before
-	flagCut = 2 // withdraw and the like: the message has no end
+	flagEnd = 1 // flagEnd of written: nothing follows what was written before.
+	flagCut = 2 // flagCut of withdraw and written: the message has no end.
 
 	maxTransferLen = 1 << 30
 
@@ -62,8 +62,8 @@ const (
 	// the protocol allows, and how many earlier uses of memory are remembered.
 	maxLive = 64
 
-	// liveAtOnce is how many transfers of a side may not be over: as one more
-	// begins, those before them are.
+	// liveAtOnce is how many transfers of a side may be under way. When one more begins,
+	// the oldest ones are over.
 	liveAtOnce = 16
 )
 
@@ -72,7 +72,7 @@ type transferHeader struct {
 	op     TransferOp
 	flags  uint8
 	id     uint32
-	memory ChunkSegment // its Length is that of every operation
+	memory ChunkSegment // memory has the length of the operation too.
 	rest   uint64
 }
 
@@ -136,14 +136,14 @@ type sessionSide struct {
 	gaps []gapBehind // in what the receiver has sent, oldest first
 }
 
-// gapBehind says that packets are missing behind a message, or behind several, of
-// one side, by Message.nth.
+// gapBehind notes that packets of one side are missing behind one message, or behind
+// several. The numbers are those of Message.nth.
 type gapBehind struct {
 	first, last uint64
 }
 
-// done is the receiver's word that a transfer is over, and those before it. It may
-// overtake the offer.
+// done is a message of the receiver: a transfer is over, and all before it. It may overtake
+// the offer.
 type done struct {
 	id, length uint32
 	nth        uint64 // Message.nth
@@ -156,39 +156,39 @@ type queued struct {
 	held int // bytes accounted for
 }
 
-// pastUse says until when memory was used for a transfer.
+// pastUse notes until when memory was used for a transfer.
 type pastUse struct {
 	memory ChunkSegment
-	until  uint64 // by Message.nth of the reader's
+	until  uint64 // until is a Message.nth of the reader.
 }
 
-// largeTransfer is one transfer.
+// largeTransfer is one large transfer, while its data is put together and handed out.
 type largeTransfer struct {
-	u       UpperMessage // to be handed out, part by part
-	op      TransferOp   // Offer or Request
+	u       UpperMessage // u is what is handed out, part by part.
+	op      TransferOp   // op is Offer or Request.
 	id      uint32
 	memory  ChunkSegment
-	initial uint64 // bytes of payload in front
-	size    uint64 // initial, and what is transferred
-	rest    uint64 // of the message behind it
-	base    uint64 // bytes that have been handed out
-	buf     buffer // what is there from base on
+	initial uint64 // initial is how many bytes came as payload.
+	size    uint64 // size is initial and the length of the transfer together.
+	rest    uint64 // rest is how many bytes of the message follow.
+	base    uint64 // base is how many bytes were handed out.
+	buf     buffer // buf has the data from base on.
 
-	moved uint64 // Request: how far the Writes have come
+	moved uint64 // moved is how many bytes the Writes of a Request have moved.
 
-	// Offer: which Reads belong here, by Message.nth. Those up to from and those
-	// behind until are of an earlier and a later use of the memory. Of those
-	// behind doubt that cannot be told, as packets are missing, unless the
-	// reader says later that this very transfer is done: they wait for that.
+	// from, until and doubt say which Reads belong to an Offer, by Message.nth. Reads up
+	// to from belong to an earlier use of the memory, and Reads behind until to a later
+	// one. Where packets are missing, Reads behind doubt may belong to either. They wait
+	// in doubtful, and are used if the reader sends done for this transfer.
 	from, until, doubt uint64
 	doubtful           []piece
 
-	over      bool   // no more will be moved
-	withdrawn bool   // by the sender
-	short     bool   // by the receiver's word, too
-	denied    bool   // the receiver says that it has taken less than it has read
-	out       bool   // all was handed out
-	deadline  uint64 // Conn.packets: then it is handed out as it is; 0: there is no reason to
+	over      bool   // over is set if no more data will be moved.
+	withdrawn bool   // withdrawn is set if the sender has withdrawn the transfer.
+	short     bool   // short is set if the receiver has confirmed the withdrawal.
+	denied    bool   // denied is set if the receiver reports less than it has read.
+	out       bool   // out is set if everything was handed out.
+	deadline  uint64 // deadline is the value of Conn.packets at which it is handed out as it is, 0 for never.
 }
 
 const never = math.MaxUint64 // as Message.nth

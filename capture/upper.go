@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// Protocol is what the Sends of a connection carry.
+// Protocol is the protocol that the Sends of a connection carry.
 type Protocol uint8
 
-// The protocols.
+// These are the protocols.
 const (
-	Detect    Protocol = iota // not known yet
-	Unknown                   // none of the others
-	SMBDirect                 // [MS-SMBD], which rdmanet's streams are, too
-	RPCRDMA                   // RPC-over-RDMA version 1, RFC 8166
+	Detect    Protocol = iota // Detect: the protocol is not known yet.
+	Unknown                   // Unknown: the protocol is none of the others.
+	SMBDirect                 // SMBDirect is [MS-SMBD]. rdmanet's streams use it too.
+	RPCRDMA                   // RPCRDMA is RPC-over-RDMA version 1, RFC 8166.
 )
 
 // String returns the protocol's name.
@@ -30,20 +30,24 @@ func (p Protocol) String() string {
 	return "unknown"
 }
 
-// UpperKind says what an UpperMessage is.
+// UpperKind is the kind of an UpperMessage.
 type UpperKind uint8
 
-// The kinds.
+// These are the kinds.
 const (
-	Negotiation UpperKind = iota + 1 // SMB Direct: Negotiate Request or Response
-	Payload                          // SMB Direct: a message, of one Send or many
-	Credits                          // SMB Direct: a Send without payload
-	Transfer                         // data that went by RDMA: of an SMB2 READ or WRITE, or of an rdmanet stream
-	Control                          // rdmanet: a Send about a Transfer
-	Call                             // RPC
-	Reply                            // RPC
-	Fault                            // RPC-over-RDMA: RDMA_ERROR
-	Strange                          // not understood, or its beginning is missing
+	Negotiation UpperKind = iota + 1 // Negotiation is a Negotiate Request or Response of SMB Direct.
+	Payload                          // Payload is a message of SMB Direct, of one Send or several.
+	Credits                          // Credits is a Send of SMB Direct without payload.
+
+	// Transfer is data that was moved by RDMA, of an SMB2 READ or WRITE or of an rdmanet
+	// stream.
+	Transfer
+
+	Control // Control is a Send of rdmanet about a Transfer.
+	Call    // Call is a call of RPC.
+	Reply   // Reply is a reply of RPC.
+	Fault   // Fault is RDMA_ERROR of RPC-over-RDMA.
+	Strange // Strange is a message that cannot be decoded, or whose beginning is missing.
 )
 
 var upperKindNames = [...]string{"", "Negotiation", "Payload", "Credits", "Transfer", "Control", "Call", "Reply", "Fault", "Strange"}
@@ -56,59 +60,71 @@ func (k UpperKind) String() string {
 	return fmt.Sprintf("UpperKind(%d)", uint8(k))
 }
 
-// UpperMessage is a message of the protocol that the Sends of a connection
-// carry. It is valid, with everything in it, until the function returns that it
-// was given to.
+// UpperMessage is a message of the protocol that the Sends of a connection carry. A
+// function that is given an UpperMessage may use it, and all that it refers to, until the
+// function returns.
 type UpperMessage struct {
 	Conn     *Conn
 	From     Side
 	Protocol Protocol
 	Kind     UpperKind
-	Time     time.Time // of its first packet
-	End      time.Time // of the last packet that carried any of it
+	Time     time.Time // Time is the time of the first packet.
+	End      time.Time // End is the time of the last packet that carried a part of the message.
 	Sends    int
 
-	Size     uint64 // bytes of the upper-layer message, as far as they are known
-	Got      uint64 // of them, those in the capture
+	Size     uint64 // Size is how many bytes the message has, as far as they are known.
+	Got      uint64 // Got is how many of these bytes were captured.
 	Complete bool
-	Missing  []Range // bytes of Size that are not there
-	HeadLost bool    // bytes are missing in front of Size
-	TailLost bool    // bytes are missing behind Size
+	Missing  []Range // Missing has the bytes of Size that were not captured.
+	HeadLost bool    // HeadLost is set if bytes are missing in front of Size.
+	TailLost bool    // TailLost is set if bytes are missing behind Size.
 
-	// Data, with Config.Data, is the message: Size bytes, zero where they are
-	// missing, or fewer where the last ones are. It may be nil where much is
-	// missing. Read chunks of RPC are where they were taken from; write
-	// chunks are not, as only the program knows where they belong.
+	// Data is the message, if Config.Data is set. It has Size bytes, and bytes that are
+	// missing are zero. If the last bytes are missing, it may be shorter. If much is
+	// missing, it may be nil. Read chunks of RPC are put where they were taken from. Write
+	// chunks are not, because only the program knows where they belong.
 	Data []byte
 
-	Flags uint16 // SMB Direct: of all segments together
+	Flags uint16 // Flags has the flags of all segments of SMB Direct together.
 
-	XID        uint32  // RPC
-	ReadChunks []Chunk // of a Call
-	Writes     []Chunk // write chunks: of a Reply those with data in them, of a Call those offered
-	ReplyChunk *Chunk  // the same of the reply chunk
+	XID        uint32  // XID is that of RPC.
+	ReadChunks []Chunk // ReadChunks has the read chunks of a Call.
 
-	Offset uint64 // Transfer: SMB2: place in the file; rdmanet: place in the transfer
-	ID     uint64 // Transfer: SMB2's MessageId; rdmanet, Control too: number of the transfer
+	// Writes has the write chunks: those that a Call offers, or those of a Reply, with
+	// their data.
+	Writes []Chunk
 
-	// rdmanet's large transfers. Op says what the Send was: of a Transfer Offer
-	// or Request, of a Payload too if it is part of a message that is longer. A
-	// Transfer of more than 16 MiB is handed out in parts, one after the other.
+	ReplyChunk *Chunk // ReplyChunk is the reply chunk of a Call or of a Reply.
+
+	// Offset is the place of a Transfer: in the file for SMB2, in the large transfer for
+	// rdmanet.
+	Offset uint64
+
+	// ID is SMB2's MessageId for a Transfer. For a Transfer and a Control of rdmanet it is
+	// the number of the large transfer.
+	ID uint64
+
+	// The next fields are for rdmanet's large transfers. Op is the operation of the Send.
+	// A Transfer has Offer or Request, and so has a Payload that is a part of a longer
+	// message. A Transfer of more than 16 MiB is handed out in parts, one after the other.
 	Op        TransferOp
-	Memory    ChunkSegment // what the Send named; Length is the length that it has
-	Rest      uint64       // bytes of the message behind Size
-	Withdrawn bool         // Transfer: ended early, with Size
-	Cut       bool         // and so did the message, which has no end
+	Memory    ChunkSegment // Memory is the memory that the Send named. Its Length is that of the operation.
+	Rest      uint64       // Rest is how many bytes of the message follow Size.
+	Withdrawn bool         // Withdrawn is set if a Transfer has ended early, after Size bytes.
+	Cut       bool         // Cut is set if the message ended with the Transfer, and has no end.
 }
 
 // Chunk is data of an RPC message that travels by RDMA.
 type Chunk struct {
-	Position uint32 // read chunk: XDR position in the message
+	Position uint32 // Position is the XDR position of a read chunk in the message.
 	Segments []ChunkSegment
 	Size     uint64
 	Got      uint64
 	Complete bool
-	Data     []byte // with Config.Data: Size bytes; may be nil if not complete
+
+	// Data has Size bytes if Config.Data is set. It may be nil if the chunk is not
+	// complete.
+	Data []byte
 }
 
 // ChunkSegment is a segment as RPC-over-RDMA names it.
@@ -125,14 +141,17 @@ func (u *UpperMessage) clone() UpperMessage {
 	return c
 }
 
-// Credit is the state of credits after a message that spends or grants some.
+// Credit is the state of credits after a message that uses or grants some.
 type Credit struct {
 	Conn      *Conn
 	From      Side
 	Time      time.Time
-	Requested int    // by From
-	Granted   int    // by From, with this message
-	InHand    [2]int // how many messages either side may send now; less than that if the capture began late
+	Requested int // Requested is how many credits From asks for.
+	Granted   int // Granted is how many credits From grants with this message.
+
+	// InHand is how many messages each side may send now. It is too small if the capture
+	// began late.
+	InHand [2]int
 }
 
 // upper is a protocol above RDMA. It gets the messages of a connection, of each
@@ -145,7 +164,7 @@ type upper interface {
 	forget()
 }
 
-// decide settles what m's connection carries, if that shows by now.
+// decide sets the protocol of m's connection, if m shows it.
 func (r *Reassembler) decide(m *Message) {
 	c := m.Conn
 	if m.Kind > Read || c.Protocol == Unknown {

@@ -2,59 +2,60 @@ package capture
 
 import "slices"
 
-// Memory that one side names in a message, for the other one to read or write
-// until it answers: chunks of RPC-over-RDMA, buffers of SMB2.
+// This file follows memory that one side names in a message. The other side may read or
+// write it until it answers. It is chunks of RPC-over-RDMA, and buffers of SMB2.
 //
-// The same memory may be named again as soon as that was answered, and both
-// messages may be missing, or be overtaken. What was read or written belongs to
-// the use in whose time it comes among all that its side has sent
-// (Message.nth): behind the answers to the others that have named the memory, and
-// before the answer to this one. Where one of those may be missing it waits for
-// the answer to this one, and what is not certain even then is not used.
+// The same memory may be named again as soon as the message was answered. The message and
+// the answer may both be missing, or be overtaken. A Write or Read belongs to one use of
+// the memory by its place among the messages of its side (Message.nth): it is behind the
+// answers to other messages that have named the memory, and in front of the answer to this
+// one. If one of those answers may be missing, it waits for the answer to this one. Data
+// that is not certain even then is not used.
 
 // use is the memory that one message names.
 type use struct {
 	owner Side
 	id    uint64
 	parts []part
-	named bool   // the message was seen,
-	sure  bool   // and so were all of the owner's before it
-	lacks bool   // there was no memory for some of its parts
-	gone  bool   // nothing will be placed any more
-	seen  uint64 // Conn.packets when it was named, or answered
-	prior []*use // others of the same memory
+	named bool   // named is set if the message was captured.
+	sure  bool   // sure is set if all earlier messages of the owner were captured too.
+	lacks bool   // lacks is set if there was no memory for some of the parts.
+	gone  bool   // gone is set if nothing will be placed any more.
+	seen  uint64 // seen is the value of Conn.packets when the use was named, or answered.
+	prior []*use // prior has earlier uses of the same memory.
 
-	// By Message.nth of the other side: the answer, what is older than all that is
-	// remembered, and up to where there may be answers that were not seen.
+	// These are numbers of messages of the other side (Message.nth). end is the answer.
+	// base is in front of all that is remembered. Up to floor there may be answers that
+	// were not captured.
 	end, base, floor uint64
 }
 
 // part is a segment of a use, as it was named and as far as it was used.
 type part struct {
-	*Segment // nil once it was handed out
+	*Segment // Segment is nil when it was handed out.
 	named    ChunkSegment
-	kind     Kind // Write or Read
+	kind     Kind // kind is Write or Read.
 }
 
 // uses is what is known of the memory of one side.
 type uses struct {
 	byKey  map[uint32][]*use
-	strays map[uint64]*use // that were answered, but not named yet
-	ended  []*use          // that were answered, oldest first
-	unsure bool            // messages are missing that may have named some
+	strays map[uint64]*use // strays were answered, but were not named yet.
+	ended  []*use          // ended were answered. The first one was answered first.
+	unsure bool            // unsure is set if messages are missing that may have named memory.
 
 	// Answers, by Message.nth: the last that was a stray when it came, the last that
 	// is forgotten, and the message behind which one may be missing.
 	stray, past, gap uint64
-	gapSeen          uint64 // Conn.packets then; 0: none is missing
+	gapSeen          uint64 // gapSeen is the value of Conn.packets when gap was set, 0 if no message is missing.
 }
 
-// overtakes tells whether what was seen at one time, by Conn.packets, may in
-// truth have come behind what was seen at a later time.
+// overtakes tells whether something that was captured first may have been sent after
+// something that was captured later. early and late are values of Conn.packets.
 func (x *memories) overtakes(early, late uint64) bool { return late-early <= 2*uint64(x.r.window) }
 
-// newMemories returns those of a connection whose first message is being handed out
-// to the layer above.
+// newMemories returns the memories of a connection whose first message is being handed out
+// to the upper layer.
 func newMemories(r *Reassembler, c *Conn) memories {
 	x := memories{r: r, c: c}
 	if c.Sent[0].Messages[Send]+c.Sent[1].Messages[Send] > 1 { // those before this one were not understood
