@@ -5,63 +5,63 @@ import (
 	"net/netip"
 )
 
-// A Provider is a family of devices that share one connection manager:
-// rdma-core with all its devices, or the software device. All methods may be
-// called by several goroutines at once.
+// A Provider is a family of devices that share one connection manager: rdma-core with all
+// its devices, or the software device. All methods may be called by several goroutines at
+// once.
 type Provider interface {
-	// Name is what users call the provider, "iwarp" for instance.
+	// Name is the provider's name in configurations, for instance "iwarp".
 	Name() string
 
-	// Attr says what must be known before a device is chosen. It never changes.
+	// Attr returns the properties that decide before a device is chosen. They never
+	// change.
 	Attr() ProviderAttr
 
 	// Devices lists the devices that can be used now.
 	Devices() ([]Device, error)
 
-	// Resolve finds the device and the route to remote and returns an ID for
-	// the active side, as rdma_resolve_addr(3) and rdma_resolve_route(3) do.
-	// A valid local pins the source address; its port may be 0. The error is
-	// ctx's own when ctx ends first.
+	// Resolve finds the device and the route to remote, and returns an ID for the active
+	// side, as rdma_resolve_addr(3) and rdma_resolve_route(3) do. A valid local is the
+	// source address; its port may be 0. If ctx ends first, the error is that of ctx.
 	Resolve(ctx context.Context, local, remote netip.AddrPort) (ID, error)
 
-	// Listen binds local, whose port may be 0 and whose address may be
-	// unspecified, 0.0.0.0 or ::, for all of its family; the zero netip.Addr
-	// stands for all addresses of both families. backlog bounds the connections that wait for Accept; 0 means
-	// the provider's default. An address in use matches syscall.EADDRINUSE.
+	// Listen binds local. The port may be 0. The address may be unspecified, 0.0.0.0 or
+	// ::, which means all addresses of that family. The zero netip.Addr means all
+	// addresses of both families. backlog bounds the connections that wait for Accept; 0
+	// means the provider's default. If the address is in use, the error matches
+	// syscall.EADDRINUSE.
 	Listen(ctx context.Context, local netip.AddrPort, backlog int) (Listener, error)
 
-	// BindUD, ResolveUD and ListenUD do the like in the port space of UDP, for
-	// datagrams; see [ID]. A device that lacks [CapUD] is refused with an error
-	// that matches errors.ErrUnsupported.
+	// BindUD, ResolveUD and ListenUD do the same for datagrams, in the port space of UDP;
+	// see [ID]. Without [CapUD] the error matches errors.ErrUnsupported.
 	//
-	// BindUD returns the ID of this side's address alone, which must be that of a
-	// device, as rdma_bind_addr(3) does. The port may be 0.
+	// BindUD returns the ID of an address of this side, as rdma_bind_addr(3) does. The
+	// address must be that of a device. The port may be 0.
 	BindUD(ctx context.Context, local netip.AddrPort) (ID, error)
 	ResolveUD(ctx context.Context, local, remote netip.AddrPort) (ID, error)
 	ListenUD(ctx context.Context, local netip.AddrPort, backlog int) (Listener, error)
 }
 
-// ProviderAttr says in what the devices of a provider differ from RDMA devices for those
-// that choose among providers. The zero value is that of RDMA devices.
+// ProviderAttr has the properties of a provider's devices that matter for the choice among
+// providers. The zero value stands for RDMA devices.
 type ProviderAttr struct {
-	// TCPSockets is set when the connections are TCP connections that package net
-	// makes. A host where nobody listens refuses them at once, while one that has no
-	// RDMA device does not answer. And package net calls the hooks of
-	// net/http/httptrace that the context of Connect has.
+	// TCPSockets is set when the connections are TCP connections that package net makes. A
+	// host where nobody listens refuses them at once, but a host without RDMA devices does
+	// not answer an RDMA connection request. Package net also calls the hooks of
+	// net/http/httptrace in the context of Connect.
 	TCPSockets bool
 
-	// UDPSockets is set when the datagrams are those of UDP sockets, which callers
-	// open by package net. BindUD, ResolveUD and ListenUD are refused.
+	// UDPSockets is set when datagrams go by UDP sockets, which callers open by package
+	// net. BindUD, ResolveUD and ListenUD fail.
 	UDPSockets bool
 }
 
 // A Device is an RDMA device. All methods may be called by several goroutines
 // at once.
 type Device interface {
-	// Name is unique on the machine, "rxe0" or "iwarp" for instance.
+	// Name is unique on the machine, for instance "rxe0" or "iwarp".
 	Name() string
 
-	// Attr returns the limits of the device; see ibv_query_device(3).
+	// Attr returns the limits of the device, see ibv_query_device(3).
 	Attr() DeviceAttr
 
 	// Port returns the state of port n, counted from 1; see ibv_query_port(3).
@@ -70,15 +70,15 @@ type Device interface {
 	// AllocPD allocates a protection domain.
 	AllocPD() (PD, error)
 
-	// CreateCQ creates a completion queue for at least depth completions.
-	// More than [DeviceAttr.MaxCQE] matches [ErrLimit].
+	// CreateCQ creates a completion queue for at least depth completions. If depth is
+	// above [DeviceAttr.MaxCQE], the error matches [ErrLimit].
 	CreateCQ(depth int) (CQ, error)
 }
 
-// Transport is what a device speaks on the wire.
+// Transport is the protocol of a device on the wire.
 type Transport uint8
 
-// The transports, as ibv_query_device(3) and ibv_query_port(3) tell them apart.
+// These are the transports that ibv_query_device(3) and ibv_query_port(3) distinguish.
 const (
 	TransportUnknown Transport = iota
 	TransportIWARP
@@ -99,115 +99,113 @@ func (t Transport) String() string {
 	return "unknown"
 }
 
-// Caps says what a device can do beyond what every device can: optional operations, and
-// properties that save its callers something.
+// Caps are the optional operations of a device, and properties that save work of the
+// callers.
 type Caps uint32
 
-// The optional operations and properties.
+// These are the optional operations and properties.
 const (
-	CapSendInvalidate  Caps = 1 << iota // [OpSendInv]
-	CapSendImm                          // [OpSendImm]
-	CapWriteImm                         // [OpWriteImm]
-	CapAtomic                           // [OpCmpSwap], [OpFetchAdd]
-	CapLocalInvalidate                  // [OpLocalInv]
-	CapUD                               // datagram queue pairs
-	CapSolicited                        // [CQ.Arm] for solicited completions only
-	CapQPRegion                         // [QP.RegMR]
-	CapMulticast                        // [ID.JoinMulticast], [QP.AttachMcast]
+	CapSendInvalidate  Caps = 1 << iota // CapSendInvalidate: the device has [OpSendInv].
+	CapSendImm                          // CapSendImm: the device has [OpSendImm].
+	CapWriteImm                         // CapWriteImm: the device has [OpWriteImm].
+	CapAtomic                           // CapAtomic: the device has [OpCmpSwap] and [OpFetchAdd].
+	CapLocalInvalidate                  // CapLocalInvalidate: the device has [OpLocalInv].
+	CapUD                               // CapUD: the device has queue pairs for datagrams.
+	CapSolicited                        // CapSolicited: [CQ.Arm] can wait for solicited completions only.
+	CapQPRegion                         // CapQPRegion: the device has [QP.RegMR].
+	CapMulticast                        // CapMulticast: the device has [ID.JoinMulticast] and [QP.AttachMcast].
 
 	// CapOnDemandPaging is the property that registration pins no memory, as
-	// IBV_ACCESS_ON_DEMAND asks for: a region takes memory only where it is used,
-	// does not count against RLIMIT_MEMLOCK, and gives pages back while nothing is
-	// posted there. Other devices keep a region resident as long as it is
-	// registered, as the verbs say; so pinning is no quirk.
+	// IBV_ACCESS_ON_DEMAND requests. A region takes memory only where it is used, and does
+	// not count against RLIMIT_MEMLOCK. It gives pages back while nothing is posted there.
+	// Other devices keep a region resident as long as it is registered, as the verbs
+	// specify. So pinning is no quirk.
 	CapOnDemandPaging
 
-	// CapWaitReceives is the property that a goroutine in [CQ.Wait] itself receives
-	// for the one queue pair that the completion queue serves, in the system call
-	// that it sleeps in. Polling before such a wait saves nothing. Other devices wake
-	// the goroutine by an event, which takes longer than most answers take.
+	// CapWaitReceives is the property that the goroutine in [CQ.Wait] receives data
+	// itself, in the system call in which it sleeps. The completion queue then serves one
+	// queue pair. Polling before such a wait saves nothing. Other devices wake the
+	// goroutine by an event, which takes longer than most answers.
 	CapWaitReceives
 
-	// CapEmptyReads is the property that whatever device is at the other end of a
-	// connection answers an RDMA Read of no bytes by the rules. Over iWARP the other
-	// device may have [Quirks.EmptyReadsGarbled], and connection set-up does not tell.
+	// CapEmptyReads is the property that the device at the other end of a connection,
+	// whatever it is, answers RDMA Reads of zero bytes correctly. Over iWARP the other
+	// device may have [Quirks.EmptyReadsGarbled], and the connection set-up does not show
+	// that.
 	CapEmptyReads
 
-	// CapTCPPorts is the property that a listener takes its port from those of the
-	// host's TCP, and gets the connections of all iWARP peers there. Two such devices
+	// CapTCPPorts is the property that listeners use the ports of the host's TCP. Such a
+	// listener gets the connections of all iWARP peers at its port. Two such devices
 	// cannot both listen on a port, and need not.
 	CapTCPPorts
 )
 
-// Has reports whether all of want is there.
+// Has reports whether c has all bits of want.
 func (c Caps) Has(want Caps) bool { return c&want == want }
 
-// DeviceAttr holds the limits of a device, after struct ibv_device_attr. A
-// limit of 0 means that the device has none of the thing, except where a
-// comment says otherwise.
+// DeviceAttr has the limits of a device, after struct ibv_device_attr. A limit of 0 means
+// that the device has none of the thing, unless a comment says otherwise.
 type DeviceAttr struct {
 	Transport Transport
 	Caps      Caps
-	FWVersion string // empty where the device has none
+	FWVersion string // FWVersion is the version of the firmware, empty if there is none.
 	NodeGUID  uint64
 	Ports     int
 
-	MaxQP           int // queue pairs
-	MaxQPWR         int // work requests a queue
-	MaxSGE          int // scatter/gather elements a work request
-	MaxSGERead      int // the same for [OpRead]
-	MaxInline       int // bytes of an inline send
+	MaxQP           int // MaxQP is the number of queue pairs.
+	MaxQPWR         int // MaxQPWR is the number of work requests in a queue.
+	MaxSGE          int // MaxSGE is the number of scatter/gather elements in a work request.
+	MaxSGERead      int // MaxSGERead is the number of scatter/gather elements of [OpRead].
+	MaxInline       int // MaxInline is the number of bytes of an inline send.
 	MaxCQ           int
-	MaxCQE          int // completions a completion queue
+	MaxCQE          int // MaxCQE is the number of completions in a completion queue.
 	MaxMR           int
 	MaxPD           int
-	MaxMRSize       uint64 // bytes of one memory region
-	MaxMessageSize  uint64 // bytes of one send, write or read
-	MaxQPRdAtom     int    // RDMA Reads a queue pair serves at a time (IRD)
-	MaxQPInitRdAtom int    // RDMA Reads a queue pair has outstanding (ORD)
-	MaxPrivateData  int    // consumer's bytes in [ConnParam]
+	MaxMRSize       uint64 // MaxMRSize is the number of bytes of a memory region.
+	MaxMessageSize  uint64 // MaxMessageSize is the number of bytes of a send, write or read.
+	MaxQPRdAtom     int    // MaxQPRdAtom is how many RDMA Reads a queue pair serves at a time (IRD).
+	MaxQPInitRdAtom int    // MaxQPInitRdAtom is how many RDMA Reads a queue pair has outstanding (ORD).
+	MaxPrivateData  int    // MaxPrivateData is the number of bytes of [ConnParam.Private].
 
-	// Of datagrams, 0 without [CapUD].
-	MaxAH            int // address handles
-	MaxInlineUD      int // bytes of an inline datagram
-	MaxPrivateDataUD int // as MaxPrivateData
+	// These are the limits of datagrams, 0 without [CapUD].
+	MaxAH            int // MaxAH is the number of address handles.
+	MaxInlineUD      int // MaxInlineUD is the number of bytes of an inline datagram.
+	MaxPrivateDataUD int // MaxPrivateDataUD is the number of bytes of [ConnParam.Private].
 
-	// Of multicast, 0 without [CapMulticast].
-	MaxMcastGrp      int // groups
-	MaxMcastQPAttach int // queue pairs a group
+	// These are the limits of multicast, 0 without [CapMulticast].
+	MaxMcastGrp      int // MaxMcastGrp is the number of groups.
+	MaxMcastQPAttach int // MaxMcastQPAttach is the number of queue pairs in a group.
 
-	Quirks Quirks // how the device breaks the rules of this package
+	Quirks Quirks // Quirks has the rules of this package that the device breaks.
 }
 
-// Quirks says in what ways a device breaks the rules of this package. A device that keeps
-// them all has the zero value. A property that breaks no rule is no quirk: it is in [Caps].
+// Quirks has the rules of this package that a device breaks. A device that keeps all rules
+// has the zero value. A property that breaks no rule is no quirk: it is in [Caps].
 type Quirks struct {
-	// ReadsOutOfOrder is set when an RDMA Read may complete after requests that
-	// were posted behind it, unless they have [SendFence]. The rule is that
-	// requests complete in the order they were posted.
+	// ReadsOutOfOrder is set when an RDMA Read may complete after requests that were
+	// posted later, unless these have [SendFence]. The rule is that requests complete in
+	// the order in which they were posted.
 	ReadsOutOfOrder bool
 
-	// ReadsStall is set when a request that waits for RDMA Reads of this side,
-	// for its [SendFence] or because as many as [ConnParam.InitiatorDepth] are
-	// outstanding, holds up the answers to the peer's Reads too. When both ends
-	// come to that at once they wait for each other for ever, so of two peers
-	// that read from each other one must do neither. The rule is that nothing
-	// holds up the answers.
+	// ReadsStall is set when a request that waits for RDMA Reads of this side also delays
+	// the answers to the peer's Reads. A request waits because of [SendFence], or because
+	// as many Reads as [ConnParam.InitiatorDepth] are outstanding. If both ends do that at
+	// once, they wait for each other for ever. So if two peers read from each other, one
+	// of them must do neither. The rule is that nothing delays the answers.
 	ReadsStall bool
 
-	// SendsBuffered is set when a send completes before the peer's device has
-	// it, so that a Disconnect right behind may lose it. An RDMA Read, of no
-	// bytes for instance, that completes shows that the peer's device has all
-	// that was posted before. The buffer of a send without [SendSignaled] and
-	// [SendInline] may be in use even after later ones have completed. The rule
-	// is that a Disconnect loses only what has not completed, and that a
-	// completion gives back the buffers of all requests before it.
+	// SendsBuffered is set when a send may complete before the peer's device has it, so
+	// that a Disconnect right behind it may lose it. When an RDMA Read completes, for
+	// instance one of zero bytes, the peer's device has everything that was posted before
+	// the Read. The buffer of a send without [SendSignaled] and [SendInline] may be in use
+	// even after later sends have completed. The rule is that a Disconnect loses only what
+	// has not completed, and that a completion gives back the buffers of all requests
+	// before it.
 	SendsBuffered bool
 
-	// EmptyReadsGarbled is set when the device may answer an RDMA Read of no bytes
-	// with some that it has sent before, if it is sending at that moment; which
-	// breaks the connection. The rule is that every RDMA Read gets the bytes that
-	// it names.
+	// EmptyReadsGarbled is set when the device may answer an RDMA Read of zero bytes with
+	// bytes that it has sent before, if it is sending at that moment. That breaks the
+	// connection. The rule is that every RDMA Read gets the bytes that it names.
 	EmptyReadsGarbled bool
 
 	// ReadsUnchecked is set when the device lets the peer of a connection read
@@ -215,12 +213,12 @@ type Quirks struct {
 	// regions with [AccessRemoteRead] only.
 	ReadsUnchecked bool
 
-	// VagueErrors is set when the status of a request that fails on this side may
-	// not say why. One that names memory it must not use may end with
-	// [WCFlushErr], [WCLocQPOpErr] or, a receive, [WCGeneralErr]; the rule is
-	// [WCLocProtErr]. A send-queue request that meets the end of the connection
-	// may end with WCLocQPOpErr; the rule is WCFlushErr. And a Connect that meets
-	// the end of the listener may time out.
+	// VagueErrors is set when the status of a request that fails on this side may not give
+	// the cause. A request that names memory that it must not use may end with
+	// [WCFlushErr], [WCLocQPOpErr] or, for a receive, [WCGeneralErr]; the rule is
+	// [WCLocProtErr]. A request of the send queue that meets the end of the connection may
+	// end with WCLocQPOpErr; the rule is WCFlushErr. A Connect that meets the end of the
+	// listener may time out.
 	VagueErrors bool
 }
 
@@ -253,9 +251,9 @@ func (s PortState) String() string {
 // PortAttr describes one port of a device.
 type PortAttr struct {
 	State     PortState
-	ActiveMTU int    // bytes; no datagram is longer
-	GIDs      []GID  // the port's table, empty entries left out
-	NetDev    string // the network interface behind it, empty if there is none
+	ActiveMTU int    // ActiveMTU is in bytes. No datagram is longer.
+	GIDs      []GID  // GIDs is the port's table, without empty entries.
+	NetDev    string // NetDev is the network interface of the port, empty if there is none.
 }
 
 // GID is a port's 16-byte address. For IPv4 it holds the mapped form

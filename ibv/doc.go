@@ -1,38 +1,37 @@
-// Package ibv is the verbs model in Go's terms: interfaces and plain structs
-// for devices, protection domains, memory regions, completion queues, queue
-// pairs and connection management. It holds no C and does no I/O; the devices
-// live in packages of their own (ibv/iwarp is the software device).
+// Package ibv has the verbs as Go interfaces and plain structs: devices, protection
+// domains, memory regions, completion queues, queue pairs and connection management. It has
+// no C and does no I/O. The devices are packages of their own; ibv/iwarp is the software
+// device.
 //
 // # From nothing to a message
 //
 //	provider --Resolve--> ID --CreateQP--> QP     (active side)
 //	provider --Listen--> Listener --Accept--> ID  (passive side)
 //
-// An ID is one end of a connection that is to be, as rdma_cm(7) has it. It
-// names the device that serves the address; protection domain and completion
-// queues come from that device. A queue pair is created on the ID, receives
-// are posted, and then Connect or Accept brings the connection up.
+// An ID is one end of a connection that will be made, see rdma_cm(7). It names the device
+// that serves the address. The protection domain and the completion queues are created on
+// that device. A queue pair is created on the ID, and receives are posted. Then Connect or
+// Accept makes the connection.
 //
 // # Datagrams
 //
-// Devices with [CapUD] also send datagrams without a connection, by the same
-// objects in the port space of UDP:
+// Devices with [CapUD] also send datagrams without a connection. They use the same objects
+// in the port space of UDP:
 //
 //	provider --BindUD--> ID --CreateQP--> QP           (once)
 //	provider --ResolveUD--> ID --Connect--> UDParam    (once a peer)
 //	provider --ListenUD--> Listener --Accept--> ID     (tells others of the QP)
 //	PD --CreateAH--> AH                                (once a peer)
 //
-// A datagram to the peer then names the AH and, from UDParam, the peer's queue
-// pair and key. Every datagram that is received brings what an answer needs; see
-// [PD.CreateAHFromWC].
+// A datagram to the peer then names the AH, and the peer's queue pair and key from UDParam.
+// A datagram that is received has what an answer needs, see [PD.CreateAHFromWC].
 //
-// Those with [CapMulticast] send to groups, too: [ID.JoinMulticast] returns the
-// UDParam of one.
+// Devices with [CapMulticast] also send to groups. [ID.JoinMulticast] returns the UDParam
+// of a group.
 //
 // # Rules that every device keeps
 //
-// What a device is known to do against the rules it says itself: see [Quirks].
+// A device reports the rules that it is known to break in [Quirks].
 //
 //   - Posting never blocks and never waits for the peer.
 //   - Sends complete in the order they were posted, receives likewise. An
@@ -47,8 +46,8 @@
 //   - Objects are released children first: QP, then CQ, MR and AH, then PD. The
 //     other order is refused with an error that matches [ErrBusy].
 //
-// A queue pair may have more than [QP] asks for: see [IdleQP].
+// A queue pair may implement more interfaces than [QP], see [IdleQP].
 //
-// What a device lacks (see [DeviceAttr]) is refused with an error that matches
+// If a device lacks something (see [DeviceAttr]), the call fails with an error that matches
 // [errors.ErrUnsupported].
 package ibv

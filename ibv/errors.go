@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Errors that devices return, bare or wrapped.
+// These are errors that devices return, bare or wrapped.
 var (
 	ErrQueueFull   = errors.New("work queue full: poll completions first")
 	ErrBusy        = errors.New("object still in use: release what depends on it first")
@@ -21,15 +21,15 @@ func Unsupported(device, what string) error {
 	return fmt.Errorf("%s: %s: %w", device, what, errors.ErrUnsupported)
 }
 
-// RejectError says that the peer refused the connection.
+// RejectError is the error of a connection that the peer refused.
 type RejectError struct {
-	Reason  int    // the transport's code, 0 where it has none
-	Private []byte // the peer's own words, at most some hundred bytes
-	Text    string // the reason in words
-	Err     error  // syscall.ECONNREFUSED
+	Reason  int    // Reason is the transport's code, 0 if it has none.
+	Private []byte // Private is the private data of the refusal, at most some hundred bytes.
+	Text    string // Text describes the reason.
+	Err     error  // Err is syscall.ECONNREFUSED.
 }
 
-// Error gives the reason in words.
+// Error describes the reason.
 func (e *RejectError) Error() string {
 	return fmt.Sprintf("connection rejected by the peer: %s", e.Text)
 }

@@ -1,13 +1,14 @@
 package ibv
 
-// A QP is a queue pair, created by [ID.CreateQP]. All methods may be called by
-// several goroutines at once; work requests of concurrent posts are not mixed.
+// A QP is a queue pair, created by [ID.CreateQP]. All methods may be called by several
+// goroutines at once. The work requests of concurrent posts are not mixed.
 //
-// It is reliably connected, or one for datagrams, depending on the ID. The latter
-// sends with [OpSend] and [OpSendImm] only, each a datagram of one packet to the
-// peer that it names; more than the port's MTU matches [ErrLimit]. Datagrams may
-// be lost, doubled or late; one that finds no receive posted is dropped. Those to
-// the same peer are sent in the order they were posted.
+// The ID decides whether it is reliably connected or for datagrams. A queue pair for
+// datagrams sends with [OpSend] and [OpSendImm] only. Each send is a datagram of one packet
+// to the peer that it names. If it is longer than the port's MTU, the error matches
+// [ErrLimit]. Datagrams may be lost, doubled or late. A datagram that finds no receive
+// posted is dropped. Datagrams to the same peer are sent in the order in which they were
+// posted.
 type QP interface {
 	// QPN is the queue pair's number on its device.
 	QPN() uint32
@@ -15,75 +16,73 @@ type QP interface {
 	// Cap returns the capacities that were granted, at least those asked for.
 	Cap() QPCap
 
-	// State returns the state of the moment.
+	// State returns the present state.
 	State() QPState
 
-	// PostSend posts wrs in order. It returns how many were taken; the one at
-	// that index is the cause of the error. A full queue matches
-	// [ErrQueueFull]: nothing is wrong, completions must be polled first. wrs
-	// and the SGLs in it are free when PostSend returns, the buffers are not
-	// (see [SendInline]). In the error state posts are taken and flushed; in
-	// the states before [QPSRTS] they are refused.
+	// PostSend posts wrs in order. It returns how many were taken. The error is that of
+	// the first request that was not taken. If the queue is full, the error matches
+	// [ErrQueueFull]: the caller must poll completions first. wrs and the SGLs in it may
+	// be used again when PostSend returns, but the buffers may not (see [SendInline]). In
+	// the error state requests are taken and flushed. In the states before [QPSRTS] they
+	// are refused.
 	PostSend(wrs []SendWR) (int, error)
 
-	// PostRecv posts receives in order, from [QPSInit] on; otherwise as PostSend.
+	// PostRecv posts receives in order, from [QPSInit] on. Otherwise it is like PostSend.
 	PostRecv(wrs []RecvWR) (int, error)
 
-	// RegMR is [PD.RegMR] in the queue pair's domain for a region whose remote key
-	// belongs to this queue pair: its peer may use it, and take it back with
-	// [OpSendInv], and the peer of no other queue pair in the domain. The local key
-	// is as any. When the queue pair is closed the remote key opens nothing any
-	// more, but the region stays until its own Close, and keeps the domain busy.
-	// Devices without [CapQPRegion] return an error that matches
-	// errors.ErrUnsupported.
+	// RegMR is [PD.RegMR] in the queue pair's domain, for a region whose remote key
+	// belongs to this queue pair. This queue pair's peer may use the key, and invalidate
+	// it with [OpSendInv]. Peers of other queue pairs in the domain may not. The local key
+	// is like any other. When the queue pair is closed, the remote key opens nothing any
+	// more. The region stays until its own Close, and keeps the domain busy until then.
+	// Without [CapQPRegion] the error matches errors.ErrUnsupported.
 	RegMR(buf []byte, access Access) (MR, error)
 
-	// AttachMcast has a queue pair for datagrams receive what is sent to the
-	// group that gid, and on InfiniBand lid, name; DetachMcast ends that. See
-	// ibv_attach_mcast(3). [ID.JoinMulticast] does it by itself and tells the
-	// network as well; this alone does not. More than the device can do matches
-	// ErrLimit. Devices without [CapMulticast] return an error that matches
-	// errors.ErrUnsupported; a queue pair of a connection is refused.
+	// AttachMcast makes a queue pair for datagrams receive what is sent to a group, and
+	// DetachMcast ends that. The group is named by gid, and on InfiniBand also by lid. See
+	// ibv_attach_mcast(3). [ID.JoinMulticast] attaches the queue pair by itself, and joins
+	// the group on the network, which AttachMcast does not. Above the device's limits the
+	// error matches ErrLimit. Without [CapMulticast] it matches errors.ErrUnsupported. A
+	// queue pair of a connection is refused.
 	AttachMcast(gid GID, lid uint16) error
 	DetachMcast(gid GID, lid uint16) error
 
-	// SetError moves the queue pair to [QPSError]: the connection ends without
-	// grace and all posted work is flushed.
+	// SetError moves the queue pair to [QPSError]: the connection ends at once, and all
+	// posted work is flushed.
 	SetError() error
 
-	// Close destroys the queue pair. Work that was not completed is dropped
-	// without a completion; completions not yet polled stay in the CQ. When it
-	// returns the device uses none of the posted buffers any more. One that is
-	// attached to a group, or whose ID is a full member of one, matches
-	// [ErrBusy].
+	// Close destroys the queue pair. Work that has not completed is dropped without a
+	// completion. Completions that were not polled stay in the CQ. When Close returns, the
+	// device uses none of the posted buffers any more. If the queue pair is attached to a
+	// group, or its ID is a full member of one, the error matches [ErrBusy].
 	Close() error
 }
 
-// An IdleQP is a queue pair that can give memory back while nothing is to be expected:
-// an optional interface of [QP], which the software device has. An adapter reads the
-// addresses of its receives when it likes, and its queues have the length that they were
-// made with.
+// An IdleQP is a queue pair that can give memory back while no data is expected. It is an
+// optional interface of [QP], which the software device has. An adapter cannot have it: it
+// reads the addresses of its receives at any time, and its queues keep the length that they
+// were made with.
 type IdleQP interface {
-	// Idle gives back what the queues and completion queues have grown by, and calls
-	// unused with the memory of each receive that is posted and has not been begun on.
-	// None is begun on before unused has returned, so that it may give the pages
-	// back to the system, if the memory is such as comes back by itself when it is
-	// touched again. unused must not call methods of the queue pair.
+	// Idle frees what the queues and completion queues have grown by. It calls unused with
+	// the memory of each posted receive that no message has begun to fill. No message
+	// begins to fill it before unused has returned. So unused may give the pages back to
+	// the system, if the system maps new pages when the memory is used again. unused must
+	// not call methods of the queue pair.
 	Idle(unused func(buf []byte))
 }
 
 // QPCap holds the capacities of a queue pair, after struct ibv_qp_cap.
 type QPCap struct {
-	MaxSendWR  int // work requests in the send queue
-	MaxRecvWR  int // work requests in the receive queue
-	MaxSendSGE int // elements a send
-	MaxRecvSGE int // elements a receive
-	MaxInline  int // bytes of an inline send
+	MaxSendWR  int // MaxSendWR is the number of work requests in the send queue.
+	MaxRecvWR  int // MaxRecvWR is the number of work requests in the receive queue.
+	MaxSendSGE int // MaxSendSGE is the number of elements of a send.
+	MaxRecvSGE int // MaxRecvSGE is the number of elements of a receive.
+	MaxInline  int // MaxInline is the number of bytes of an inline send.
 }
 
-// QPInit says what queue pair is wanted, after struct ibv_qp_init_attr.
+// QPInit has the properties of a new queue pair, after struct ibv_qp_init_attr.
 type QPInit struct {
-	SendCQ CQ // may be the same as RecvCQ
+	SendCQ CQ // SendCQ may be the same as RecvCQ.
 	RecvCQ CQ
 	Cap    QPCap
 
@@ -94,15 +93,15 @@ type QPInit struct {
 // QPState is the state of a queue pair, after enum ibv_qp_state.
 type QPState uint8
 
-// The states; iWARP devices map theirs onto them.
+// These are the states. iWARP devices map their states onto them.
 const (
 	QPSReset QPState = iota
-	QPSInit          // receives may be posted
-	QPSRTR           // ready to receive
-	QPSRTS           // ready to send: the connection is up
-	QPSSQD           // send queue draining
-	QPSSQE           // send queue error
-	QPSError         // everything is flushed
+	QPSInit          // QPSInit: receives may be posted.
+	QPSRTR           // QPSRTR: the queue pair is ready to receive.
+	QPSRTS           // QPSRTS: the queue pair is ready to send, and connected.
+	QPSSQD           // QPSSQD: the send queue is draining.
+	QPSSQE           // QPSSQE: the send queue has an error.
+	QPSError         // QPSError: all work is flushed.
 )
 
 // String returns the state's usual name, "RTS" for instance.

@@ -5,47 +5,45 @@ import (
 	"net/netip"
 )
 
-// QKeyUDP is the key of every queue pair in rdma_cm's port space of UDP: a
-// datagram that names another is dropped by the receiver's device.
+// QKeyUDP is the key of every queue pair in rdma_cm's port space of UDP. The receiver's
+// device drops a datagram that names another key.
 const QKeyUDP uint32 = 0x01234567
 
-// GRHLen is the room at the beginning of every buffer that a datagram is
-// received into. It is counted in [WC.ByteLen]; with [WCGRH] it holds a header
-// that [GRHAddrs] reads. So a receive for any datagram takes GRHLen and
-// [PortAttr.ActiveMTU] bytes.
+// GRHLen is the length of the space at the beginning of every buffer that a datagram is
+// received into. [WC.ByteLen] includes it. With [WCGRH] it has a header, which [GRHAddrs]
+// reads. So a receive for any datagram needs GRHLen and [PortAttr.ActiveMTU] bytes.
 const GRHLen = 40
 
-// An AH is an address handle: the way to a peer for datagrams, created by
-// [PD.CreateAH] or [PD.CreateAHFromWC]. It says nothing of the queue pair there,
-// so one handle does for all of a port.
+// An AH is an address handle: the path of datagrams to a port of a peer. [PD.CreateAH] or
+// [PD.CreateAHFromWC] creates it. It does not name a queue pair, so one handle serves all
+// queue pairs of the port.
 type AH interface {
 	// Close releases the handle. Datagrams that name it must have completed.
 	Close() error
 }
 
-// AHAttr describes the way to a peer, after struct ibv_ah_attr. Where it comes
-// from is [ID.UDParam]; programs pass it on as it is.
+// AHAttr describes the path to a peer, after struct ibv_ah_attr. [ID.UDParam] returns it,
+// and programs pass it on unchanged.
 type AHAttr struct {
-	Port int // of this side's device, counted from 1
+	Port int // Port is the port of this side's device, counted from 1.
 
-	// Global is set when datagrams carry the address of the peer, as they always
-	// do on RoCE. Then the next five say which.
+	// Global is set when datagrams carry the address of the peer, as they always do on
+	// RoCE. Then the next five fields describe it.
 	Global       bool
-	GID          GID   // of the peer
-	SGIDIndex    uint8 // of this side, the place in the port's table
+	GID          GID   // GID is that of the peer.
+	SGIDIndex    uint8 // SGIDIndex is the index of this side's GID in the port's table.
 	FlowLabel    uint32
 	HopLimit     uint8
 	TrafficClass uint8
 
-	// For InfiniBand's own switches.
+	// These fields are for InfiniBand's own switches.
 	DLID        uint16
 	SL          uint8
 	SrcPathBits uint8
 	StaticRate  uint8
 }
 
-// UDParam names the peer's queue pair and the way to it, after struct
-// rdma_ud_param.
+// UDParam names the peer's queue pair and the path to it, after struct rdma_ud_param.
 type UDParam struct {
 	AH   AHAttr
 	QPN  uint32
@@ -56,19 +54,19 @@ type UDParam struct {
 // (InfiniBand volume 1, section 3.5.12).
 const MulticastQPN uint32 = 0xffffff
 
-// JoinFlags says how a multicast group is joined, after enum
+// JoinFlags is the way in which a multicast group is joined, after enum
 // rdma_cm_mc_join_flags.
 type JoinFlags uint8
 
-// The ways to join.
+// These are the ways to join.
 const (
-	JoinFullMember JoinFlags = iota // to send and to receive
-	JoinSendOnly                    // to send
+	JoinFullMember JoinFlags = iota // JoinFullMember: the member sends and receives.
+	JoinSendOnly                    // JoinSendOnly: the member only sends.
 )
 
-// GRHAddrs returns the addresses in the first [GRHLen] bytes of a buffer that a
-// datagram was received into. They are the peer's claim. On RoCE they are those
-// of the IP header, on InfiniBand GIDs in IPv6 notation.
+// GRHAddrs returns the addresses in the first [GRHLen] bytes of a buffer that a datagram
+// was received into. The peer may have forged them. On RoCE they are those of the IP
+// header, on InfiniBand GIDs in IPv6 notation.
 func GRHAddrs(b []byte) (src, dst netip.Addr, ok bool) {
 	if len(b) < GRHLen {
 		return src, dst, false
@@ -88,8 +86,8 @@ func GRHAddrs(b []byte) (src, dst netip.Addr, ok bool) {
 
 const ipv4Len = 20
 
-// ipv4Sum adds up a header as RFC 1071 has it: all ones when its checksum is
-// right.
+// ipv4Sum returns the sum of a header by RFC 1071. It is all ones if the header's checksum
+// is right.
 func ipv4Sum(h []byte) uint32 {
 	var sum uint32
 	for ; len(h) > 0; h = h[2:] {

@@ -2,31 +2,31 @@ package ibv
 
 import "fmt"
 
-// WC is a work completion, after struct ibv_wc. Unless Status is [WCSuccess]
-// only ID, Status, VendorErr and QPN mean anything.
+// WC is a work completion, after struct ibv_wc. Unless Status is [WCSuccess], only ID,
+// Status, VendorErr and QPN are valid.
 type WC struct {
 	ID        uint64
 	Status    WCStatus
 	Op        WCOpcode
 	Flags     WCFlags
-	VendorErr uint32 // the device's own code for a failure
+	VendorErr uint32 // VendorErr is the device's own code for a failure.
 	QPN       uint32
-	ByteLen   uint32 // bytes received or read
-	Imm       uint32 // valid with WCWithImm
-	InvKey    uint32 // valid with WCWithInv: the key that the peer took back
+	ByteLen   uint32 // ByteLen is how many bytes were received or read.
+	Imm       uint32 // Imm is valid with WCWithImm.
+	InvKey    uint32 // InvKey is the key that the peer has invalidated. It is valid with WCWithInv.
 
-	// Of a received datagram: the peer's queue pair, and what InfiniBand's own
-	// switches go by, for [PD.CreateAHFromWC].
+	// These fields are valid for a received datagram. SrcQP is the peer's queue pair.
+	// [PD.CreateAHFromWC] uses the others, for InfiniBand's own switches.
 	SrcQP        uint32
 	SLID         uint16
 	SL           uint8
 	DLIDPathBits uint8
 }
 
-// WCOpcode is what was completed, after enum ibv_wc_opcode.
+// WCOpcode is the operation that was completed, after enum ibv_wc_opcode.
 type WCOpcode uint8
 
-// The completed operations.
+// These are the completed operations.
 const (
 	WCSend WCOpcode = iota
 	WCWrite
@@ -48,25 +48,25 @@ func (o WCOpcode) String() string {
 	return "unknown"
 }
 
-// IsRecv reports whether a receive was completed, not a send-queue request.
+// IsRecv reports whether a receive was completed, and not a request of the send queue.
 func (o WCOpcode) IsRecv() bool { return o >= WCRecv }
 
 // WCFlags say which fields of a completion are valid.
 type WCFlags uint8
 
-// The flags.
+// These are the flags.
 const (
 	WCWithImm WCFlags = 1 << iota
 	WCWithInv
-	WCGRH // a header is in front of the datagram, see [GRHLen]
+	WCGRH // WCGRH: a header is in front of the datagram, see [GRHLen].
 )
 
-// WCStatus is how a work request ended, after enum ibv_wc_status; the values
-// are those of the C header. The statuses that failed are errors.
+// WCStatus is the result of a work request, after enum ibv_wc_status. It has the values of
+// the C header. The statuses of failures are errors.
 type WCStatus uint8
 
-// The statuses; ibv_poll_cq(3) and the InfiniBand architecture, volume 1,
-// section 11.6.2 say when each occurs.
+// These are the statuses. ibv_poll_cq(3) and the InfiniBand architecture, volume 1, section
+// 11.6.2, describe when each occurs.
 const (
 	WCSuccess WCStatus = iota
 	WCLocLenErr
