@@ -13,30 +13,29 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// Dial connects to address over RDMA. network is "rdma", "rdma4" (IPv4 only),
-// "rdma6" (IPv6 only), or "tcp", "tcp4", "tcp6", which mean the same: so Dial
-// and DialContext can be given to code that names the network itself. address
-// is host:port as for net.Dial. The connection returned is a *Conn; errors are
-// *net.OpError.
+// Dial connects to address over RDMA. network is "rdma", "rdma4" (IPv4 only) or "rdma6"
+// (IPv6 only). "tcp", "tcp4" and "tcp6" mean the same, so that Dial and DialContext can be
+// given to code that names the network itself. address is host:port as for net.Dial. The
+// connection is a *Conn, and errors are *net.OpError.
 //
-// Of several addresses of a name each is tried in order, and where IPv4 and IPv6 are
-// among them the other family besides after Dialer.FallbackDelay.
+// If a name has several addresses, each is tried in order. If IPv4 and IPv6 addresses are
+// among them, the other family is tried as well after Dialer.FallbackDelay.
 //
-// With "udp", "udp4" and "udp6" it is a *PacketConn that sends to address and
-// receives from there only. Other than over UDP the address is asked for at once
-// where an RDMA device is to be used, so that Dial fails if nobody serves it.
+// With "udp", "udp4" and "udp6" the connection is a *PacketConn that sends to address and
+// receives from there only. If it uses an RDMA device, Dial resolves the address at once,
+// and fails if nobody serves it. Over UDP Dial does not wait for the peer.
 func Dial(network, address string) (net.Conn, error) {
 	return DialContext(context.Background(), network, address)
 }
 
-// DialTimeout is Dial with a bound on the whole: name resolution, all
-// addresses, set-up.
+// DialTimeout is Dial with a timeout for all of it: the resolution of the name, all
+// addresses, and the set-up.
 func DialTimeout(network, address string, timeout time.Duration) (net.Conn, error) {
 	return (&Dialer{Timeout: timeout}).Dial(network, address)
 }
 
-// DialContext is Dial with a context, which concerns the dialling only: once
-// connected the connection goes on without it.
+// DialContext is Dial with a context. The context bounds the dialling only, and does not
+// affect the connection that is returned.
 func DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	return new(Dialer).DialContext(ctx, network, address)
 }
@@ -46,15 +45,16 @@ func DialContext(ctx context.Context, network, address string) (net.Conn, error)
 type Dialer struct {
 	Config
 
-	// Timeout bounds a dial as a whole; Deadline does so as a point in time.
-	// The earlier of them and of the context's counts; zero is none. A negative
-	// Timeout has passed already, as in net.
+	// Timeout bounds a whole dial, and Deadline is the time at which it ends. The earliest
+	// of these and of the context's deadline counts. Zero means none. A negative Timeout
+	// has passed already, as in package net.
 	Timeout  time.Duration
 	Deadline time.Time
 
-	// FallbackDelay is how long Dial waits for the addresses of one family before it
-	// tries those of the other as well, where a name has both, for connections.
-	// 0 means 300 ms; negative tries all in order.
+	// FallbackDelay is for names that have addresses of both families, and for connections
+	// only. It is how long Dial waits for the addresses of one family before it also tries
+	// those of the other. 0 means 300 ms. If it is negative, Dial tries all addresses in
+	// order.
 	FallbackDelay time.Duration
 
 	// LocalAddr is the *net.TCPAddr to dial from, for datagrams the *net.UDPAddr,
@@ -109,8 +109,8 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, n
 	return d.dialEach(ctx, n, address, d.try)
 }
 
-// tryFunc makes one attempt to reach an address by a provider. What it returns
-// besides an error does not count.
+// tryFunc makes one attempt to reach an address by a provider. If it returns an error, its
+// other results are not used.
 type tryFunc func(ctx context.Context, p ibv.Provider, local, remote netip.AddrPort) (net.Conn, error)
 
 // within is try with its share of the time that is left for tries, and at most patience
@@ -188,9 +188,9 @@ func (d *Dialer) inOrder(ctx context.Context, n network, providers []ibv.Provide
 
 const fallbackDelay = 300 * time.Millisecond // net's, from RFC 6555
 
-// race dials the addresses of the first family, and when that has failed or taken
-// longer than delay those of the second as well: where one of the two leads nowhere
-// nobody waits for it to time out. Who comes second is closed.
+// race dials the addresses of the first family. If that fails, or takes longer than delay,
+// it also dials those of the second family. So a family without a route does not delay the
+// dial until its timeout. The connection that comes second is closed.
 func race(ctx context.Context, delay time.Duration, dial func(context.Context, []netip.AddrPort) outcome, remotes ...[]netip.AddrPort) outcome {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -304,7 +304,7 @@ func share(ctx context.Context, tries int) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, min(left, max(left/time.Duration(tries), minShare)))
 }
 
-// families sorts out those of as's family, and leaves the others.
+// families separates the addresses of the first address's family from the others.
 func families(in []netip.AddrPort, as netip.Addr) (same, other []netip.AddrPort) {
 	for _, a := range in {
 		if a.Addr().Is4() == as.Is4() {

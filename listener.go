@@ -15,10 +15,9 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// Listen announces on the local address. network is as for Dial; address is
-// host:port as for net.Listen: an empty host, 0.0.0.0 and :: all mean every address of
-// the families that the network has, and port 0 a port that is free. The listener
-// returned is a *Listener.
+// Listen announces on the local address. network is as for Dial, and address is host:port
+// as for net.Listen. An empty host, 0.0.0.0 and :: all mean every address of the families
+// that the network has. Port 0 means a free port. The listener is a *Listener.
 func Listen(network, address string) (net.Listener, error) {
 	return new(ListenConfig).Listen(context.Background(), network, address)
 }
@@ -27,10 +26,9 @@ func Listen(network, address string) (net.Listener, error) {
 type ListenConfig struct {
 	Config
 
-	// Backlog bounds the connections that are set up and wait for Accept, and
-	// those that are being set up; of the latter the oldest makes room for a
-	// new one. While as many wait for Accept, further ones are refused at once.
-	// 0 means 1024.
+	// Backlog bounds the connections that are set up and wait for Accept. If as many wait,
+	// further ones are refused at once. It also bounds the connections that are being set
+	// up. If there is one more, the oldest of these is dropped. 0 means 1024.
 	Backlog int
 }
 
@@ -72,7 +70,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*l
 	return l, nil, nil
 }
 
-// place is where to listen: on which devices, at which address.
+// place is where a listener listens: the devices and the address.
 func (lc *ListenConfig) place(ctx context.Context, n network, address string) ([]ibv.Provider, netip.AddrPort, error) {
 	if err := lc.check(); err != nil {
 		return nil, netip.AddrPort{}, err
@@ -88,8 +86,8 @@ func (lc *ListenConfig) place(ctx context.Context, n network, address string) ([
 	return providers, preferred(locals), nil
 }
 
-// preferred is the one to listen on of the addresses of a name: as net has it, IPv4
-// where there are both.
+// preferred returns the address of a name to listen on. As in package net, that is an IPv4
+// address if there are both.
 func preferred(locals []netip.AddrPort) netip.AddrPort {
 	for _, a := range locals {
 		if a.Addr().Is4() {
@@ -99,8 +97,8 @@ func preferred(locals []netip.AddrPort) netip.AddrPort {
 	return locals[0]
 }
 
-// portTries is how often a port is looked for that is free on all providers, or
-// on the one that is dialled with.
+// portTries is how many ports are tried until one is free on all providers, or on the one
+// that dials.
 const portTries = 16
 
 // onFreePort binds again if the port that was chosen is in use on some provider.
@@ -113,8 +111,8 @@ func onFreePort(local netip.AddrPort, bind func() error) error {
 	}
 }
 
-// bind listens on every provider, on the same port. One that does not have the
-// address is left out, if another has it.
+// bind listens on every provider, on the same port. A provider without the address is left
+// out if another provider has it.
 func (l *listener) bind(ctx context.Context, providers []ibv.Provider, local netip.AddrPort) error {
 	return onFreePort(local, func() error { return l.bindOnce(ctx, providers, local) })
 }
@@ -131,7 +129,7 @@ func (l *listener) bindOnce(ctx context.Context, providers []ibv.Provider, local
 			l.addr = tcpAddr(ln.Addr())
 			shared = shared || sharesTCPPorts(p)
 		case inUse(err) && shared && sharesTCPPorts(p):
-			// The port is that of a provider before, which serves these peers too.
+			// The port is that of an earlier provider, which serves these peers too.
 		case inUse(err):
 			for _, ln := range l.listeners {
 				ln.Close()
@@ -151,15 +149,14 @@ func (l *listener) bindOnce(ctx context.Context, providers []ibv.Provider, local
 	return nil
 }
 
-// Listener accepts connections. It implements net.Listener; all methods may be
-// called by several goroutines at once.
+// Listener accepts connections. It implements net.Listener. All methods may be called by
+// several goroutines at once.
 //
-// Connections are set up before Accept hands them out, each within
-// Config.NegotiateTimeout and beside the others, so a peer that is slow or
-// silent holds up nobody.
+// Connections are set up before Accept returns them. Each has Config.NegotiateTimeout for
+// that, and they do not wait for each other. So a slow or silent peer delays no other peer.
 //
-// When the RDMA device of its address is removed, and the software device does
-// not listen beside it, Accept fails with an error that matches syscall.ENODEV.
+// When the RDMA device of the address is removed, and the software device does not listen
+// too, Accept fails with an error that matches syscall.ENODEV.
 //
 // Connections are set up before Accept, so an open Listener has goroutines: two for the
 // software device, one for all devices of rdma-core together, and one for each connection
@@ -199,15 +196,15 @@ func (l *Listener) SetDeadline(t time.Time) error {
 	return opError("set", nil, l.addr, l.setDeadline(t))
 }
 
-// Close stops listening. Connections that were accepted go on; those that were
-// not are reset. It waits for no peer.
+// Close stops listening. It does not affect connections that were accepted, and resets
+// those that were not. It waits for no peer.
 func (l *Listener) Close() error {
 	err := l.close()
 	runtime.KeepAlive(l)
 	return opError("close", nil, l.addr, err)
 }
 
-// listener is what a Listener leads to, as conn is of a Conn.
+// listener is the object behind the handle Listener, as conn is behind Conn.
 type listener struct {
 	cfg       Config
 	backlog   int
@@ -216,16 +213,16 @@ type listener struct {
 
 	ready  chan *conn
 	done   chan struct{}
-	failed chan struct{} // closed when there is nothing left to listen on
+	failed chan struct{} // failed is closed when no listener is left.
 	closed sync.Once
-	wg     sync.WaitGroup // the goroutines of run
+	wg     sync.WaitGroup // wg counts the goroutines of run.
 
 	mu   sync.Mutex
-	over bool      // Close was called: nothing joins ready any more
-	half list.List // of context.CancelFunc: connections being set up, oldest first
+	over bool      // over is set when Close was called. Nothing joins ready any more.
+	half list.List // half has a context.CancelFunc for each connection that is being set up, oldest first.
 	due  acceptDeadline
-	deaf int   // of the listeners
-	err  error // why all are
+	deaf int   // deaf is how many listeners have failed.
+	err  error // err is the cause when all have failed.
 }
 
 // run takes connection requests.
@@ -261,8 +258,8 @@ func (l *listener) run(ln ibv.Listener) {
 	}
 }
 
-// lost notes that one of the listeners will hear no more. Accept ends with the
-// last one.
+// lost notes that one of the listeners returns no more requests. Accept ends with the last
+// one.
 func (l *listener) lost(err error) {
 	l.cfg.log("does not listen any more", l.addr, err)
 	l.mu.Lock()
@@ -273,7 +270,7 @@ func (l *listener) lost(err error) {
 	}
 }
 
-// refuse turns a connection request away for which there is no room.
+// refuse refuses a connection request for which there is no room.
 func (l *listener) refuse(id ibv.ID) {
 	l.cfg.log("refused", tcpAddr(id.RemoteAddr()), errBacklog)
 	id.Reject(nil)
@@ -282,7 +279,7 @@ func (l *listener) refuse(id ibv.ID) {
 
 var errBacklog = errors.New("as many connections as ListenConfig.Backlog says wait for Accept")
 
-// admit enters a connection among those being set up.
+// admit adds a connection to those that are being set up.
 func (l *listener) admit(cancel context.CancelFunc) *list.Element {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -290,7 +287,7 @@ func (l *listener) admit(cancel context.CancelFunc) *list.Element {
 		oldest := l.half.Front()
 		l.half.Remove(oldest).(context.CancelFunc)()
 	}
-	if l.over { // Close has looked through the list before
+	if l.over { // Close has ended the others before.
 		cancel()
 	}
 	return l.half.PushBack(cancel)
@@ -309,7 +306,7 @@ func (l *listener) setUp(ctx context.Context, id ibv.ID, e *list.Element) {
 	default:
 		select {
 		case l.ready <- c:
-		default: // others were faster
+		default: // Other connections have filled ready meanwhile.
 			refusal = errBacklog
 		}
 	}
@@ -383,19 +380,19 @@ func (l *listener) close() error {
 			select {
 			case c := <-l.ready:
 				go c.abort()
-			default: // Accept was faster
+			default: // Accept has taken it meanwhile.
 			}
 		}
 	})
 	return err
 }
 
-// acceptDeadline is a deadline as channels, for select.
+// acceptDeadline is a deadline whose end is a closed channel, for select.
 type acceptDeadline struct {
 	mu       sync.Mutex
 	timer    *time.Timer
-	timedOut chan struct{} // closed when the deadline has passed
-	changed  chan struct{} // closed when a new deadline is set
+	timedOut chan struct{} // timedOut is closed when the deadline has passed.
+	changed  chan struct{} // changed is closed when a new deadline is set.
 }
 
 func (d *acceptDeadline) watch() (timedOut, changed <-chan struct{}) {

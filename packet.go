@@ -15,19 +15,19 @@ import (
 	"github.com/rdmanet/rdmanet/internal/udconn"
 )
 
-// ListenPacket opens a connection for datagrams at the local address. network is
-// "udp", "udp4" (IPv4 only), "udp6" (IPv6 only), or "rdma", "rdma4", "rdma6", which
-// mean the same here; address is host:port, where an empty host means every
-// address and port 0 a port that is free. What is returned is a *PacketConn.
+// ListenPacket opens a connection for datagrams at the local address. network is "udp",
+// "udp4" (IPv4 only) or "udp6" (IPv6 only); "rdma", "rdma4" and "rdma6" mean the same here.
+// address is host:port. An empty host means every address, and port 0 a free port. The
+// result is a *PacketConn.
 //
-// It takes the RDMA device that has the address, if that can do datagrams (siw
-// cannot), and the software device beside it: see [PacketConn].
+// It uses the RDMA device that has the address, if that device has datagrams (siw has
+// none), and also the software device: see [PacketConn].
 func ListenPacket(network, address string) (net.PacketConn, error) {
 	return new(ListenConfig).ListenPacket(context.Background(), network, address)
 }
 
-// ListenPacket opens a connection for datagrams; see the function ListenPacket.
-// ctx concerns opening only. Backlog does not apply.
+// ListenPacket opens a connection for datagrams; see the function ListenPacket. ctx bounds
+// the opening only. Backlog is not used.
 func (lc *ListenConfig) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
 	c, addr, err := lc.listenPacket(ctx, network, address)
 	if err != nil {
@@ -36,21 +36,21 @@ func (lc *ListenConfig) ListenPacket(ctx context.Context, network, address strin
 	return newPacketConn(&lc.Config, c), nil
 }
 
-// ListenMulticast opens a connection that hears an IP multicast group at the port of
-// gaddr, as net.ListenMulticastUDP does. network is as in ListenPacket; ifi says by which
-// interface, nil leaves it to the system's routes, which is not recommended.
+// ListenMulticast opens a connection that receives an IP multicast group at the port of
+// gaddr, as net.ListenMulticastUDP does. network is as in ListenPacket. ifi is the
+// interface. nil leaves the choice to the system's routes, which is not recommended.
 //
-// It listens on every address, and several may listen on the same port so. What is
-// sent to that port of one address, an answer for instance, reaches one of them: over
-// UDP the one that was opened last, over RDMA devices the first. It sends to groups by
-// ifi, and does not hear what it sends itself, until SetMulticastLoopback says so. More
-// groups are for [PacketConn.JoinGroup].
+// The connection listens on every address, and several connections may listen on the same
+// port in this way. A datagram to one address and that port, an answer for instance,
+// reaches one of them: over UDP the one that was opened last, over RDMA devices the first
+// one. The connection sends to groups by ifi. It does not receive its own datagrams until
+// SetMulticastLoopback allows that. [PacketConn.JoinGroup] joins more groups.
 func ListenMulticast(network string, ifi *net.Interface, gaddr *net.UDPAddr) (*PacketConn, error) {
 	return new(ListenConfig).ListenMulticast(context.Background(), network, ifi, gaddr)
 }
 
-// ListenMulticast opens a connection that hears a group; see the function
-// ListenMulticast. ctx concerns opening only. Backlog does not apply.
+// ListenMulticast opens a connection that receives a group; see the function
+// ListenMulticast. ctx bounds the opening only. Backlog is not used.
 func (lc *ListenConfig) ListenMulticast(ctx context.Context, network string, ifi *net.Interface, gaddr *net.UDPAddr) (*PacketConn, error) {
 	c, err := lc.listenMulticast(ctx, network, ifi, gaddr)
 	if err != nil {
@@ -63,36 +63,35 @@ func (lc *ListenConfig) ListenMulticast(ctx context.Context, network string, ifi
 	return newPacketConn(&lc.Config, c), nil
 }
 
-// PacketConn sends and receives datagrams. It implements net.PacketConn, and
-// net.Conn where it came from Dial, which has connected it to one peer. All methods
-// may be called by several goroutines at once.
+// PacketConn sends and receives datagrams. It implements net.PacketConn. If Dial has made
+// it, it is connected to one peer and implements net.Conn. All methods may be called by
+// several goroutines at once.
 //
-// Over an RDMA device each datagram is one Send of a UD queue pair; rdma_cm's port
-// space of UDP tells which queue pair serves an address. Over the software device it
-// is one UDP datagram, so that the peer may be any program that speaks UDP. One that
-// was opened with neither Config.Device nor Config.RequireRDMA has both, on the same
-// port: it receives by either, and sends to each peer by the RDMA device if the peer
-// answers there, else by the software device.
+// Over an RDMA device each datagram is one Send of a UD queue pair. rdma_cm's port space of
+// UDP finds the queue pair that serves an address. Over the software device each datagram
+// is one UDP datagram, so the peer may be any program that uses UDP. A connection that was
+// opened with neither Config.Device nor Config.RequireRDMA has both, on the same port. It
+// receives by both. It sends to a peer by the RDMA device if the peer answers there, and
+// otherwise by the software device.
 //
-// Datagrams may be lost, doubled and late, but those to one peer leave in the order
-// in which they were written. They are never fragmented: what is longer than
-// [PacketConn.MaxDatagramSize] matches syscall.EMSGSIZE. Empty ones are legal. One
-// that finds the reader's buffer full is dropped and counted.
+// Datagrams may be lost, doubled and late. Datagrams to one peer leave in the order in
+// which they were written. They are never fragmented: if a datagram is longer than
+// [PacketConn.MaxDatagramSize], the error matches syscall.EMSGSIZE. Empty datagrams are
+// legal. A datagram that finds the reader's buffer full is dropped and counted.
 //
-// IP multicast groups are heard by [ListenMulticast] and [PacketConn.JoinGroup], and written
-// to as any address is. A connection that has both devices hears them by either, and writes
-// to them by UDP, which every member hears that has it; those with an RDMA device alone
-// form a group of their own. Broadcast is for the software device; an RDMA device alone refuses it
-// with an error that matches errors.ErrUnsupported.
+// [ListenMulticast] and [PacketConn.JoinGroup] receive IP multicast groups. A group is
+// written to as any address is. A connection with both devices receives groups by both, and
+// writes to them by UDP, which reaches every member that has UDP. Members with an RDMA
+// device alone form a group of their own. Broadcast works with the software device. With an
+// RDMA device alone it fails with an error that matches errors.ErrUnsupported.
 //
-// A buffer that is passed to a method is the package's only until the call returns.
+// A method uses the buffer that it is given only until the call returns.
 //
-// Before the first datagram to an address goes out by an RDMA device the address must be
-// resolved. That happens beside everything else: a few datagrams wait for it
-// meanwhile, and the call that wrote them returns at once. If nobody serves the
-// address the next write to it fails, with ECONNREFUSED or a timeout. What was
-// resolved is looked up again when the peer is silent for a while, so that a peer
-// that was started anew is found.
+// Before the first datagram to an address leaves by an RDMA device, the address must be
+// resolved. Calls do not wait for that: a few datagrams are kept, and the call that wrote
+// them returns at once. If nobody serves the address, the next write to it fails with
+// ECONNREFUSED or a timeout. If the peer is silent for a while, the address is resolved
+// again, so that a peer that was started anew is found.
 //
 // A PacketConn that the program drops without Close is closed when the garbage collector
 // finds it. Config.Logger receives a warning, or slog.Default() if that is nil.
@@ -100,8 +99,8 @@ type PacketConn struct {
 	conn *udconn.Conn
 }
 
-// ReadFrom waits for a datagram and copies it into b; what does not fit is lost, as
-// with UDP. addr is a *net.UDPAddr. Errors: os.ErrDeadlineExceeded, net.ErrClosed.
+// ReadFrom waits for a datagram and copies it into b. What does not fit is lost, as with
+// UDP. addr is a *net.UDPAddr. The error matches os.ErrDeadlineExceeded or net.ErrClosed.
 func (p *PacketConn) ReadFrom(b []byte) (n int, addr net.Addr, err error) {
 	n, from, err := p.conn.Read(b)
 	runtime.KeepAlive(p)
@@ -111,7 +110,7 @@ func (p *PacketConn) ReadFrom(b []byte) (n int, addr net.Addr, err error) {
 	return n, udpAddr(from), nil
 }
 
-// ReadFromUDPAddrPort is ReadFrom without an allocation. An IPv4 address has four
+// ReadFromUDPAddrPort is ReadFrom without an allocation. An IPv4 address in addr has four
 // bytes.
 func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (n int, addr netip.AddrPort, err error) {
 	n, addr, err = p.conn.Read(b)
@@ -119,18 +118,21 @@ func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (n int, addr netip.AddrPort, 
 	return n, addr, p.opError("read", err)
 }
 
-// Read is ReadFrom for a connected one.
+// Read is ReadFrom without the address, for a connected PacketConn.
 func (p *PacketConn) Read(b []byte) (int, error) {
 	n, _, err := p.conn.Read(b)
 	runtime.KeepAlive(p)
 	return n, p.opError("read", err)
 }
 
-// WriteTo sends b to addr, a *net.UDPAddr. Errors: syscall.EMSGSIZE for more than
-// [PacketConn.MaxDatagramSize], os.ErrDeadlineExceeded while the device is busy,
-// net.ErrClosed; syscall.ECONNREFUSED or one that is a timeout where an earlier
-// datagram found that nobody serves the address; net.ErrWriteToConnected;
-// syscall.EAFNOSUPPORT for an address of a family that the connection is not open for.
+// WriteTo sends b to addr, a *net.UDPAddr. The error matches
+//
+//   - syscall.EMSGSIZE for more than [PacketConn.MaxDatagramSize] bytes,
+//   - os.ErrDeadlineExceeded at the deadline, while the device is busy,
+//   - net.ErrClosed after Close,
+//   - syscall.ECONNREFUSED, or is a timeout, if nobody has answered for the address before,
+//   - net.ErrWriteToConnected if the PacketConn is connected,
+//   - syscall.EAFNOSUPPORT if the PacketConn is not open for addr's family.
 func (p *PacketConn) WriteTo(b []byte, addr net.Addr) (int, error) {
 	ua, ok := addr.(*net.UDPAddr)
 	switch {
@@ -156,7 +158,7 @@ func (p *PacketConn) WriteToUDPAddrPort(b []byte, addr netip.AddrPort) (int, err
 	return len(b), nil
 }
 
-// Write is WriteTo for a connected one. Otherwise the error matches
+// Write is WriteTo for a connected PacketConn. Otherwise the error matches
 // syscall.EDESTADDRREQ.
 func (p *PacketConn) Write(b []byte) (int, error) {
 	var err error = errno.EDESTADDRREQ
@@ -173,7 +175,7 @@ func (p *PacketConn) Write(b []byte) (int, error) {
 // LocalAddr returns the local address, a *net.UDPAddr with the port that was chosen.
 func (p *PacketConn) LocalAddr() net.Addr { return p.conn.LocalAddr() }
 
-// RemoteAddr returns the peer of a connected one, a *net.UDPAddr, else nil.
+// RemoteAddr returns the peer of a connected PacketConn, a *net.UDPAddr, and otherwise nil.
 func (p *PacketConn) RemoteAddr() net.Addr {
 	if addr := p.conn.RemoteAddr(); addr != nil {
 		return addr
@@ -181,13 +183,13 @@ func (p *PacketConn) RemoteAddr() net.Addr {
 	return nil
 }
 
-// MaxDatagramSize returns the most bytes that a datagram may have: of all devices and
-// interfaces that the local address may lead out by, the least of what one of their
-// packets carries. RDMA devices have 256 to 4096, by the MTU of their network.
+// MaxDatagramSize returns how many bytes a datagram may have. It is the least size of all
+// devices and interfaces that the local address may send by. RDMA devices carry 256 to 4096
+// bytes, depending on the MTU of their network.
 func (p *PacketConn) MaxDatagramSize() int { return p.conn.Limit() }
 
-// SetDeadline bounds Read and Write calls, also those in progress; a zero t is no
-// bound.
+// SetDeadline bounds calls that read or write, also those in progress. A zero t means no
+// deadline.
 func (p *PacketConn) SetDeadline(t time.Time) error {
 	if err := p.SetReadDeadline(t); err != nil {
 		return err
@@ -205,33 +207,33 @@ func (p *PacketConn) SetWriteDeadline(t time.Time) error {
 	return p.opError("set", p.conn.SetWriteDeadline(t))
 }
 
-// SetReadBuffer sets how many bytes of datagrams may wait for the reader, each
-// counted with 128 more; it begins with 256 KiB. At most it is 1 GiB, and one
-// datagram has always room. What an RDMA device itself holds until it is looked at
-// does not count.
+// SetReadBuffer sets how many bytes of datagrams may wait for the reader. Each datagram
+// counts 128 bytes more than it has. At first the limit is 256 KiB, and at most it is 1
+// GiB. One datagram always has room. What an RDMA device itself holds does not count.
 func (p *PacketConn) SetReadBuffer(bytes int) error {
 	return p.opError("set", p.conn.SetReadBuffer(bytes))
 }
 
-// SetWriteBuffer sets the size of the socket's buffer where the software device serves.
-// The send queue of an RDMA device is as long as it is.
+// SetWriteBuffer sets the size of the socket's buffer of the software device. The length of
+// an RDMA device's send queue does not change.
 func (p *PacketConn) SetWriteBuffer(bytes int) error {
 	return p.opError("set", p.conn.SetWriteBuffer(bytes))
 }
 
-// Close ends the connection. What was handed to a device before is sent, within
-// Config.LingerTimeout; what still waits for an address to be resolved is dropped.
+// Close ends the connection. Datagrams that a device already has are sent, within
+// Config.LingerTimeout. Datagrams that wait for an address to be resolved are dropped.
 func (p *PacketConn) Close() error {
 	err := p.conn.Close()
 	runtime.KeepAlive(p)
 	return p.opError("close", err)
 }
 
-// Stats returns the counters of the moment.
+// Stats returns the present values of the counters.
 func (p *PacketConn) Stats() PacketStats { return PacketStats(p.conn.Stats()) }
 
-// Info returns the ways that are open, RDMA devices first. One that was opened for
-// every address takes a device when the first peer needs it.
+// Info describes the queue pairs and the UDP socket that are open, RDMA devices first. If
+// the connection was opened for every address, it opens a device when the first peer needs
+// it.
 func (p *PacketConn) Info() []PacketInfo {
 	var infos []PacketInfo
 	for _, info := range p.conn.Info() {
@@ -240,10 +242,10 @@ func (p *PacketConn) Info() []PacketInfo {
 	return infos
 }
 
-// ReadBatch waits for a datagram and takes it, and those behind it that are there
-// too, as far as ds goes. It returns how many; of those N and Addr are set. What does
-// not fit into a Buf is lost, as in ReadFrom, whose errors it has. If ds is empty it
-// returns at once.
+// ReadBatch waits for a datagram, and reads it and the datagrams behind it that have
+// arrived, at most len(ds). It returns how many, and sets N and Addr of these. What does
+// not fit into a Buf is lost, as in ReadFrom. The errors are those of ReadFrom. If ds is
+// empty, ReadBatch returns at once.
 //
 // It allocates nothing.
 func (p *PacketConn) ReadBatch(ds []Datagram) (n int, err error) {
@@ -252,16 +254,16 @@ func (p *PacketConn) ReadBatch(ds []Datagram) (n int, err error) {
 	return n, p.opError("read", err)
 }
 
-// WriteBatch sends datagrams in the order of ds, each as WriteTo sends one, and hands
-// those that go by an RDMA device to it up to 32 at a time, which takes less than as
-// many calls. On a connected one Addr may be missing, or the peer's.
+// WriteBatch sends datagrams in the order of ds, each as WriteTo does. It hands up to 32
+// datagrams at a time to an RDMA device, which costs less than as many calls. If the
+// PacketConn is connected, Addr may be zero, or the peer's address.
 //
-// It returns how many were written. If that is not all of them err says why the next
-// one was not: the errors of WriteTo, and of Write for a connected one. Those behind it
-// may be written by another call.
+// WriteBatch returns how many were written. If that is less than len(ds), err is the error
+// of the next one, as WriteTo returns it, or Write for a connected PacketConn. The
+// datagrams behind it may be written by another call.
 //
-// Of a batch to an address that has yet to be resolved no more is kept than of single
-// datagrams; PacketStats.Unsent counts the rest.
+// While an address is being resolved, no more datagrams of a batch are kept for it than of
+// single calls. PacketStats.Unsent counts the others.
 //
 // It allocates nothing.
 func (p *PacketConn) WriteBatch(ds []Datagram) (n int, err error) {
@@ -274,90 +276,99 @@ func (p *PacketConn) WriteBatch(ds []Datagram) (n int, err error) {
 	return n, nil
 }
 
-// JoinGroup joins an IP multicast group, a *net.UDPAddr (whose port does not matter) or
-// *net.IPAddr, by an interface, nil for the one that the system chooses. From then on what
-// is sent to the group and this connection's port is read, whoever sends it, with the
-// sender's own address. With the software device the connection must be open on every
-// address. Groups are left when the connection is closed.
+// JoinGroup joins an IP multicast group by an interface. group is a *net.UDPAddr, whose
+// port is not used, or a *net.IPAddr. With a nil interface the system chooses one. From
+// then on the connection reads what anybody sends to the group and the connection's port,
+// with the sender's address. With the software device the connection must be open on every
+// address. Close leaves all groups.
 //
-// Errors: syscall.EADDRINUSE for a group that was joined by the interface already,
-// syscall.ENOBUFS for too many (64; Linux allows a UDP socket 20 unless
-// net.ipv4.igmp_max_memberships says more), syscall.EADDRNOTAVAIL where there is nothing to
-// join by, errors.ErrUnsupported where no device has groups of the family.
+// The error matches syscall.EADDRINUSE if the group was joined by the interface already,
+// and syscall.ENOBUFS for too many groups (64; Linux allows a UDP socket 20 unless
+// net.ipv4.igmp_max_memberships says more). It matches syscall.EADDRNOTAVAIL if there is no
+// interface or device to join by, and errors.ErrUnsupported if no device has groups of the
+// address's family.
 func (p *PacketConn) JoinGroup(ifi *net.Interface, group net.Addr) error {
 	return p.changeGroups("join", ifi, group, p.conn.JoinGroup)
 }
 
-// LeaveGroup leaves a group that was joined by the interface. What came before may still
-// be read. One that was not joined: syscall.EADDRNOTAVAIL.
+// LeaveGroup leaves a group that was joined by the interface. Datagrams that came before
+// may still be read. If the group was not joined, the error matches syscall.EADDRNOTAVAIL.
 func (p *PacketConn) LeaveGroup(ifi *net.Interface, group net.Addr) error {
 	return p.changeGroups("leave", ifi, group, p.conn.LeaveGroup)
 }
 
-// SetMulticastLoopback says whether datagrams to groups that the connection is a member of
-// come back to it: they do unless ListenMulticast has opened it. Over the software device
-// it holds for all members on this host (IP_MULTICAST_LOOP), but not by the loopback
-// interface, where all comes back. An RDMA device hands them to all members, and the
-// connection drops what it has sent itself (PacketStats.Looped).
+// SetMulticastLoopback sets whether datagrams come back that this connection sends to a
+// group that it is a member of. At first they do, unless ListenMulticast has opened the
+// connection. Over the software device the setting holds for all members on this host
+// (IP_MULTICAST_LOOP), but not for the loopback interface, where everything comes back. An
+// RDMA device delivers datagrams to all members, and the connection drops its own
+// (PacketStats.Looped).
 func (p *PacketConn) SetMulticastLoopback(on bool) error {
 	return p.opError("set", p.conn.SetMulticastLoopback(on))
 }
 
-// SetMulticastInterface says by which interface datagrams to groups leave. nil leaves it
-// to the system's routes, as it is at first.
+// SetMulticastInterface sets the interface by which datagrams to groups leave. With nil, as
+// at first, the system's routes decide.
 func (p *PacketConn) SetMulticastInterface(ifi *net.Interface) error {
 	return p.opError("set", p.conn.SetMulticastInterface(ifi))
 }
 
-// Datagram is one of those that [PacketConn.ReadBatch] and [PacketConn.WriteBatch]
-// take.
+// Datagram is an element of the batches of [PacketConn.ReadBatch] and
+// [PacketConn.WriteBatch].
 type Datagram struct {
-	Buf  []byte         // what is sent; where a received one goes
-	N    int            // how many bytes of Buf were received; WriteBatch sends all of Buf
-	Addr netip.AddrPort // whom it is for, or from; an IPv4 address from there has four bytes
+	Buf []byte // Buf is what is sent, or the memory for a datagram that is received.
+
+	// N is how many bytes of Buf were received. WriteBatch sends all of Buf and does not
+	// use N.
+	N int
+
+	// Addr is the destination, or the source of a datagram that was received. The source
+	// has four bytes if it is an IPv4 address.
+	Addr netip.AddrPort
 }
 
 // PacketStats counts what a PacketConn has done since it was opened.
 type PacketStats struct {
-	DatagramsSent     uint64 // written without an error
-	DatagramsReceived uint64 // read
-	BytesSent         uint64 // payload
+	DatagramsSent     uint64 // DatagramsSent counts datagrams that were written without an error.
+	DatagramsReceived uint64 // DatagramsReceived counts datagrams that were read.
+	BytesSent         uint64 // BytesSent and BytesReceived count payload.
 	BytesReceived     uint64
 
-	// What was dropped: on arrival because the reader lagged behind, and because
-	// its sender is unknown, or not the peer of a connected one, or it was for
-	// another port of a group. An RDMA device
-	// drops by itself, and tells nobody, what comes with a wrong key, and while
-	// no receive is posted: those of Receives and what waits for the reader are
-	// there before that happens.
+	// Overruns counts datagrams that were dropped on arrival because the reader lagged
+	// behind. Strays counts those that were dropped for other reasons: the sender is
+	// unknown, or is not the peer of a connected PacketConn, or the datagram was for
+	// another port of a group. An RDMA device itself drops datagrams with a wrong key, and
+	// datagrams that arrive while no receive is posted. These are not counted. The latter
+	// happens only with more datagrams than Receives and the reader's buffer hold.
 	Overruns uint64
 	Strays   uint64
 
-	// What was sent to a group, came back from an RDMA device and was not wanted;
-	// see SetMulticastLoopback.
+	// Looped counts own datagrams to a group that came back from an RDMA device and were
+	// not wanted; see SetMulticastLoopback.
 	Looped uint64
 
-	// What was written and then dropped: too much waited for an address to be
-	// resolved, or it came to nothing.
+	// Unsent counts datagrams that were written and then dropped: too many waited for an
+	// address to be resolved, or the resolution failed.
 	Unsent uint64
 
-	// Over RDMA devices: addresses that were asked for, those of them that came
-	// to nothing, and how often a write had to wait for the send queue.
+	// These are for RDMA devices. Resolutions counts the resolutions of addresses, and
+	// ResolutionFailures those that failed. QueueStalls counts how often a write had to
+	// wait for the send queue.
 	Resolutions        uint64
 	ResolutionFailures uint64
 	QueueStalls        uint64
 
-	Peers    int // addresses that are known
-	Receives int // datagrams that RDMA devices have room for
+	Peers    int // Peers is how many addresses are known.
+	Receives int // Receives is how many datagrams RDMA devices have room for.
 }
 
-// PacketInfo tells of one way by which a PacketConn sends and receives.
+// PacketInfo describes a queue pair or the UDP socket of a PacketConn.
 type PacketInfo struct {
-	Device    string // "iwarp" for the software device
-	Transport string // "UDP", "RoCE"
-	Port      int    // of the device, counted from 1
-	QPN       uint32 // queue pair number, 0 over the software device
-	MTU       int    // bytes that a datagram may have there
+	Device    string // Device is the name of the device, "iwarp" for the software device.
+	Transport string // Transport is for instance "UDP" or "RoCE".
+	Port      int    // Port is the port of the device, counted from 1.
+	QPN       uint32 // QPN is the queue pair number, 0 over the software device.
+	MTU       int    // MTU is how many bytes a datagram may have.
 }
 
 var _ interface {

@@ -13,9 +13,9 @@ import (
 	"github.com/rdmanet/rdmanet/internal/udconn"
 )
 
-// Opening a PacketConn: on which devices, and at which port.
+// This file opens PacketConns. It chooses the devices and the port.
 
-// packetBounds limit what PacketConns keep of others. It is a variable for tests.
+// packetBounds bound what PacketConns keep for their peers. It is a variable for tests.
 var packetBounds = udconn.DefaultBounds(rdmaPatience)
 
 // packetSettings returns the settings of a PacketConn.
@@ -28,7 +28,7 @@ func (c *Config) packetSettings() udconn.Settings {
 	return s
 }
 
-// packetDevices returns what a PacketConn is opened on.
+// packetDevices returns the devices that a PacketConn is opened on.
 func packetDevices(providers ...ibv.Provider) (d udconn.Devices) {
 	for _, p := range providers {
 		if p.Attr().UDPSockets {
@@ -102,7 +102,7 @@ func (lc *ListenConfig) listenMulticast(ctx context.Context, network string, ifi
 	return c, nil
 }
 
-// errGroupsBySoftware is why an RDMA device is passed over.
+// errGroupsBySoftware is the reason why an RDMA device is not used for a group.
 var errGroupsBySoftware = errors.New("datagrams to groups go by the software device where there are both")
 
 // connectPacket opens a PacketConn on one provider, connected to an address.

@@ -14,21 +14,21 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// deviceEnv overrides Config.Device.
+// deviceEnv is the environment variable whose value is used in place of Config.Device.
 const deviceEnv = "RDMANET_DEVICE"
 
 // software is the device that every machine has.
 var software ibv.Provider = iwarp.New(iwarp.Config{})
 
-// rdmaProviders holds those of rdma-core by the device that they are for, ""
-// for any.
+// rdmaProviders has the providers of rdma-core by the device that they are limited to. The
+// key "" is for the provider of all devices.
 var rdmaProviders struct {
 	sync.Mutex
 	m map[string]ibv.Provider
 }
 
-// rdmaProvider returns rdma-core's provider for a device. A failure is not
-// remembered: the missing module may have been loaded since.
+// rdmaProvider returns rdma-core's provider for a device. A failure is not kept, because
+// the missing module may be loaded later.
 func rdmaProvider(device string) (ibv.Provider, error) {
 	rdmaProviders.Lock()
 	defer rdmaProviders.Unlock()
@@ -51,9 +51,9 @@ func rdmaProvider(device string) (ibv.Provider, error) {
 
 // entry is a kind of device in the list that Dial and Listen choose from.
 type entry struct {
-	name     string // what Config.Device and RDMANET_DEVICE call any device of the kind
-	devices  bool   // they may also give the name of one device, "mlx5_0" for instance
-	software bool   // Config.RequireRDMA forbids it
+	name     string // name is the name of the entry in Config.Device and RDMANET_DEVICE.
+	devices  bool   // devices is set if they may also name a single device, for instance "mlx5_0".
+	software bool   // software is set if Config.RequireRDMA excludes the entry.
 
 	// present reports whether the machine has such a device. It loads no library.
 	present func() bool
@@ -132,8 +132,8 @@ func (c *Config) logUnusable(p ibv.Provider) {
 }
 
 // rdmaPatience is how long an RDMA device may try to connect before the next entry of the
-// list gets its turn: a host that has none drops what rdma_cm sends without an answer, and
-// rdma_cm goes on for a minute.
+// list is tried. A host without RDMA devices drops the packets of rdma_cm without an
+// answer, and rdma_cm would try for a minute.
 const rdmaPatience = 2 * time.Second
 
 // patience is how long a provider may try to connect, while others have yet to get their

@@ -37,9 +37,9 @@ func (s *setup) establish(a agreement, peer privateData, resp *negotiateResponse
 	return c, nil
 }
 
-// findProbe finds out which RDMA Read, if any, the peer's device answers whatever its
-// program does. If the devices of a transport differ in that, only an rdmanet peer
-// announces it.
+// findProbe decides which RDMA Read can be a keep-alive probe: one that the peer's device
+// answers, whatever its program does. There may be none. On transports whose devices
+// differ, only an rdmanet peer announces what its device answers.
 func (s *setup) findProbe(c *conn) error {
 	switch {
 	case s.id.Param().InitiatorDepth == 0:

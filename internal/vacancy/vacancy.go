@@ -1,12 +1,12 @@
-// Package vacancy finds seats that nobody has sat in for a while.
+// Package vacancy finds roles that no goroutine has had for a while. Such a role, a Seat,
+// is for instance that of the goroutine that waits for the events of a connection.
 //
-// A connection's events must be looked after by somebody. The cheapest
-// somebody is the goroutine that waits for them anyway (a blocked Read), since
-// then no second goroutine must be woken; but it comes and goes. A Seat is
-// marked Taken and Vacant as such goroutines sit down and leave, which costs
-// them an atomic store, and a Sweeper calls the seat's fill function once it
-// has stood empty for a whole period, so that a goroutine of its own is
-// started only for connections that need one.
+// The events of a connection need a goroutine that waits for them. The cheapest one is a
+// goroutine that needs an event anyway, such as a blocked Read, because no second goroutine
+// must be woken then. Such goroutines begin and end their wait at any time. They mark the
+// Seat as Taken and Vacant, which costs an atomic store. A Sweeper calls the fill function
+// of a Seat that was vacant for a whole period. So only connections that need one get a
+// goroutine of their own.
 package vacancy
 
 import (
@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// A Sweeper watches seats. It runs a goroutine only while some seat that was
-// left recently is listed. A timer that fires every millisecond would cost a
-// busy process more than all else here, so the time between two looks starts at
-// Min and doubles up to Max as long as there is something to look at. The zero
-// value is ready once Min and Max are set.
+// A Sweeper looks for vacant seats. It runs a goroutine only while a seat that was left
+// recently is in its list. A timer that fires every millisecond would cost a busy process
+// more than everything else here. So the time between two looks begins at Min, and doubles
+// up to Max while the list is not empty. The zero value is ready for use once Min and Max
+// are set.
 type Sweeper struct {
-	// Min and Max bound the time between two looks. A seat is filled between
-	// one and two such times after it fell vacant.
+	// Min and Max bound the time between two looks. A vacant seat is filled after one to
+	// two such times.
 	Min, Max time.Duration
 
 	mu      sync.Mutex
@@ -30,29 +30,28 @@ type Sweeper struct {
 	running bool
 }
 
-// A Seat is taken by at most one goroutine at a time; whoever calls Taken and
-// Vacant holds the lock that ensures it.
+// A Seat is a role that one goroutine at a time may have. The caller of Taken and Vacant
+// holds the lock that ensures that.
 type Seat struct {
 	sweeper *Sweeper
 	fill    func()
-	state   atomic.Uint64 // number of vacancies so far, times 2, plus 1 if vacant
+	state   atomic.Uint64 // state is twice the number of vacancies so far, plus 1 while the seat is vacant.
 	listed  atomic.Bool
-	seen    uint64 // state at the sweeper's last look; its own
+	seen    uint64 // seen is state at the sweeper's last look. Only the sweeper uses it.
 }
 
-// Init makes the seat known: fill is called, from the sweeper's goroutine,
-// when the seat stands empty. It must
-// not block and not call Vacant.
+// Init connects the seat with a Sweeper. The sweeper's goroutine calls fill when the seat
+// was vacant for a period. fill must not block, and must not call Vacant.
 func (s *Seat) Init(sw *Sweeper, fill func()) {
 	s.sweeper, s.fill = sw, fill
 }
 
-// Taken marks the seat as occupied.
+// Taken notes that a goroutine has the role.
 func (s *Seat) Taken() {
 	s.state.Store(s.state.Load() &^ 1)
 }
 
-// Vacant marks the seat as empty from now on.
+// Vacant notes that no goroutine has the role from now on.
 func (s *Seat) Vacant() {
 	s.state.Store(s.state.Load()&^1 + 3)
 	if !s.listed.Load() {
@@ -86,7 +85,7 @@ func (w *Sweeper) run() {
 	}
 }
 
-// sweep looks at every listed seat once and reports whether any is left.
+// sweep looks at every seat in the list once, and reports whether any is left in it.
 func (w *Sweeper) sweep() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,16 +93,16 @@ func (w *Sweeper) sweep() bool {
 	for _, s := range w.seats {
 		v := s.state.Load()
 		switch {
-		case v != s.seen: // in use
+		case v != s.seen: // The seat was left since the last look.
 			s.seen = v
 			keep = append(keep, s)
 		case v&1 == 1:
 			s.listed.Store(false)
 			s.fill()
 		default:
-			// Occupied for the whole time: the next Vacant lists it again. That
-			// may have come between the two looks here, when the seat still
-			// counted as listed.
+			// A goroutine had the role for the whole time. The next Vacant puts the seat
+			// in the list again. Vacant may have been called just now, when the seat was
+			// still listed.
 			s.listed.Store(false)
 			if s.state.Load() != v && !s.listed.Swap(true) {
 				keep = append(keep, s)
