@@ -1,5 +1,5 @@
-// Command datagrams runs programs that were written for UDP over rdmanet: a DNS
-// server and its client, or with -quic those of QUIC, and checks every answer.
+// Command datagrams runs programs that were written for UDP over rdmanet: a DNS server and
+// its client, or with -quic a QUIC server and its client. It checks every answer.
 package main
 
 import (

@@ -34,7 +34,8 @@ func TestDNS(t *testing.T) {
 	wg.Wait()
 }
 
-// A server of package net's sockets is served by the same client, and the other way round.
+// A client over rdmanet works with a server that uses sockets of package net, and the other
+// way round.
 func TestDNSWithUDP(t *testing.T) {
 	p, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {

@@ -1,6 +1,6 @@
-// Command devices is a doctor for RDMA: it lists the devices that rdmanet can
-// use, says what is missing where there are none, and tells for each address it
-// is given which device would serve it, and why.
+// Command devices examines RDMA on this machine. It lists the devices that rdmanet can use.
+// If there are none, it says what is missing. For each address that it is given it says
+// which device would serve it, and why.
 package main
 
 import (
@@ -41,7 +41,7 @@ func main() {
 	}
 }
 
-// deviceEnv is the variable that overrides Config.Device.
+// deviceEnv is the environment variable whose value is used in place of Config.Device.
 const deviceEnv = "RDMANET_DEVICE"
 
 type doctor struct {
@@ -52,7 +52,7 @@ type doctor struct {
 
 func (d *doctor) printf(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-// devices lists what there is, RDMA devices first.
+// devices lists all devices, RDMA devices first.
 func (d *doctor) devices() {
 	d.printf("Limit of locked memory: %s", memlock())
 	if env := os.Getenv(deviceEnv); env != "" {
@@ -135,7 +135,7 @@ func netDev(name string) string {
 	return ", network interface " + name
 }
 
-// bytes is a size as one says it, where it is a bound that means something.
+// bytes formats a size. A size that is no real bound is "any size".
 func bytes(n uint64) string {
 	switch {
 	case n >= 1<<50:
@@ -165,7 +165,7 @@ func operations(c ibv.Caps) string {
 	return s
 }
 
-// quirks names what the device does against the rules of package ibv.
+// quirks lists the rules of package ibv that the device breaks.
 func quirks(q ibv.Quirks) string {
 	var names []string
 	v := reflect.ValueOf(q)
@@ -177,7 +177,7 @@ func quirks(q ibv.Quirks) string {
 	return strings.Join(names, ", ")
 }
 
-// address says which device would serve an address, trying them as Dial does.
+// address prints which device would serve an address. It tries the devices as Dial does.
 func (d *doctor) address(address string) bool {
 	d.printf("\n%s:", address)
 	ctx := context.Background()
@@ -206,8 +206,8 @@ func (d *doctor) address(address string) bool {
 	return served
 }
 
-// route reports whether a device would serve one address. RDMANET_DEVICE rules out
-// others than the one that it names.
+// route reports whether a device would serve one address. If RDMANET_DEVICE is set, only
+// the device that it names can.
 func (d *doctor) route(remote netip.AddrPort) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), d.timeout)
 	defer cancel()
@@ -219,7 +219,7 @@ func (d *doctor) route(remote netip.AddrPort) bool {
 	}
 	cfg := rdmacore.Config{Device: want}
 	if want == rdmacore.Name {
-		cfg.Device = "" // any
+		cfg.Device = "" // The empty name means any device.
 	}
 	why := "this process cannot use RDMA devices"
 	p, err := rdmacore.New(cfg)
@@ -245,7 +245,7 @@ func (d *doctor) route(remote netip.AddrPort) bool {
 	return true
 }
 
-// connect dials in earnest.
+// connect dials the address.
 func (d *doctor) connect(address string) bool {
 	start := time.Now()
 	conn, err := rdmanet.DialTimeout("rdma", address, d.timeout)

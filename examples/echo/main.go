@@ -1,4 +1,4 @@
-// Command echo is the smallest pair: the server sends back what it gets.
+// Command echo is the smallest example: the server sends back what it receives.
 package main
 
 import (

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// The benchmarks call a server in a second run of the test binary.
+// The benchmarks call a server in another process, which runs the same test binary.
 // docs/performance.md in the root of the repository has the commands.
 
 var (
@@ -33,7 +33,8 @@ var (
 
 var benchTransports = []string{"tcp", "rdmanet"}
 
-// benchServerEnv names the transport that the test binary is to serve.
+// benchServerEnv is the environment variable that makes the test binary a server. Its value
+// is the transport.
 const benchServerEnv = "RDMANET_BENCH_SERVER"
 
 const (
@@ -60,8 +61,8 @@ func BenchmarkUnary(b *testing.B) {
 	}
 }
 
-// BenchmarkCompare is what BenchmarkCompare of the root package is, for unary
-// calls.
+// BenchmarkCompare compares unary calls over the two transports, as BenchmarkCompare of the
+// root package compares other work.
 func BenchmarkCompare(b *testing.B) {
 	for _, inFlight := range benchInFlight {
 		b.Run(fmt.Sprintf("Unary/inflight=%d", inFlight), func(b *testing.B) {
@@ -91,8 +92,8 @@ func compareTransports(b *testing.B, inFlight int) {
 	b.ReportMetric(quantile(ratios, 0.75), "ratio-q3")
 }
 
-// compareSlice returns the calls a second of a slice of about n calls, and
-// leaves in n what would have filled it.
+// compareSlice makes about n calls and returns their rate, in calls a second. It sets n to
+// the number of calls that would have taken the time of a slice.
 func compareSlice(b *testing.B, transport string, inFlight int, n *int) float64 {
 	conn, stop := startBench(b, transport)
 	defer stop()
@@ -110,7 +111,7 @@ func compareSlice(b *testing.B, transport string, inFlight int, n *int) float64 
 	return float64(done) / elapsed.Seconds()
 }
 
-// quantile interpolates nothing: the nearest value of the sample serves.
+// quantile returns the nearest value of the sample, without interpolation.
 func quantile(sample []float64, q float64) float64 {
 	sorted := slices.Sorted(slices.Values(sample))
 	return sorted[int(q*float64(len(sorted)-1)+0.5)]
@@ -147,8 +148,8 @@ func benchCalls(tb testing.TB, conn *grpc.ClientConn, n, inFlight int) time.Dura
 	return time.Since(start)
 }
 
-// startBench starts a server process and returns a client of it. The server
-// ends with stop, or when this process dies.
+// startBench starts a server process, and returns a client of it. The server ends when stop
+// is called, or when this process ends.
 func startBench(tb testing.TB, transport string) (conn *grpc.ClientConn, stop func()) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -227,8 +228,8 @@ func serveBench(transport string) error {
 	return server.Serve(l)
 }
 
-// TestBenchmarks makes a few calls over each transport. It is also where the
-// second process comes in.
+// TestBenchmarks makes a few calls over each transport. The second process of the
+// benchmarks begins here too.
 func TestBenchmarks(t *testing.T) {
 	if transport := os.Getenv(benchServerEnv); transport != "" {
 		if err := serveBench(transport); err != nil {

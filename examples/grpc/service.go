@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// The messages are protobuf's well-known wrappers and the service is described
-// here by hand, so that the example needs no generated code.
+// The messages are protobuf's well-known wrapper types, and the service is described here
+// by hand. So the example needs no generated code.
 type (
 	text   = wrapperspb.StringValue
 	number = wrapperspb.UInt32Value
@@ -21,15 +21,15 @@ type (
 
 const serviceName = "rdmanet.example.Demo"
 
-// The methods by their full names.
+// These are the full names of the methods.
 const (
 	methodUpper = "/" + serviceName + "/Upper"
 	methodCount = "/" + serviceName + "/Count"
 	methodSum   = "/" + serviceName + "/Sum"
 )
 
-// desc says what the service has: Upper is unary, Count streams from the
-// server, Sum in both directions.
+// desc describes the service. Upper is a unary call, Count is a stream from the server, and
+// Sum has streams in both directions.
 var desc = grpc.ServiceDesc{
 	ServiceName: serviceName,
 	HandlerType: (*any)(nil), // the handlers below need no object
@@ -63,7 +63,7 @@ var desc = grpc.ServiceDesc{
 	}},
 }
 
-// upper answers in capitals, and refuses to shout nothing.
+// upper returns the text in capitals. It refuses an empty text.
 func upper(_ context.Context, in *text) (*text, error) {
 	if in.Value == "" {
 		return nil, status.Error(codes.InvalidArgument, "empty text")

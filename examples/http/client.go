@@ -14,8 +14,8 @@ import (
 	"github.com/rdmanet/rdmanet/examples/internal/demo"
 )
 
-// fetchAll fetches the files called names and checks each against the SHA-256
-// that the server states. The body is hashed as it comes and kept nowhere.
+// fetchAll fetches the files called names, and compares the SHA-256 of each with the one
+// that the server reports. The bodies are hashed and not kept.
 func fetchAll(ctx context.Context, dial demo.DialFunc, addr string, names []string) (string, error) {
 	c := newClient(dial, addr)
 	defer c.http.CloseIdleConnections()
@@ -33,8 +33,8 @@ type client struct {
 	url  string
 }
 
-// newClient returns the client for an address as the server announced it: one
-// that ends in a fingerprint means TLS.
+// newClient returns the client for an address that the server has announced. If the address
+// ends in a fingerprint, the client uses TLS.
 func newClient(dial demo.DialFunc, addr string) *client {
 	addr, pin, secure := strings.Cut(addr, "#")
 	transport := &http.Transport{
@@ -77,7 +77,7 @@ func (c *client) fetch(ctx context.Context, name string) error {
 	return nil
 }
 
-// stated asks the server for the SHA-256 of one file.
+// stated returns the SHA-256 of one file that the server reports.
 func (c *client) stated(ctx context.Context, name string) (string, error) {
 	resp, err := c.get(ctx, "/sha256/"+name)
 	if err != nil {
@@ -88,7 +88,7 @@ func (c *client) stated(ctx context.Context, name string) (string, error) {
 	return string(text), err
 }
 
-// get returns the response to a GET that went well; the caller closes its body.
+// get returns the response to a GET that succeeded. The caller closes its body.
 func (c *client) get(ctx context.Context, path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+path, nil)
 	if err != nil {

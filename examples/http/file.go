@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 )
 
-// madeName is the file that the server has when it is given no directory.
+// madeName is the name of the file that the server makes if it is given no directory.
 const madeName = "random.bin"
 
-// makeFile creates a directory for the moment with a file of size bytes in it,
-// the same pseudo-random ones every time. remove deletes both.
+// makeFile creates a temporary directory with a file of size pseudo-random bytes, the same
+// ones in every run. remove deletes both.
 func makeFile(size int64) (dir string, remove func() error, err error) {
 	dir, err = os.MkdirTemp("", "rdmanet-http-")
 	if err != nil {

@@ -1,6 +1,5 @@
-// Command http is a file server and a client that fetches files from it and
-// checks them by their SHA-256, with net/http as it comes. -h2 makes it HTTP/2
-// over TLS.
+// Command http is a file server, and a client that fetches files from it and checks them by
+// their SHA-256. Both use net/http unchanged. -h2 selects HTTP/2 over TLS.
 package main
 
 import (

@@ -12,15 +12,15 @@ import (
 	"github.com/rdmanet/rdmanet/examples/internal/demo"
 )
 
-// serve speaks HTTP/1.1.
+// serve serves HTTP/1.1.
 func serve(ln net.Listener, dir string) error {
 	demo.Ready(ln.Addr().String())
 	srv := http.Server{Handler: handler(dir)}
 	return srv.Serve(ln)
 }
 
-// serveTLS speaks HTTP/2 over TLS. The address that it announces ends in the
-// fingerprint of its certificate, by which clients know it.
+// serveTLS serves HTTP/2 over TLS. The address that it announces ends in the fingerprint of
+// its certificate. Clients accept that certificate only.
 func serveTLS(ln net.Listener, dir string, cert tls.Certificate) error {
 	demo.Ready(ln.Addr().String() + "#" + fingerprint(cert.Certificate[0]))
 	srv := http.Server{

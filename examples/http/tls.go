@@ -21,7 +21,7 @@ func selfSigned() (tls.Certificate, error) {
 	}
 	template := x509.Certificate{
 		SerialNumber: big.NewInt(1),
-		NotBefore:    time.Now().Add(-time.Hour), // for clocks that differ
+		NotBefore:    time.Now().Add(-time.Hour), // The clocks of the two machines may differ.
 		NotAfter:     time.Now().Add(24 * time.Hour),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &template, &template, &key.PublicKey, key)
@@ -37,11 +37,11 @@ func fingerprint(der []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// pinned accepts the server whose certificate has the fingerprint pin, and no
-// other.
+// pinned returns a configuration that accepts only the certificate with the fingerprint
+// pin.
 func pinned(pin string) *tls.Config {
 	return &tls.Config{
-		InsecureSkipVerify: true, // no authority vouches for it: VerifyConnection does
+		InsecureSkipVerify: true, // VerifyConnection checks the certificate, because no authority has signed it.
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if got := fingerprint(cs.PeerCertificates[0].Raw); got != pin {
 				return fmt.Errorf("the server's certificate is %s, not the expected %s", got, pin)

@@ -17,7 +17,7 @@ import (
 //	conn1-initiator-7.transfer       data of an SMB2 READ or WRITE that went by RDMA
 //	conn1-responder-1a2b3c4d-0.chunk a write chunk of an RPC reply, by XID
 //
-// Where the upper layer is not known, the messages are the Sends.
+// If the upper layer is not known, the messages are the Sends.
 type follower struct {
 	dir    string
 	filter *filter
@@ -30,7 +30,7 @@ type followed struct {
 	w *bufio.Writer
 }
 
-const maxFiles = 128 // open at a time
+const maxFiles = 128 // maxFiles is how many files are open at a time.
 
 func newFollower(dir string, f *filter) (*follower, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -48,7 +48,7 @@ func newFollower(dir string, f *filter) (*follower, error) {
 	return &follower{dir: dir, filter: f, files: map[string]*followed{}}, nil
 }
 
-// chain has cfg's functions tell the follower first.
+// chain makes cfg's functions call the follower first.
 func (f *follower) chain(cfg *capture.Config) {
 	message, upper, loss := cfg.Message, cfg.Upper, cfg.Loss
 	cfg.Message = func(m *capture.Message) {
@@ -79,7 +79,7 @@ func name(c *capture.Conn, side capture.Side) string {
 	return fmt.Sprintf("conn%d-%s", c.ID, s)
 }
 
-// message writes Sends of which nobody knows what they carry.
+// message writes Sends of an unknown upper layer.
 func (f *follower) message(m *capture.Message) {
 	known := m.Conn.Protocol == capture.SMBDirect || m.Conn.Protocol == capture.RPCRDMA
 	if m.Kind == capture.Send && !known && f.filter.match(m.Conn) {
@@ -108,7 +108,7 @@ func (f *follower) upper(u *capture.UpperMessage) {
 			}
 		}
 	case capture.Transfer:
-		if u.Op != 0 { // part of an rdmanet stream
+		if u.Op != 0 { // The message is a part of an rdmanet stream.
 			f.write(base+".bin", u.Data)
 		} else {
 			f.write(fmt.Sprintf("%s-%d.transfer", base, u.ID), u.Data)

@@ -1,6 +1,5 @@
-// Command rdmadump shows the RDMA messages in a packet capture: those of
-// RoCEv2 and iWARP, and what SMB Direct, rdmanet's streams and RPC-over-RDMA
-// make of them.
+// Command rdmadump shows the RDMA messages in a packet capture of RoCEv2 or iWARP. It also
+// shows the messages of SMB Direct, rdmanet's streams and RPC-over-RDMA in them.
 package main
 
 import (
@@ -31,10 +30,10 @@ type options struct {
 	filter   filter
 	ignore   bool
 	window   int
-	memory   int // MiB
+	memory   int // memory is in MiB.
 	progress bool
 
-	interrupt chan os.Signal // ends the reading, for the first time
+	interrupt chan os.Signal // interrupt ends the reading. A second interrupt ends the program.
 }
 
 func main() {
@@ -97,8 +96,8 @@ shows what there was; a second one ends the program.
 	flag.PrintDefaults()
 }
 
-// run does what the flags ask for. The error is that of the file, after all
-// that could be had was shown.
+// run does what the flags ask for. If it returns the error of a damaged file, it has shown
+// all that could be read.
 func run(o *options, stdin io.Reader, stdout, stderr io.Writer) error {
 	src, err := open(o.file, stdin)
 	if err != nil {
@@ -108,7 +107,7 @@ func run(o *options, stdin io.Reader, stdout, stderr io.Writer) error {
 
 	out := bufio.NewWriterSize(stdout, 64<<10)
 	defer out.Flush()
-	src.idle = func() { out.Flush() } // who waits for packets sees what there was
+	src.idle = func() { out.Flush() } // The lines so far are shown before the program waits for packets.
 	if o.interrupt != nil {
 		go func() {
 			<-o.interrupt
@@ -186,12 +185,12 @@ func protocol(name string) (capture.Protocol, error) {
 	return 0, fmt.Errorf("-protocol %q: want smbdirect, rpcrdma, none or detect", name)
 }
 
-// filter says which connections to show.
+// filter chooses the connections to show.
 type filter struct {
 	addr netip.Addr
 	port int
 	qp   uint32
-	all  bool // nothing was asked for
+	all  bool // all is set if all connections are to be shown.
 }
 
 func (f *filter) parse(addr, qp string) (err error) {
@@ -219,7 +218,7 @@ func (f *filter) parse(addr, qp string) (err error) {
 	return nil
 }
 
-// match tells whether one end of c has all that was asked for.
+// match tells whether one end of c matches all flags.
 func (f *filter) match(c *capture.Conn) bool {
 	if f.all {
 		return true
@@ -247,7 +246,7 @@ func (l *losses) add(x capture.Loss) {
 	}
 }
 
-// lines says what is missing, in words; none if nothing is.
+// lines describes what is missing. It returns no lines if nothing is.
 func (l *losses) lines(s *capture.Stats) (lines []string) {
 	say := func(n uint64, format string, args ...any) {
 		if n > 0 {

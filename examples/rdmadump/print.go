@@ -15,10 +15,10 @@ type printer struct {
 	w      io.Writer
 	filter *filter
 	json   bool
-	begun  time.Time // of the first packet
+	begun  time.Time // begun is the time of the first packet.
 }
 
-// line is what is said of a message; the JSON form has all of it.
+// line describes a message. The JSON form has all fields.
 type line struct {
 	Time     time.Time `json:"time"`
 	Seconds  float64   `json:"-"`
@@ -31,7 +31,7 @@ type line struct {
 	Got      uint64    `json:"got"`
 	Packets  int       `json:"packets,omitempty"`
 	Sends    int       `json:"sends,omitempty"`
-	Duration float64   `json:"duration"` // seconds
+	Duration float64   `json:"duration"` // Duration is in seconds.
 	Key      string    `json:"key,omitempty"`
 	Addr     string    `json:"addr,omitempty"`
 	Detail   string    `json:"detail,omitempty"`
@@ -40,21 +40,21 @@ type line struct {
 	Missing  string    `json:"missing,omitempty"`
 }
 
-// transfer is what a line says of one of rdmanet's large transfers.
+// transfer describes a message of one of rdmanet's large transfers.
 type transfer struct {
-	Op        string `json:"op"` // of the Send
+	Op        string `json:"op"` // Op is the operation of the Send.
 	ID        uint64 `json:"id"`
-	Length    uint32 `json:"length"` // as the Send has it
-	Offset    uint64 `json:"offset"` // in the transfer: where Size begins
-	Rest      uint64 `json:"rest"`   // of the message
+	Length    uint32 `json:"length"` // Length is the length that the Send gives.
+	Offset    uint64 `json:"offset"` // Offset is the place in the transfer at which Size begins.
+	Rest      uint64 `json:"rest"`   // Rest is how many bytes of the message follow.
 	Withdrawn bool   `json:"withdrawn,omitempty"`
 	Cut       bool   `json:"cut,omitempty"`
 }
 
-// transferFlag is in Flags of every Send that Op is of.
+// transferFlag is set in Flags of every Send that has an Op.
 const transferFlag = 0x4000
 
-// lossKind is the kind of a line that says what is missing from the capture.
+// lossKind is the kind of a line that reports what is missing from the capture.
 const lossKind = "LOSS"
 
 // since returns the seconds from the first packet on.
@@ -104,7 +104,7 @@ func end(c *capture.Conn, side capture.Side) string {
 	return s
 }
 
-// gaps says what is missing, the first few parts of it.
+// gaps describes the first few ranges that are missing.
 func gaps(missing []capture.Range, size, got uint64, head, tail bool) string {
 	var parts []string
 	if head {
@@ -222,7 +222,7 @@ func (p *printer) upper(u *capture.UpperMessage) {
 	p.print(&l)
 }
 
-// sayTransfer says in words what concerns one of rdmanet's large transfers.
+// sayTransfer describes a message of one of rdmanet's large transfers in words.
 func sayTransfer(u *capture.UpperMessage, say func(format string, args ...any)) {
 	way := "RDMA Read"
 	if u.Op == capture.Request {

@@ -12,7 +12,7 @@ import (
 
 // progress is a bar on a terminal that shows how much of a long file was read.
 type progress struct {
-	w     io.Writer // nil: no bar
+	w     io.Writer // w is nil if there is no bar.
 	src   *source
 	begun time.Time
 	shown time.Time
@@ -20,7 +20,7 @@ type progress struct {
 	drawn bool
 }
 
-const longFile = 16 << 20 // bytes from which on there is a bar
+const longFile = 16 << 20 // longFile is the length in bytes from which on there is a bar.
 
 func newProgress(wanted bool, src *source, w io.Writer) *progress {
 	f, isFile := w.(*os.File)
@@ -30,7 +30,7 @@ func newProgress(wanted bool, src *source, w io.Writer) *progress {
 	return &progress{w: w, src: src, begun: time.Now()}
 }
 
-// step is called for every packet, so it seldom looks at the clock.
+// step is called for every packet. So it looks at the clock only now and then.
 func (p *progress) step() {
 	if p.w == nil {
 		return

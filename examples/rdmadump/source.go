@@ -20,11 +20,11 @@ import (
 // source is a capture that is being read.
 type source struct {
 	name string
-	size int64 // bytes of the file; 0 if that is not known
-	read int64 // bytes of it read so far
+	size int64 // size is the length of the file in bytes, 0 if it is not known.
+	read int64 // read is how many bytes were read so far.
 	file *os.File
-	idle func()      // called before reading what may take a while to come
-	stop atomic.Bool // read no further; of a pipe all that comes is read
+	idle func()      // idle is called before a read that may wait for packets.
+	stop atomic.Bool // stop ends the reading of a file. All that comes through a pipe is read.
 
 	next func() ([]byte, gopacket.CaptureInfo, error)
 	link func(ci *gopacket.CaptureInfo) capture.LinkType
@@ -32,7 +32,7 @@ type source struct {
 
 const (
 	readAhead = 256 << 10
-	maxPacket = 16 << 20 // bytes; what claims to be longer is none
+	maxPacket = 16 << 20 // maxPacket is in bytes. A packet that claims to be longer is not read.
 )
 
 // open opens the file with that name, or standard input if it is empty or "-".
@@ -93,15 +93,15 @@ func (s *source) start(in io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("neither pcap nor pcapng: %w", err)
 	}
-	r.SetSnaplen(maxPacket) // what the file says of it is often wrong
+	r.SetSnaplen(maxPacket) // The snap length in the file is often wrong.
 	link := capture.LinkType(r.LinkType())
 	s.next = r.ZeroCopyReadPacketData
 	s.link = func(*gopacket.CaptureInfo) capture.LinkType { return link }
 	return nil
 }
 
-// each calls f with every packet. The error says where the file is damaged, or
-// ends too early; all packets in front of that have been handed out.
+// each calls f with every packet. The error says where the file is damaged or ends too
+// early. All packets in front of that place have been passed to f.
 func (s *source) each(f func(*capture.Packet)) error {
 	var p capture.Packet
 	for n := 1; ; n++ {
@@ -113,7 +113,7 @@ func (s *source) each(f func(*capture.Packet)) error {
 			if ci.CaptureLength == 0 {
 				return nil
 			}
-			err = io.ErrUnexpectedEOF // there was a header, and nothing behind it
+			err = io.ErrUnexpectedEOF // There is a header and nothing behind it.
 		}
 		if err != nil {
 			where := fmt.Sprintf("packet %d cannot be read", n)
@@ -129,8 +129,8 @@ func (s *source) each(f func(*capture.Packet)) error {
 	}
 }
 
-// packet reads the next one. Where int has 32 bits, numbers in a damaged pcapng file
-// are negative to its reader, which then panics.
+// packet reads the next packet. If an int has 32 bits, the pcapng reader takes some numbers
+// in a damaged file for negative ones, and panics.
 func (s *source) packet() (data []byte, ci gopacket.CaptureInfo, err error) {
 	defer func() {
 		if x := recover(); x != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/rdmanet/rdmanet/capture"
 )
 
-// summary gathers what -stats prints. It keeps one entry a connection, and for
-// a plot series of bounded length.
+// summary gathers what -stats prints. It keeps one entry for each connection. For a plot it
+// keeps series of bounded length.
 type summary struct {
 	filter      *filter
 	plots       bool
@@ -23,12 +23,12 @@ type summary struct {
 	order       []*connSummary
 }
 
-// connSummary is what is gathered of one connection.
+// connSummary has the counts and series of one connection.
 type connSummary struct {
 	c       *capture.Conn
 	upper   map[capture.UpperKind]uint64
-	bytes   [2]series // payload by who sends it: added up
-	credits [2]series // lowest number of credits in hand
+	bytes   [2]series // bytes has the sum of the payload, by the side that sends it.
+	credits [2]series // credits has the lowest number of credits that each side holds.
 	low     [2]int
 	high    [2]int
 	credit  bool
@@ -68,7 +68,7 @@ func (s *summary) message(m *capture.Message) {
 	}
 	from := m.From
 	if m.Kind == capture.Read {
-		from = from.Other() // that is where the data comes from
+		from = from.Other() // The data of a Read is sent by the other side.
 	}
 	if s.plots {
 		x.bytes[from].add(m.End.Sub(s.first), float64(m.Got), false)
@@ -100,9 +100,9 @@ func (s *summary) credit(k capture.Credit) {
 	x.credit = true
 }
 
-// series is values over time, in bins that grow with its length.
+// series has values over time, in intervals that become longer with the series.
 type series struct {
-	width time.Duration // of a bin
+	width time.Duration // width is the length of an interval in bins.
 	bins  []float64
 	set   []bool
 }
@@ -114,7 +114,7 @@ func (s *series) add(at time.Duration, v float64, lowest bool) {
 		s.width = time.Millisecond
 	}
 	at = max(at, 0)
-	for at/s.width >= maxBins { // which may be more than an int holds
+	for at/s.width >= maxBins { // The quotient may be more than an int holds.
 		s.halve(lowest)
 	}
 	for i := int(at / s.width); len(s.bins) <= i; {
@@ -133,7 +133,7 @@ func (s *series) put(i int, v float64, lowest bool) {
 	s.set[i] = true
 }
 
-// halve joins bins in pairs.
+// halve joins intervals in pairs.
 func (s *series) halve(lowest bool) {
 	old := *s
 	s.width *= 2
@@ -161,7 +161,7 @@ type connectionReport struct {
 	Transport string            `json:"transport"`
 	Protocol  string            `json:"protocol"`
 	MTU       int               `json:"mtu,omitempty"`
-	Unpaired  bool              `json:"unpaired,omitempty"` // one direction alone: which the other is, is not proved
+	Unpaired  bool              `json:"unpaired,omitempty"` // Unpaired is that of capture.Conn.
 	Upper     map[string]uint64 `json:"upper,omitempty"`
 	Sides     [2]sideReport     `json:"sides"`
 }
@@ -179,14 +179,14 @@ type sideReport struct {
 	RNRs     uint64            `json:"rnr_naks"`
 	Marked   uint64            `json:"congestion_marks"`
 	Latency  *latencyReport    `json:"latency,omitempty"`
-	Credits  *[2]int           `json:"credits,omitempty"` // least and most in hand
+	Credits  *[2]int           `json:"credits,omitempty"` // Credits is the least and the greatest number of credits that the side held.
 }
 
 type latencyReport struct {
 	Count uint64  `json:"count"`
 	Min   float64 `json:"min_us"`
 	Mean  float64 `json:"mean_us"`
-	P50   float64 `json:"p50_us"` // this and the next to a factor of two
+	P50   float64 `json:"p50_us"` // P50 and P99 are precise to a factor of two.
 	P99   float64 `json:"p99_us"`
 	Max   float64 `json:"max_us"`
 }

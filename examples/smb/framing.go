@@ -9,14 +9,14 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// SMB over TCP puts the length of each message before it, in four bytes of
-// which the first is zero ([MS-SMB2] 2.1). SMB Direct needs none of that: a
-// message is a message.
+// SMB over TCP puts four bytes in front of each message. The first byte is zero, and the
+// other three are the length ([MS-SMB2] 2.1). SMB Direct does not need them, because it
+// keeps the boundaries of messages.
 const headerLen = 4
 
 var errHeader = errors.New("not the header of an SMB message")
 
-// messageLen reads a header.
+// messageLen decodes these four bytes.
 func messageLen(header []byte) (int, error) {
 	n := binary.BigEndian.Uint32(header)
 	if n>>24 != 0 {
@@ -25,12 +25,12 @@ func messageLen(header []byte) (int, error) {
 	return int(n), nil
 }
 
-// framed gives a program that was written for SMB over TCP the stream that it
-// expects. One goroutine may read and one may write.
+// framed is an SMB Direct connection as the stream that SMB over TCP uses. One goroutine
+// may read and one may write at the same time.
 type framed struct {
 	*rdmanet.Conn
-	in, rest []byte // a message that came, and what has not been read of it
-	out      []byte // the beginning of a message to send
+	in, rest []byte // in is a message that was received, and rest is what was not read of it.
+	out      []byte // out is the beginning of a message to send.
 }
 
 func frame(c *rdmanet.Conn) *framed {
@@ -69,18 +69,18 @@ func (f *framed) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// relay copies messages between an SMB Direct connection and one over TCP until
-// either ends, and closes both.
+// relay copies messages between an SMB Direct connection and a TCP connection until either
+// ends. Then it closes both.
 func relay(direct *rdmanet.Conn, tcp net.Conn) error {
 	f := frame(direct)
 	errs := make(chan error, 2)
 	pass := func(to io.Writer, from io.Reader) {
 		_, err := io.Copy(to, from)
-		errs <- err // before what follows from it ends the other way
+		errs <- err // The cause is sent before its consequence ends the other direction.
 		direct.Close()
 		tcp.Close()
 	}
-	// Only the methods of framed: those of the Conn inside would copy a stream.
+	// Only the methods of framed are visible: those of the Conn in it would copy a stream.
 	go pass(tcp, struct{ io.Reader }{f})
 	go pass(struct{ io.Writer }{f}, tcp)
 	err := <-errs

@@ -35,8 +35,8 @@ func direct(t *testing.T) (client, server *rdmanet.Conn) {
 	return c.(*rdmanet.Conn), s.(*rdmanet.Conn)
 }
 
-// However the stream is cut, what goes over SMB Direct is messages, and what
-// comes out is the stream.
+// Whatever the sizes of the Writes, SMB Direct carries whole messages, and the reader gets
+// the stream back.
 func TestFraming(t *testing.T) {
 	client, server := direct(t)
 	stream := append(append(message(1, 'a'), message(100, 'b')...), message(70000, 'c')...)
@@ -66,7 +66,7 @@ func TestFraming(t *testing.T) {
 	require.ErrorIs(t, err, errHeader)
 }
 
-// The relay passes messages on, and the end of either side.
+// The relay passes on messages, and the end of either side.
 func TestRelay(t *testing.T) {
 	client, server := direct(t)
 	near, far := net.Pipe()

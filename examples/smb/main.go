@@ -23,8 +23,8 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// maxMessage is the longest SMB message that is taken: the payload of one read
-// and what goes around it.
+// maxMessage is the length of the longest SMB message that is accepted: the payload of one
+// read, and the headers.
 const maxMessage = 8<<20 + 64<<10
 
 var config = rdmanet.Config{RequireRDMA: true, MaxFragmentedSize: maxMessage}
@@ -63,7 +63,7 @@ type check struct {
 	size                        int
 }
 
-// headroom is what an SMB message may need besides the data.
+// headroom is how many bytes an SMB message may need besides its data.
 const headroom = 4 << 10
 
 func (c *check) run(ctx context.Context) (err error) {
@@ -91,7 +91,7 @@ func (c *check) run(ctx context.Context) (err error) {
 	want := make([]byte, c.size)
 	rand.Read(want)
 	defer share.Remove(name)
-	// A message must fit what the peer puts together of segments.
+	// A message must not be longer than the peer reassembles from segments.
 	piece := min(conn.MaxMessageSize()-headroom, 512<<10)
 	if err := writeFile(share, name, want, piece); err != nil {
 		return fmt.Errorf("write: %w", err)

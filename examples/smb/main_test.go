@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is missing from the command line is said before any device is looked for.
+// Missing arguments are reported before a device is looked for.
 func TestCommandsMissServer(t *testing.T) {
 	require.ErrorContains(t, checkCommand(nil), "-addr")
 	require.ErrorContains(t, relayCommand(nil), "-to")

@@ -1,4 +1,4 @@
-// Command yamux runs many streams at once over one connection, and checks what
+// Command yamux runs many streams at the same time over one connection, and checks what
 // comes back on each.
 package main
 
@@ -54,7 +54,7 @@ func serveConn(conn net.Conn) {
 	for {
 		stream, err := session.AcceptStream()
 		if err != nil {
-			return // the client is gone
+			return // The client has ended the connection.
 		}
 		go func() {
 			defer stream.Close()
@@ -86,7 +86,7 @@ func exchange(conn net.Conn, streams int, size int64) (string, error) {
 		streams, demo.Size(total), took.Round(time.Millisecond), demo.Rate(total, took)), err
 }
 
-// exchangeOne sends what is stream i's own and compares what comes back.
+// exchangeOne sends the content of stream i, and compares what comes back.
 func exchangeOne(session *yamux.Session, i int, size int64) error {
 	stream, err := session.OpenStream()
 	if err != nil {
@@ -96,7 +96,7 @@ func exchangeOne(session *yamux.Session, i int, size int64) error {
 	sent := make(chan error, 1)
 	go func() {
 		_, err := stream.Write(data)
-		sent <- errors.Join(err, stream.Close()) // ends our direction only
+		sent <- errors.Join(err, stream.Close()) // Close ends this direction only.
 	}()
 	got, err := io.ReadAll(stream)
 	if err == nil && !bytes.Equal(got, data) {
@@ -105,15 +105,16 @@ func exchangeOne(session *yamux.Session, i int, size int64) error {
 	return errors.Join(err, <-sent)
 }
 
-// content is what stream i sends: size pseudo-random bytes like no other's.
+// content returns what stream i sends: size pseudo-random bytes, which no other stream
+// sends.
 func content(i int, size int64) []byte {
 	data := make([]byte, size)
 	rand.NewChaCha8([32]byte{byte(i), byte(i >> 8)}).Read(data)
 	return data
 }
 
-// config silences yamux, which warns of every window update that reaches a
-// stream already closed. Failures come back as errors all the same.
+// config turns off the log of yamux. yamux warns of every window update for a stream that
+// is closed already. Failures are returned as errors anyway.
 func config() *yamux.Config {
 	c := yamux.DefaultConfig()
 	c.LogOutput = io.Discard

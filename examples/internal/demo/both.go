@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// stopTime is how long the server process has to end by itself.
+// stopTime is how long the server process has to end after it was asked to.
 const stopTime = 10 * time.Second
 
-// both starts this program again as the server, so that the data really goes
-// from process to process, and is its client. It fails if either does.
+// both starts this program again as the server, and runs the client in this process. So the
+// data moves between two processes. It fails if either of them fails.
 func (p Program) both(ctx context.Context, o options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -36,7 +36,7 @@ func (p Program) both(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	server.Cancel = stdin.Close // lets it clean up; after WaitDelay it is killed
+	server.Cancel = stdin.Close // The server cleans up. After WaitDelay it is killed.
 	server.WaitDelay = stopTime
 	if err := server.Start(); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (p Program) both(ctx context.Context, o options) error {
 	return nil
 }
 
-// useServer learns the address from the server's output and runs the client.
+// useServer reads the address from the server's output, and runs the client.
 func (p Program) useServer(ctx context.Context, o options, stdout *bufio.Reader) (string, error) {
 	line, err := stdout.ReadString('\n')
 	addr, isReady := strings.CutPrefix(strings.TrimSpace(line), readyPrefix)
@@ -70,7 +70,7 @@ func (p Program) useServer(ctx context.Context, o options, stdout *bufio.Reader)
 	return p.use(ctx, o, addr)
 }
 
-// serverArgs are the flags of this process with those that make it a server.
+// serverArgs returns the flags of this process, with those that make it a server.
 func serverArgs(o options) []string {
 	var args []string
 	flag.Visit(func(f *flag.Flag) {

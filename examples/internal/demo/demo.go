@@ -1,5 +1,5 @@
-// Package demo is what the example programs share: the flags, and the
-// demonstration that runs a server and its client as two processes.
+// Package demo has what the example programs share: the flags, and the demonstration that
+// runs a server and its client as two processes.
 package demo
 
 import (
@@ -21,15 +21,15 @@ type Program struct {
 	// Serve calls Ready and then serves ln until ln is closed.
 	Serve func(ln net.Listener) error
 
-	// Client uses the server at addr, which is what Serve gave to Ready. It
-	// returns in one line what it found, or an error.
+	// Client uses the server at addr, which Serve has passed to Ready. It returns its
+	// result in one line, or an error.
 	Client func(ctx context.Context, dial DialFunc, addr string) (string, error)
 
-	// Args says that the client takes arguments behind the flags.
+	// Args is set if the client takes arguments behind the flags.
 	Args bool
 
-	// ServePacket and ClientPacket are in their place in a program of datagrams. The
-	// client dials, or opens a PacketConn of its own.
+	// A program of datagrams sets ServePacket and ClientPacket in place of Serve and
+	// Client. Its client dials, or opens a PacketConn of its own.
 	ServePacket  func(p net.PacketConn) error
 	ClientPacket func(ctx context.Context, dial DialFunc, listen ListenPacketFunc, addr string) (string, error)
 }
@@ -49,8 +49,8 @@ type options struct {
 	untilEOF bool
 }
 
-// Main parses the flags, runs p in the way that they ask for and does not
-// return. The exit status is 0 only if everything was as it should be.
+// Main parses the flags and runs p as they request. It does not return. The exit status is
+// 0 only if everything was right.
 func Main(p Program) {
 	var o options
 	flag.StringVar(&o.serve, "serve", "", "be the server on this `address`")
@@ -72,7 +72,7 @@ func Main(p Program) {
 	os.Exit(0)
 }
 
-// plain is the network of package net that is a program's alternative.
+// plain is the network of package net that a program can use in place of rdmanet.
 func (p Program) plain() string {
 	if p.ServePacket != nil {
 		return "udp"
@@ -147,10 +147,10 @@ func (p Program) server(ctx context.Context, o options) error {
 	return ended(ctx, p.Serve(ln))
 }
 
-// ended is how a server has ended.
+// ended returns the error of a server that has ended.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil // asked to stop, so the closed listener is no failure
+		return nil // The server was asked to stop, so the closed listener is no failure.
 	}
 	return err
 }
@@ -165,7 +165,7 @@ func (p Program) client(ctx context.Context, o options) error {
 	return nil
 }
 
-// use is the client of the server at addr.
+// use runs the client against the server at addr.
 func (p Program) use(ctx context.Context, o options, addr string) (string, error) {
 	if p.ClientPacket != nil {
 		return p.ClientPacket(ctx, o.packetDialer(), func(ctx context.Context) (net.PacketConn, error) { return o.listenPacket(ctx, ":0") }, addr)
@@ -173,13 +173,13 @@ func (p Program) use(ctx context.Context, o options, addr string) (string, error
 	return p.Client(ctx, o.dialer(), addr)
 }
 
-// readyPrefix begins the line that says where a server can be reached.
+// readyPrefix is the beginning of the line that reports a server's address.
 const readyPrefix = "listening on "
 
-// Ready says that clients may come. addr is what they give to -dial.
+// Ready reports that the server is ready. addr is the address for -dial.
 func Ready(addr string) { fmt.Println(readyPrefix + addr) }
 
-// loopback is an address with any free port that only this machine reaches.
+// loopback is an address that only this machine reaches, with any free port.
 func (o options) loopback() string {
 	if strings.HasSuffix(o.network, "6") {
 		return "[::1]:0"

@@ -8,8 +8,8 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// listen is where the examples meet rdmanet on the server's side. Both
-// ListenConfigs have the same method, so the rest of a program cannot tell.
+// listen opens the listener of a server by rdmanet or by package net. Both ListenConfigs
+// have the same method, so the rest of a program does not depend on the choice.
 func (o options) listen(ctx context.Context) (net.Listener, error) {
 	if o.plainTCP() {
 		var lc net.ListenConfig
@@ -19,7 +19,7 @@ func (o options) listen(ctx context.Context) (net.Listener, error) {
 	return lc.Listen(ctx, o.network, o.serve)
 }
 
-// dialer is the same for the client's side.
+// dialer returns the function that dials, from rdmanet or from package net.
 func (o options) dialer() DialFunc {
 	dial := (&rdmanet.Dialer{Config: rdmanet.Config{Device: o.device}}).DialContext
 	if o.plainTCP() {
@@ -40,7 +40,8 @@ func (o options) listenPacket(ctx context.Context, address string) (net.PacketCo
 	return lc.ListenPacket(ctx, o.network, address)
 }
 
-// packetDialer is dialer for datagrams, which rdmanet tells by the network's name.
+// packetDialer is dialer for datagrams. For rdmanet the name of the network makes the
+// difference.
 func (o options) packetDialer() DialFunc {
 	dial, network := (&rdmanet.Dialer{Config: rdmanet.Config{Device: o.device}}).DialContext, strings.Replace(o.network, "rdma", "udp", 1)
 	if o.plainUDP() {
@@ -54,6 +55,6 @@ func (o options) packetDialer() DialFunc {
 // plainUDP is plainTCP for datagrams.
 func (o options) plainUDP() bool { return strings.HasPrefix(o.network, "udp") }
 
-// plainTCP reports whether package net is wanted. (To rdmanet itself the tcp
-// networks are other names for the rdma ones.)
+// plainTCP reports whether the network is one of package net. (For rdmanet itself the tcp
+// networks are other names for the rdma networks.)
 func (o options) plainTCP() bool { return strings.HasPrefix(o.network, "tcp") }

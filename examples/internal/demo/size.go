@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Size writes n bytes in binary units, "1.5 MiB" for instance.
+// Size formats n bytes in binary units, for instance "1.5 MiB".
 func Size(n int64) string {
 	const units = "KMGTPE"
 	if n < 1<<10 {
@@ -18,7 +18,7 @@ func Size(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", size, units[unit])
 }
 
-// Rate writes how fast n bytes went in d, "812.4 MiB/s" for instance.
+// Rate formats the rate of n bytes in the time d, for instance "812.4 MiB/s".
 func Rate(n int64, d time.Duration) string {
 	if d <= 0 {
 		return "at once"

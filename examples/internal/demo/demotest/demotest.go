@@ -1,4 +1,4 @@
-// Package demotest runs an example's main from its tests, in a process of its
+// Package demotest runs an example's main from the example's tests, in a process of its
 // own.
 package demotest
 
@@ -11,11 +11,10 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// asMain in the environment makes the test program be the example instead.
+// asMain is the environment variable that makes the test program run the example's main.
 const asMain = "RDMANET_EXAMPLE_MAIN"
 
-// Main is for TestMain: it runs the tests, or main in a process that Run
-// started.
+// Main is called by TestMain. It runs the tests, or main if Run has started the process.
 func Main(m *testing.M, main func()) {
 	if os.Getenv(asMain) != "" {
 		main()
@@ -23,8 +22,8 @@ func Main(m *testing.M, main func()) {
 	os.Exit(m.Run())
 }
 
-// Run runs the example's main with args and returns all that it printed. The
-// error is not nil if its exit status is not 0.
+// Run runs the example's main with args, and returns all that it printed. The error is not
+// nil if the exit status is not 0.
 func Run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	self, err := os.Executable()
@@ -32,14 +31,14 @@ func Run(t *testing.T, args ...string) (string, error) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), self, args...)
-	// Under the race detector a process would otherwise linger a second.
+	// With the race detector a process would otherwise wait a second at its end.
 	cmd.Env = append(os.Environ(), asMain+"=1", "GORACE=atexit_sleep_ms=0")
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
 
-// Serve runs serve on a listener of rdmanet's on this machine until the test
-// ends, and returns the address.
+// Serve runs serve on a listener of rdmanet on this machine until the test ends. It returns
+// the address.
 func Serve(t *testing.T, serve func(net.Listener) error) string {
 	t.Helper()
 	ln, err := rdmanet.Listen("rdma", "127.0.0.1:0")
@@ -58,7 +57,7 @@ func Serve(t *testing.T, serve func(net.Listener) error) string {
 	return ln.Addr().String()
 }
 
-// ServePacket is Serve for datagrams.
+// ServePacket is like Serve, for datagrams.
 func ServePacket(t *testing.T, serve func(net.PacketConn) error) string {
 	t.Helper()
 	p, err := rdmanet.ListenPacket("rdma", "127.0.0.1:0")
