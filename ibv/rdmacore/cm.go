@@ -46,15 +46,15 @@ const (
 	optionAFOnly     = 2
 	optionAckTimeout = 3
 
-	// resolveTimeout bounds each of the two steps of Resolve when the context
-	// has no nearer deadline.
+	// resolveTimeout bounds each of the two steps of Resolve if the context has no earlier
+	// deadline.
 	resolveTimeout = 5 * time.Second
 
 	defaultRNRTimer = 640 * time.Microsecond
 )
 
-// watch hands the connection manager's events to those they concern, for as long
-// as the process lives.
+// watch passes the connection manager's events to the IDs that they concern, as long as the
+// process lives.
 func (lib *library) watch(f *os.File) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -106,13 +106,13 @@ type id struct {
 	port    int
 	remote  netip.AddrPort
 	passive bool
-	ud      bool // in the port space of UDP
+	ud      bool // ud is set in the port space of UDP.
 
-	steps       chan step // events of setting up
-	established bool      // by an event; of the goroutine that hears of them
+	steps       chan step // steps has the events of the set-up.
+	established bool      // established is set by an event. Only the goroutine that takes events uses it.
 
-	// calling is held while C sets the connection up, which on siw waits for
-	// TCP; it goes before mu.
+	// calling is held while C sets the connection up, which on siw waits for TCP. It is
+	// locked before mu.
 	calling sync.Mutex
 
 	mu      sync.Mutex
@@ -124,13 +124,13 @@ type id struct {
 	peer    ibv.UDParam
 	groups  groups
 	closed  bool
-	ended   bool // the manager has told so
+	ended   bool // ended is set when the manager has reported the end.
 	up      bool
 	handler func(ibv.Event)
-	past    []ibv.Event // one of each kind
+	past    []ibv.Event // past has one event of each kind.
 }
 
-// step is an event of setting up.
+// step is an event of the set-up.
 type step struct {
 	event   int
 	status  int
@@ -212,8 +212,8 @@ func (i *id) resolveAddr(ctx context.Context, local netip.AddrPort) error {
 	return routeError(err)
 }
 
-// routeError says what it means when there is no way by RDMA. By the loopback
-// interface, for one, the manager finds the argument invalid.
+// routeError explains the error if there is no route by RDMA. For the loopback interface,
+// for instance, the manager returns "invalid argument".
 func routeError(err error) error {
 	if errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EINVAL) {
 		return fmt.Errorf("no RDMA device on the interface that leads there: %w", err)
@@ -221,7 +221,7 @@ func routeError(err error) error {
 	return err
 }
 
-// find takes from the library what it knows of the connection by now.
+// find reads what the library knows of the connection by now.
 func (i *id) find() error {
 	if i.c.verbs == nil {
 		return syscall.ENODEV
@@ -236,7 +236,7 @@ func (i *id) find() error {
 	if i.ud && !dev.attr.Caps.Has(ibv.CapUD) {
 		return dev.errNoUD()
 	}
-	i.mu.Lock() // the device's events may look already
+	i.mu.Lock() // Events of the device may use the ID already.
 	defer i.mu.Unlock()
 	i.dev = dev
 	i.port = int(i.c.port_num)
@@ -266,7 +266,7 @@ func (i *id) setAckTimeout() error {
 	return nil
 }
 
-// timeoutOf is what is left of ctx in milliseconds, within resolveTimeout.
+// timeoutOf returns how long ctx lasts, in milliseconds, but resolveTimeout at most.
 func timeoutOf(ctx context.Context) C.int {
 	d := resolveTimeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -275,7 +275,7 @@ func timeoutOf(ctx context.Context) C.int {
 	return C.int(max(d.Milliseconds(), 1))
 }
 
-// managed takes an event of the connection manager.
+// managed handles an event of the connection manager.
 func (i *id) managed(info *C.struct_rn_event_info) {
 	switch info.event {
 	case cmDisconnected:
@@ -291,7 +291,7 @@ func (i *id) managed(info *C.struct_rn_event_info) {
 		i.ungrouped()
 	case cmRejected, cmConnectError, cmUnreachable:
 		if i.established {
-			// The peer has given up before it heard that its answer arrived.
+			// The peer has given up before it knew that its answer had arrived.
 			i.disconnected(i.stepError(newStep(info)))
 			return
 		}
@@ -306,10 +306,10 @@ func (i *id) managed(info *C.struct_rn_event_info) {
 	}
 }
 
-// overtaken is told on the passive side that the peer has disconnected. It does so only
-// from a connection that is established to it, for which the answer to its request has
-// arrived. That this side should know it, too, has come too late or got lost; what the peer
-// has sent is here, and the program must have it.
+// overtaken is called on the passive side when the peer has disconnected. A peer
+// disconnects only from a connection that is established for it, so the answer to its
+// request has arrived. The message that establishes the connection for this side is late,
+// or was lost. The peer's data has arrived, and the program must get it.
 func (i *id) overtaken() {
 	if !i.passive || i.established {
 		return
@@ -328,8 +328,7 @@ func newStep(info *C.struct_rn_event_info) step {
 		event:   int(info.event),
 		status:  int(info.status),
 		private: slices.Clone(unsafe.Slice((*byte)(&info.private_data[0]), int(info.private_len))),
-		// As the peer sees them, rdma_get_cm_event(3): its view of the two
-		// depths is the mirror of ours.
+		// rdma_get_cm_event(3): the peer sees the two depths the other way round.
 		param: ibv.ConnParam{ResponderResources: int(info.responder_resources), InitiatorDepth: int(info.initiator_depth)},
 		peer:  udParam(info),
 	}
@@ -338,11 +337,11 @@ func newStep(info *C.struct_rn_event_info) step {
 func (i *id) step(s step) {
 	select {
 	case i.steps <- s:
-	default: // nobody sets up any more
+	default: // The set-up is over.
 	}
 }
 
-// next waits for an event of setting up, which should be want.
+// next waits for an event of the set-up, which should be want.
 func (i *id) next(ctx context.Context, want int) (step, error) {
 	select {
 	case s := <-i.steps:
@@ -375,7 +374,7 @@ func (i *id) stepError(s step) error {
 	return statusError(s.status)
 }
 
-// Reasons for a reject in InfiniBand's CM, volume 1, section 12.6.7.2.
+// These are reasons for a reject in InfiniBand's CM, volume 1, section 12.6.7.2.
 var rejectReasons = map[int]string{
 	1:  "no queue pair available",
 	3:  "no resources available",
@@ -391,8 +390,8 @@ const (
 	rejectConsumer  = 28
 )
 
-// rejected tells a refusal by the peer's program from a port where nobody
-// listens. On iWARP Linux reports the former as a reset.
+// rejected distinguishes a refusal by the peer's program from a port where nobody listens.
+// On iWARP Linux reports a refusal as a reset.
 func (i *id) rejected(s step) error {
 	if s.status == rejectNoService {
 		return fmt.Errorf("%w: %s", syscall.ECONNREFUSED, rejectReasons[s.status])
@@ -409,7 +408,7 @@ func (i *id) rejected(s step) error {
 	return &ibv.RejectError{Reason: max(s.status, 0), Private: s.private, Text: text, Err: syscall.ECONNREFUSED}
 }
 
-// statusError is the status of an event as an error.
+// statusError returns the error for the status of an event.
 func statusError(status int) error {
 	if status < 0 {
 		return syscall.Errno(-status)
@@ -433,7 +432,7 @@ func (i *id) PrivateData() []byte {
 	return i.private
 }
 
-// MaySendFirst is false on iWARP: librdmacm does not say what the two devices
+// MaySendFirst is false on iWARP, because librdmacm does not report what the two devices
 // have agreed on.
 func (i *id) MaySendFirst() bool {
 	return !i.passive || i.dev.attr.Transport != ibv.TransportIWARP
@@ -480,8 +479,8 @@ func (i *id) begin(ctx context.Context, param *ibv.ConnParam, f func(*C.struct_r
 	}
 }
 
-// prepare checks that the connection can be made now, which is once only,
-// however it ends.
+// prepare checks that the connection can be made now. A connection can be made only once,
+// even if that fails.
 func (i *id) prepare(param *ibv.ConnParam) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -500,8 +499,8 @@ func (i *id) prepare(param *ibv.ConnParam) error {
 	}
 	if i.passive {
 		param.InitiatorDepth = i.dev.limitDepth(param.InitiatorDepth, i.param.InitiatorDepth)
-		// What is said here becomes the depth of the peer's queue pair, whose device may
-		// do no more than was asked for.
+		// The depth that is given here becomes that of the peer's queue pair. The peer's
+		// device may serve no more than was asked for.
 		param.ResponderResources = i.dev.limitDepth(param.ResponderResources, i.param.ResponderResources)
 		if err := i.setAckTimeout(); err != nil {
 			return err
@@ -511,7 +510,7 @@ func (i *id) prepare(param *ibv.ConnParam) error {
 	return nil
 }
 
-// dataOf is private data as C takes it.
+// dataOf returns private data in the form of C.
 func dataOf(private []byte) unsafe.Pointer {
 	if len(private) == 0 {
 		return nil
@@ -584,8 +583,8 @@ func (i *id) finish(s *step, param *ibv.ConnParam) error {
 		agreed.ResponderResources = i.dev.limitDepth(agreed.ResponderResources, s.param.ResponderResources)
 	}
 	if i.dev.siw {
-		// siw breaks the connection over a Read to a peer that serves none, of
-		// which only the queue pair knows.
+		// siw breaks the connection if a Read is posted and the peer serves none. Only
+		// the queue pair knows whether the peer does.
 		agreed.InitiatorDepth = min(agreed.InitiatorDepth, max(int(C.rn_siw_reads(i.c.qp)), 0))
 	}
 	i.param = agreed
@@ -604,8 +603,8 @@ func (i *id) finish(s *step, param *ibv.ConnParam) error {
 	return nil
 }
 
-// limitDepth keeps within what the peer says. On iWARP nothing is said by peers
-// of MPA revision 1.
+// limitDepth limits a depth to the one that the peer has announced. On iWARP peers of MPA
+// revision 1 announce none.
 func (d *device) limitDepth(depth, peer int) int {
 	if d.attr.Transport == ibv.TransportIWARP && peer == 0 {
 		return depth
@@ -613,8 +612,8 @@ func (d *device) limitDepth(depth, peer int) int {
 	return min(depth, peer)
 }
 
-// heard is told by the device that a message has come before the
-// manager's last word, which may have been lost.
+// heard is called when a message of the peer has arrived before the manager's event that
+// establishes the connection. That event may have been lost.
 func (i *id) heard() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -654,7 +653,7 @@ func (i *id) Notify(f func(ibv.Event)) {
 	}
 }
 
-// event tells the program, once for each kind.
+// event calls the program's function, once for each kind of event.
 func (i *id) event(e ibv.Event) {
 	i.mu.Lock()
 	known := slices.ContainsFunc(i.past, func(p ibv.Event) bool { return p.Kind == e.Kind })
@@ -672,8 +671,9 @@ func (i *id) disconnected(err error) {
 	i.mu.Lock()
 	i.ended = true
 	if !i.closed && i.qp != nil {
-		// The peer waits for the answer, and only we know that it is time. What
-		// it has sent is received by now: it was acknowledged before.
+		// The peer waits for the answer to its disconnect, and only this side knows when
+		// to give it. What the peer has sent was received before, because it was
+		// acknowledged.
 		if i.dev.attr.Transport != ibv.TransportIWARP {
 			C.rn_disconnect(i.c)
 		}

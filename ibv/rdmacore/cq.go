@@ -21,54 +21,54 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// cq implements ibv.CQ with a completion channel of its own, so that the
-// runtime's poller wakes the very goroutine that waits.
+// cq implements ibv.CQ with a completion channel of its own, so that the runtime's poller
+// wakes the goroutine that waits.
 type cq struct {
 	dev     *device
 	handle  C.uintptr_t
 	depth   int
 	overrun atomic.Bool
 
-	mu    sync.Mutex      // poll, arm, close
-	c     *C.struct_rn_cq // nil once closed
+	mu    sync.Mutex      // mu is held by poll, arm and close.
+	c     *C.struct_rn_cq // c is nil once the queue is closed.
 	users int
 	armed bool
 	wcs   [32]C.struct_rn_wc
 
-	qps  map[uint32]*qp // that complete here
-	kept []ibv.WC       // taken from the device ahead of Poll
-	dead []*qp          // in the error state, with ledgers to be flushed
+	qps  map[uint32]*qp // qps are the queue pairs that complete here.
+	kept []ibv.WC       // kept are completions that were taken from the device before Poll asked for them.
+	dead []*qp          // dead are queue pairs in the error state whose ledgers must be flushed.
 
 	datagrams, connections bool // whose queue pairs complete here, or did
 
-	file *os.File // the channel
+	file *os.File // file is the channel.
 	raw  syscall.RawConn
 
-	// For the one that waits.
+	// These fields are for the goroutine that waits.
 	take    func(uintptr) bool
-	taken   int   // events of this Wait
-	failed  error // and why none could be taken
+	taken   int   // taken counts the events of this Wait.
+	failed  error // failed is the error if no event could be taken.
 	unacked C.uint
 
-	// due is how many events may be in the channel: one each time that the queue was
-	// armed, of which one has yet to come when there are none. A number too
-	// small leaves an event to the next Wait.
+	// due is how many events may be in the channel. Each Arm adds one. When the channel is
+	// found empty, one event is still to come. If the number is too small, an event is
+	// left to the next Wait.
 	due atomic.Int32
 
 	wait waitState
 }
 
-// waitState is what the one that waits and those that rouse it share.
+// waitState is shared by the goroutine that waits and those that wake it.
 type waitState struct {
 	sync.Mutex
 	asleep      bool
 	interrupted bool
-	raised      bool // an event of our own
-	dirty       bool // the file has a deadline
+	raised      bool // raised is set for an event that this package has raised itself.
+	dirty       bool // dirty is set while the file has a deadline.
 	closed      bool
 }
 
-// roused is how a Wait ends that was roused: the event goes first.
+// roused returns the result of a Wait that was woken. The event has precedence.
 func (w *waitState) roused() error {
 	if w.raised {
 		w.raised = false
@@ -110,7 +110,7 @@ func (d *device) CreateCQ(depth int) (ibv.CQ, error) {
 
 func (c *cq) Depth() int { return c.depth }
 
-// use adds a queue pair, or says that the queue is closed.
+// use adds a queue pair. It returns an error if the queue is closed.
 func (c *cq) use() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,10 +205,9 @@ func (c *cq) join(q *qp) {
 	c.connections = c.connections || !q.ud
 }
 
-// leave forgets a queue pair that is about to be destroyed. What has completed is
-// taken before, as the rest depends on the queue pair: some devices drop it, siw goes by
-// numbers that it uses again. It returns the queue pairs that are found to be in the
-// error state.
+// leave removes a queue pair that is about to be destroyed. It takes the completions first,
+// because they depend on the queue pair: some devices drop them, and siw uses numbers
+// again. It returns the queue pairs that are found to be in the error state.
 func (c *cq) leave(q *qp) (failed []*qp) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -241,7 +240,7 @@ func (c *cq) flushes(q *qp) {
 	}
 }
 
-// rouse ends the Wait in progress; why is called under its lock.
+// rouse ends the Wait in progress. It calls why with the lock held.
 func (c *cq) rouse(why func()) {
 	w := &c.wait
 	w.Lock()
@@ -253,7 +252,7 @@ func (c *cq) rouse(why func()) {
 	}
 }
 
-// translate puts a completion in our form.
+// translate converts a completion to the type of package ibv.
 func translate(w *C.struct_rn_wc, wc *ibv.WC) {
 	*wc = ibv.WC{ID: uint64(w.wr_id), Status: ibv.WCStatus(w.status), VendorErr: uint32(w.vendor_err), QPN: uint32(w.qp_num)}
 	if wc.Status != ibv.WCSuccess {
@@ -278,8 +277,8 @@ func translate(w *C.struct_rn_wc, wc *ibv.WC) {
 	}
 }
 
-// networkOrder turns a number into one whose bytes in memory are in network
-// order, and back.
+// networkOrder returns a number whose bytes in memory are those of n in network order. It
+// is its own inverse.
 func networkOrder(n uint32) uint32 {
 	return binary.BigEndian.Uint32((*[4]byte)(unsafe.Pointer(&n))[:])
 }
@@ -292,11 +291,11 @@ func (c *cq) Arm(solicitedOnly bool) error {
 	}
 	c.armed = true
 	c.due.Add(1)
-	// siw takes a wish for solicited events, and never raises one.
+	// siw accepts the request for solicited events, and never raises one.
 	solicitedOnly = solicitedOnly && c.dev.solicited()
 	err := armCQ(c.c, solicitedOnly)
 	if err != nil && solicitedOnly {
-		// mana and efa refuse it. All events are more than what is asked for, so nothing is missed.
+		// mana and efa refuse it. So all events are requested, and none is missed.
 		if err = armCQ(c.c, false); err == nil {
 			c.dev.unsolicited.Store(true)
 		}
@@ -346,7 +345,7 @@ func (c *cq) Wait(deadline time.Time) error {
 	return fmt.Errorf("%s: wait for completions: %w", c.dev.name, err)
 }
 
-// takeEvents takes all events that may be there: the poller tells of new ones only.
+// takeEvents takes all events that may be there, because the poller reports new ones only.
 func (c *cq) takeEvents(uintptr) bool {
 	for {
 		switch rc := takeEvent(c.c); rc {
@@ -386,7 +385,7 @@ func (c *cq) Close() error {
 	c.wait.Lock()
 	c.wait.closed = true
 	c.wait.Unlock()
-	c.file.Close() // ends a Wait and returns when it is out of C
+	c.file.Close() // Close ends a Wait, and returns when the Wait is out of C.
 	removeHandle(c.handle)
 	err := errno(C.rn_destroy_cq(c.c, c.unacked, 1))
 	c.c = nil

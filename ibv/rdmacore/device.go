@@ -32,19 +32,20 @@ type device struct {
 	siw bool
 	rxe bool
 
-	vectors atomic.Uint32 // that were handed out
+	vectors atomic.Uint32 // vectors is how many completion vectors were used.
 
 	// unsolicited is set when the device has refused to be armed for solicited events only.
 	unsolicited atomic.Bool
 }
 
-// solicited reports whether the device can be armed for solicited events only, as far as is known.
+// solicited reports whether the device can be armed for solicited events only, as far as
+// that is known.
 func (d *device) solicited() bool {
 	return d.attr.Caps.Has(ibv.CapSolicited) && !d.unsolicited.Load()
 }
 
-// vector returns the completion vector of the next completion queue. The queues take
-// turns, so that no processor gets the interrupts of all.
+// vector returns the completion vector of the next completion queue. The queues use the
+// vectors in turn, so that no processor gets the interrupts of all queues.
 func (d *device) vector() int {
 	n := max(uint32(d.c.num_comp_vectors), 1)
 	return int((d.vectors.Add(1) - 1) % n)
@@ -58,9 +59,9 @@ const (
 	linkEthernet = 2
 )
 
-// Private data of a request, less what rdma_cm takes for itself: InfiniBand's
-// REQ has 92 bytes (rdma_cm takes 36). iWARP's length is one byte in rdma_cm, and
-// still is when siw has added the four bytes of MPA revision 2 to it.
+// These are the lengths of a request's private data, without the part that rdma_cm uses.
+// InfiniBand's REQ has 92 bytes, of which rdma_cm uses 36. rdma_cm has one byte for iWARP's
+// length, also after siw has added the four bytes of MPA revision 2.
 const (
 	privateIB    = 56
 	privateIWARP = 255 - 4
@@ -71,13 +72,13 @@ const (
 	vendorRXE = 0xffffff
 )
 
-// siwKeys is the depth of a completion queue of 1 MiB. siw's library takes the
-// queue that the kernel puts at offset 0x90000 for one that failed, so that from
-// about 50 connections on none can be made; this queue takes that place.
+// siwKeys is the depth of a completion queue of 1 MiB. siw's library takes the queue that
+// the kernel puts at offset 0x90000 for a failed one. So after about 50 connections no more
+// could be made. This queue takes that offset.
 const siwKeys = 1 << 15
 
-// Devices lists the devices that have a driver in user space and answer. Those that do not answer are left out, see
-// [Provider.Unusable]; each call asks them again.
+// Devices lists the devices that have a driver in user space and answer. Devices that do
+// not answer are left out, see [Provider.Unusable]. Each call asks them again.
 func (p *Provider) Devices() ([]ibv.Device, error) {
 	found, err := p.lib.list()
 	if err != nil {
@@ -98,8 +99,9 @@ func (p *Provider) Devices() ([]ibv.Device, error) {
 	return devs, nil
 }
 
-// Unusable returns why devices were left out when they were last listed, nil if none was. A device that has failed, or
-// is being removed, does not answer; the others can be used all the same. With Config.Device set only that device counts.
+// Unusable returns the reasons why devices were left out of the last list, nil if none was.
+// A device that has failed, or is being removed, does not answer. The other devices can be
+// used. With Config.Device set only that device is reported.
 func (p *Provider) Unusable() error {
 	p.lib.mu.Lock()
 	defer p.lib.mu.Unlock()
@@ -123,14 +125,14 @@ func (lib *library) list() ([]*device, error) {
 	var n C.int
 	err := errno(C.rn_devices(&list, &n))
 	if err == nil {
-		// Closes the devices that were removed, unless they are held.
+		// This closes the devices that were removed, unless they are held.
 		defer C.rn_free_devices(list)
 	}
 	if n == 0 {
 		if err == nil || errors.Is(err, syscall.ENOENT) {
 			err = syscall.ENODEV
 		}
-		// The library may find none while one of them is being removed.
+		// The library may find no device while one is being removed.
 		if known := lib.known(); len(known) > 0 {
 			return known, nil
 		}
@@ -169,8 +171,8 @@ func (lib *library) known() (devs []*device) {
 	return devs
 }
 
-// noDevice says what is missing: all of it, or what lets user space see the
-// devices that the kernel has.
+// noDevice returns an error that says what is missing: the devices, or the access of user
+// space to the kernel's devices.
 func noDevice(err error) error {
 	names, _ := filepath.Glob("/sys/class/infiniband/*")
 	if len(names) == 0 {
@@ -184,7 +186,7 @@ func noDevice(err error) error {
 		Name, strings.Join(names, ", "), err)
 }
 
-// device returns the device of a context, asking for its limits the first time.
+// device returns the device of a context. The first time it asks for the device's limits.
 func (lib *library) device(c *C.struct_rn_context) (*device, error) {
 	lib.mu.Lock()
 	defer lib.mu.Unlock()
@@ -219,9 +221,9 @@ func (lib *library) device(c *C.struct_rn_context) (*device, error) {
 	return d, nil
 }
 
-// hold keeps the device open after it is removed, when librdmacm closes those
-// that nobody uses: a list that is never freed counts as a user of all in it. The list
-// of a device that turns out to be of no use is freed by release.
+// hold keeps the device open after it is removed. librdmacm would close a device that
+// nobody uses then. A device list that is never freed counts as a user of all devices in
+// it. If the device turns out to be of no use, release frees the list.
 func hold(c *C.struct_rn_context) (release func(), err error) {
 	var list **C.struct_rn_context
 	var n C.int
@@ -260,7 +262,7 @@ func (d *device) query() error {
 		MaxMR:           int(a.max_mr),
 		MaxPD:           int(a.max_pd),
 		MaxMRSize:       uint64(a.max_mr_size),
-		MaxQPRdAtom:     min(int(a.max_qp_rd_atom), 255), // a byte in rdma_cm
+		MaxQPRdAtom:     min(int(a.max_qp_rd_atom), 255), // rdma_cm has a byte for it.
 		MaxQPInitRdAtom: min(int(a.max_qp_init_rd_atom), 255),
 		MaxPrivateData:  privateIB,
 	}
@@ -274,7 +276,7 @@ func (d *device) query() error {
 		d.attr.Quirks = ibv.Quirks{
 			ReadsOutOfOrder:   true,
 			ReadsStall:        true,
-			SendsBuffered:     true, // it hands TCP the pages of unsignalled sends, and copies the others
+			SendsBuffered:     true, // It hands TCP the pages of unsignaled sends, and copies the others.
 			EmptyReadsGarbled: true,
 			ReadsUnchecked:    true,
 			VagueErrors:       true,
@@ -357,8 +359,8 @@ func (d *device) Port(n int) (ibv.PortAttr, error) {
 	return p, nil
 }
 
-// netDev is the interface behind a port as sysfs has it: that of the first GID,
-// or on iWARP the one that the device belongs to.
+// netDev returns the network interface of a port from sysfs: that of the first GID, or on
+// iWARP the one that the device belongs to.
 func (d *device) netDev(port int) string {
 	ndevs := filepath.Join("/sys/class/infiniband", d.name, "ports", strconv.Itoa(port), "gid_attrs/ndevs")
 	entries, _ := os.ReadDir(ndevs)
@@ -381,8 +383,8 @@ const (
 	asyncPortErr     = 10
 )
 
-// watch hands the device's events to those they concern, for as long as the
-// process lives.
+// watch passes the device's events to the objects that they concern, as long as the process
+// lives.
 func (d *device) watch(f *os.File) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -398,7 +400,7 @@ func (d *device) watch(f *os.File) {
 			case -C.int(syscall.EAGAIN):
 				return false
 			default:
-				return true // the device is gone, rdma_cm says so too
+				return true // The device was removed. rdma_cm reports that too.
 			}
 		}
 	})

@@ -8,13 +8,13 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// ledger lists what was posted to a work queue of siw and has not completed.
-// siw forgets to flush RDMA Reads behind one that failed and at an orderly end,
-// and requests that are posted while it flushes, so all are flushed from here.
-// siw gets an entry's number for the ID of its request.
+// ledger lists the requests that were posted to a work queue of siw and have not completed.
+// siw does not flush RDMA Reads behind a failed Read and at an orderly end, nor requests
+// that are posted while it flushes. So this package flushes all requests. The ID of a
+// request for siw is the number of its entry.
 type ledger struct {
 	mu         sync.Mutex
-	ring       []entry // the entry n is at n modulo the length
+	ring       []entry // ring has entry n at n modulo its length.
 	head, tail uint64
 }
 
@@ -24,7 +24,7 @@ type entry struct {
 	done   bool
 	read   bool
 	fenced bool
-	sink   uint32 // of a Read, the key of its destination
+	sink   uint32 // sink is the key of a Read's destination.
 }
 
 func (l *ledger) at(n uint64) *entry { return &l.ring[n%uint64(len(l.ring))] }
@@ -42,8 +42,8 @@ func (l *ledger) add(e entry) (n uint64, ok bool) {
 	return n, true
 }
 
-// takeBack removes the last n entries, which were not posted, and returns how
-// many: those that were flushed meanwhile count as posted.
+// takeBack removes the last n entries, which were not posted, and returns how many it has
+// removed. Entries that were flushed meanwhile count as posted.
 func (l *ledger) takeBack(n int) int {
 	if l.ring == nil {
 		return n
@@ -55,9 +55,9 @@ func (l *ledger) takeBack(n int) int {
 	return n
 }
 
-// complete returns the ID of entry n, unless it was flushed before. What was
-// posted before it was started before it and is done, an RDMA Read only if
-// this is another or was fenced: completions of successes may have been unwanted.
+// complete returns the ID of entry n, unless it was flushed before. The requests before it
+// are done as well: they may have had no completion of their own. An RDMA Read before it is
+// done only if entry n is another Read, or was fenced.
 func (l *ledger) complete(n uint64) (id uint64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,7 +77,7 @@ func (l *ledger) complete(n uint64) (id uint64, ok bool) {
 	return e.id, true
 }
 
-// flush completes what is left.
+// flush completes the requests that are left.
 func (l *ledger) flush(wcs []ibv.WC, qpn uint32) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,10 +122,11 @@ func (l *ledger) readsInto(lkey uint32) bool {
 	return false
 }
 
-// settle puts the ID in a completion of siw, or reports that it is to be dropped.
+// settle sets the ID in a completion of siw. It returns false if the completion must be
+// dropped.
 func (q *qp) settle(wc *ibv.WC, recv bool) (ok bool) {
 	if wc.Status == ibv.WCFlushErr {
-		return false // its turn comes in flush
+		return false // flush completes it later.
 	}
 	l := &q.sq.ledger
 	if recv {

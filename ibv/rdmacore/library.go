@@ -22,27 +22,29 @@ import (
 	"unsafe"
 )
 
-// library is what a process has of rdma-core once: the two shared libraries,
-// the event channel of the connection manager and the devices that were opened,
-// which stay open for as long as the process lives.
+// library has what a process needs once: the two shared libraries, the event channel of the
+// connection manager, and the devices that were opened. They stay open as long as the
+// process lives.
 type library struct {
 	channel *C.struct_rn_event_channel
 
-	// events is held while an event is taken from the channel, when librdmacm may
-	// change the state of the ID's queue pair, and to take that away from the ID.
+	// events is held while an event is taken from the channel, because librdmacm may then
+	// change the state of the ID's queue pair. It is also held while the queue pair is
+	// taken from the ID.
 	events sync.Mutex
 
 	mu       sync.Mutex
 	devices  map[*C.struct_rn_context]*device
-	unusable []unusable // when devices were last listed
+	unusable []unusable // unusable is of the time when devices were last listed.
 }
 
 var loaded struct {
 	sync.Mutex
-	lib *library // nil until load has succeeded
+	lib *library // lib is nil until load has succeeded.
 }
 
-// load does so once. What it lacked may have come since it failed.
+// load loads the libraries once. After a failure it tries again, because what was missing
+// may have been installed since.
 func load() (*library, error) {
 	loaded.Lock()
 	defer loaded.Unlock()
@@ -71,7 +73,7 @@ func load() (*library, error) {
 	return lib, nil
 }
 
-// loadNamed loads the two libraries, which have stable names but in tests.
+// loadNamed loads the two libraries. Their names are always the same, except in tests.
 func loadNamed(verbs, cm string) error {
 	var problem [256]C.char
 	v, c := C.CString(verbs), C.CString(cm)
@@ -84,7 +86,7 @@ func loadNamed(verbs, cm string) error {
 		"others: rdma-core, libibverbs, librdmacm): %w", Name, C.GoString(&problem[0]), errors.ErrUnsupported)
 }
 
-// channelError says what to do when the connection manager cannot be had.
+// channelError adds advice to the error of a connection manager that cannot be opened.
 func channelError(err error) error {
 	advice := "load the module rdma_ucm (modprobe rdma_ucm)"
 	if errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EPERM) {
@@ -93,7 +95,7 @@ func channelError(err error) error {
 	return fmt.Errorf("%s: no connection manager: %w: %s", Name, err, advice)
 }
 
-// errno turns what the shim returns into an error.
+// errno returns the error for a result of the shim.
 func errno(rc C.int) error {
 	if rc >= 0 {
 		return nil
@@ -101,8 +103,8 @@ func errno(rc C.int) error {
 	return syscall.Errno(-rc)
 }
 
-// pollable gives a descriptor, which does not block, to the runtime's poller.
-// The file closes it.
+// pollable makes a file of a descriptor that does not block, for the runtime's poller. The
+// file closes the descriptor.
 func pollable(fd int, name string) (*os.File, error) {
 	f := os.NewFile(uintptr(fd), name)
 	if err := f.SetReadDeadline(noDeadline); err != nil {
@@ -111,9 +113,8 @@ func pollable(fd int, name string) (*os.File, error) {
 	return f, nil
 }
 
-// handles gives C a number to name an object of ours by, so that it never holds
-// a pointer to it. A number is used once. Objects in it stay when the program
-// forgets them.
+// handles numbers the objects that C must name, so that C never holds a pointer to them. A
+// number is used once. The table keeps an object alive that the program has dropped.
 var handles = struct {
 	sync.RWMutex
 	last C.uintptr_t
@@ -140,16 +141,15 @@ func lookup(h C.uintptr_t) any {
 	return handles.m[h]
 }
 
-// Provider is rdma-core's devices with their connection manager. Use [New].
+// Provider has the devices of rdma-core with their connection manager. Use [New].
 type Provider struct {
 	cfg Config
 	lib *library
 }
 
-// New loads rdma-core if that was not done before. Its devices and its event
-// channel stay open until the process ends. The error says what to install, to
-// load or to permit; where the libraries or cgo are missing it matches
-// errors.ErrUnsupported.
+// New loads rdma-core if it is not loaded yet. The devices and the event channel stay open
+// until the process ends. The error says what to install, to load or to permit. Without the
+// libraries, or without cgo, it matches errors.ErrUnsupported.
 //
 // New returns the concrete type, as iwarp.New does: a provider may have methods beyond
 // those of [ibv.Provider], such as [Provider.Unusable].

@@ -19,27 +19,27 @@ import (
 
 const defaultBacklog = 1024
 
-// listener implements ibv.Listener. Requests wait for Accept in a queue; while
-// that is full further ones are rejected.
+// listener implements ibv.Listener. Requests wait for Accept in a queue. While the queue is
+// full, further requests are rejected.
 type listener struct {
 	p      *Provider
-	ps     C.int // port space
+	ps     C.int // ps is the port space.
 	handle C.uintptr_t
 	addr   netip.AddrPort
 
 	ready chan *id
 	done  chan struct{}
-	gone  chan struct{} // the device is
+	gone  chan struct{} // gone is closed when the device was removed.
 	lost  sync.Once
 
-	ids []*C.struct_rn_cm_id // one, or one for each family
+	ids []*C.struct_rn_cm_id // ids has one ID, or one for each family.
 
 	mu     sync.Mutex
 	closed bool
 }
 
-// Listen binds an address for rdma_cm. An unspecified one is that of all
-// devices, those that come later too.
+// Listen binds an address for rdma_cm. An unspecified address is that of all devices, also
+// of those that are added later.
 func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
 	l, err := p.listen(portSpaceTCP, local, backlog)
 	if err != nil {
@@ -63,12 +63,12 @@ func (p *Provider) listen(portSpace C.int, local netip.AddrPort, backlog int) (*
 
 func (l *listener) listen(local netip.AddrPort, backlog int) error {
 	if local.Addr().IsLoopback() && !l.p.onLoopback() {
-		// rdma_cm would take it, and siw then hold the port for connections that
-		// never come about.
+		// rdma_cm would accept it, and siw would then hold the port for connections that
+		// are never made.
 		return syscall.EADDRNOTAVAIL
 	}
-	// rdma_cm chooses a port that it has free itself. The other family may have given
-	// it away, or TCP, of whose ports siw needs the same.
+	// rdma_cm chooses a port that it has free itself. The other family may use that port,
+	// or TCP, whose ports siw needs too.
 	for try := 1; ; try++ {
 		err := l.bindAll(local, backlog)
 		if err != syscall.EADDRINUSE || local.Port() != 0 || try == chooseAgain {
@@ -80,20 +80,20 @@ func (l *listener) listen(local netip.AddrPort, backlog int) error {
 	}
 }
 
-// chooseAgain is how often a port is chosen before none seems to be free.
+// chooseAgain is how many ports are tried before the error is that none is free.
 const chooseAgain = 10
 
-// bindAll binds one address, or all: those of IPv6 with the port of those of IPv4.
+// bindAll binds one address, or all addresses. Those of IPv6 get the port of those of IPv4.
 func (l *listener) bindAll(local netip.AddrPort, backlog int) error {
 	if local.Addr().IsValid() {
 		return l.bind(local, backlog)
 	}
-	// Not with one socket for both: siw would reset what comes by IPv4.
+	// One socket for both families would not do: siw would reset connections by IPv4.
 	if err := l.bind(netip.AddrPortFrom(netip.IPv4Unspecified(), local.Port()), backlog); err != nil {
 		return err
 	}
 	err := l.bind(netip.AddrPortFrom(netip.IPv6Unspecified(), l.addr.Port()), backlog)
-	if err == syscall.EAFNOSUPPORT || err == syscall.EADDRNOTAVAIL { // no IPv6 here
+	if err == syscall.EAFNOSUPPORT || err == syscall.EADDRNOTAVAIL { // The host has no IPv6.
 		return nil
 	}
 	return err
@@ -150,8 +150,8 @@ func (l *listener) destroy() (err error) {
 	return err
 }
 
-// listenError says what it means when an address is not that of a device. All addresses
-// are, so of these it is the port that is not to be had.
+// listenError explains the error if an address is not that of a device. For an unspecified
+// address the error means that the port is not free.
 func listenError(local netip.Addr, err error) error {
 	switch {
 	case err == syscall.EADDRNOTAVAIL && (!local.IsValid() || local.IsUnspecified()):
@@ -162,8 +162,8 @@ func listenError(local netip.Addr, err error) error {
 	return err
 }
 
-// request takes a connection request. It is called from the one goroutine that
-// hears of events, and must not wait.
+// request handles a connection request. The only goroutine that takes events calls it, so
+// it must not wait.
 func (l *listener) request(info *C.struct_rn_event_info) {
 	i := &id{p: l.p, passive: true, ud: l.ps == portSpaceUDP, c: info.id, steps: make(chan step, 8)}
 	s := newStep(info)
@@ -176,7 +176,7 @@ func (l *listener) request(info *C.struct_rn_event_info) {
 		i.Close()
 		return
 	}
-	// What the peer proposes, as this side's limit.
+	// These are the depths that the peer proposes, as limits of this side.
 	i.param.ResponderResources = min(i.param.ResponderResources, i.dev.attr.MaxQPRdAtom)
 	i.param.InitiatorDepth = min(i.param.InitiatorDepth, i.dev.attr.MaxQPInitRdAtom)
 	l.mu.Lock()
@@ -185,7 +185,7 @@ func (l *listener) request(info *C.struct_rn_event_info) {
 		select {
 		case l.ready <- i:
 			return
-		default: // nobody accepts, and enough are waiting for it
+		default: // The program does not accept, and the queue is full.
 		}
 	}
 	i.Reject(nil)

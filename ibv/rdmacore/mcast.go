@@ -17,18 +17,18 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// group is an IP multicast group that an ID has joined or is about to.
+// group is an IP multicast group that an ID has joined, or is joining.
 type group struct {
 	addr  netip.Addr
 	how   ibv.JoinFlags
-	event chan step // the first, which is for who joins
-	told  bool      // of that one, under the ID's mu
+	event chan step // event has the first event, for the call that joins.
+	told  bool      // told is set when event has it; the ID's mu guards it.
 }
 
 // groupLeft is the event of a group that was left before it was joined.
 const groupLeft = -1
 
-// tell tells who joins, unless it knows how that has ended.
+// tell reports an event to the call that joins, unless it has one already.
 func (g *group) tell(s step) bool {
 	if g.told {
 		return false
@@ -38,7 +38,8 @@ func (g *group) tell(s step) bool {
 	return true
 }
 
-// groups is those of an ID, by the number that their events bring, under its mu.
+// groups has the groups of an ID, by the number that their events have. The ID's mu guards
+// it.
 type groups struct {
 	last uintptr
 	m    map[uintptr]*group
@@ -63,10 +64,11 @@ func (s *groups) find(addr netip.Addr) (n uintptr, ok bool) {
 	return 0, false
 }
 
-// errNoMulticast says that the device cannot do what is asked for.
+// errNoMulticast is the error of a device without multicast.
 func (d *device) errNoMulticast() error { return ibv.Unsupported(d.name, "multicast") }
 
-// errNotSupp is ENOTSUPP, which Linux has for itself and lets out here.
+// errNotSupp is ENOTSUPP, an error number of the Linux kernel that programs should not see,
+// and that it returns here.
 const errNotSupp = syscall.Errno(524)
 
 func (i *id) JoinMulticast(ctx context.Context, addr netip.Addr, how ibv.JoinFlags) (ibv.UDParam, error) {
@@ -80,7 +82,7 @@ func (i *id) JoinMulticast(ctx context.Context, addr netip.Addr, how ibv.JoinFla
 	return param, nil
 }
 
-// groupError tells that the device has no room for another member.
+// groupError returns ErrLimit if the device has no room for another member.
 func groupError(err error) error {
 	if errors.Is(err, syscall.ENOMEM) {
 		return fmt.Errorf("%w (%w)", ibv.ErrLimit, err)
@@ -110,7 +112,7 @@ func (i *id) join(ctx context.Context, addr netip.Addr, how ibv.JoinFlags) (ibv.
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.groups.m[n] != nil { // nobody has left it
+	if i.groups.m[n] != nil { // It was not left meanwhile.
 		if e := i.leaveGroup(n); e != nil {
 			err = fmt.Errorf("%w; and then to leave it: %w", err, e)
 		}
@@ -149,7 +151,7 @@ func (i *id) beginJoin(addr netip.Addr, how ibv.JoinFlags) (n uintptr, g *group,
 	return n, g, nil
 }
 
-// grouped takes an event of a group.
+// grouped handles an event of a group.
 func (i *id) grouped(n uintptr, s step) {
 	i.mu.Lock()
 	g := i.groups.m[n]
@@ -160,7 +162,7 @@ func (i *id) grouped(n uintptr, s step) {
 	}
 }
 
-// ungrouped ends the joins in progress on a device that is gone.
+// ungrouped ends the joins in progress on a device that was removed.
 func (i *id) ungrouped() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -192,17 +194,17 @@ func (i *id) leave(addr netip.Addr) error {
 	return i.leaveGroup(n)
 }
 
-// leaveAll is for Close: the library forgets the groups of an ID that is destroyed,
-// but not the memory that it has for them. Called with mu held.
+// leaveAll is for Close. When an ID is destroyed, the library forgets the ID's groups, but
+// does not free its memory for them. The caller holds mu.
 func (i *id) leaveAll() {
 	for n := range i.groups.m {
 		i.leaveGroup(n)
 	}
 }
 
-// leaveGroup waits for nothing: the library would for events that are being handed
-// out, and attaches the queue pair as it does that, so it is kept from it. Called
-// with mu held.
+// leaveGroup does not wait. The library would wait for events that are being returned, and
+// it attaches the queue pair when it returns an event. So leaveGroup excludes that. The
+// caller holds mu.
 func (i *id) leaveGroup(n uintptr) error {
 	g := i.groups.m[n]
 	from := toSockaddr(netip.AddrPortFrom(g.addr, 0))
@@ -225,7 +227,7 @@ func (q *qp) DetachMcast(gid ibv.GID, lid uint16) error {
 	})
 }
 
-// mcast lets f change the groups of the queue pair.
+// mcast calls f, which changes the groups of the queue pair.
 func (q *qp) mcast(what string, gid ibv.GID, change int, f func(*C.struct_rn_qp, *C.uint8_t) C.int) error {
 	q.id.mu.Lock()
 	defer q.id.mu.Unlock()

@@ -11,15 +11,14 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// siw, on the passive side of a connection, overlooks what comes between its answer to
-// the request for the connection and the moment when it takes over the socket, until
-// something else comes. Either side brings that about while it has heard nothing: a
-// passive siw asks the peer's device to send something, and an active one sends something
-// that the peer's program does not see.
+// siw on the passive side of a connection does not notice what comes between its answer to
+// the connection request and the moment when it takes over the socket, until something else
+// comes. So each side makes something come while it has received nothing. A passive siw
+// makes the peer's device send an answer. An active siw sends something that the peer's
+// program does not see.
 const (
-	// nudgePassive is how long the passive side waits for a first message. By then
-	// the active side has its answer and hears, as MPA wants it (RFC 5044, section
-	// 7.1.3).
+	// nudgePassive is how long the passive side waits for a first message. By then the
+	// active side has its answer and receives, as MPA requires (RFC 5044, section 7.1.3).
 	nudgePassive = 100 * time.Millisecond
 
 	// nudgeActive is how long the active side waits for an answer to what it has sent.
@@ -31,7 +30,7 @@ const (
 	nudges = 8
 )
 
-// nudgeID is the request of nudge, which is in no ledger.
+// nudgeID is the ID of the requests of nudge, which are in no ledger.
 const nudgeID = ^C.uint64_t(0)
 
 // expectFirst begins to wait for the first message of the peer.
@@ -65,15 +64,15 @@ func (q *qp) expectFirst() {
 	})
 }
 
-// heardNothing reports whether a queue pair in use has completed no receive. Called with
-// sq.mu held.
+// heardNothing reports whether a queue pair in use has completed no receive. The caller
+// holds sq.mu.
 func (q *qp) heardNothing() bool {
 	return q.sq.c != nil && !q.failed.Load() && q.rq.ledger.untouched()
 }
 
-// nudge posts a request of no bytes: an RDMA Read has the peer's device send an answer,
-// an RDMA Write is sent to it. What goes wrong with it goes wrong with the connection and
-// is seen there. Called with sq.mu held.
+// nudge posts a request of zero bytes. An RDMA Read makes the peer's device send an answer,
+// and an RDMA Write sends something to it. If the request fails, the connection fails,
+// which is noticed there. The caller holds sq.mu.
 func (q *qp) nudge(op ibv.Opcode) {
 	wr := C.struct_rn_wr{id: nudgeID, opcode: opcodes[op]}
 	if op == ibv.OpRead {

@@ -14,11 +14,10 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// lowerMTU has the connection use no more than Config.PathMTU, which the manager
-// puts in its request and the peer's goes by. A route can only be given in place
-// of resolving it. So that all else in it is what rdma_cm finds (priority, traffic
-// class, hop limit), the ID that has found it makes way for another that is given
-// the same with a smaller MTU.
+// lowerMTU limits the path MTU of the connection to Config.PathMTU. The manager puts it in
+// the request, and the peer uses it too. A route can only be set in place of its
+// resolution. To keep everything else that rdma_cm has found (priority, traffic class, hop
+// limit), a new ID gets the route of the first ID with a smaller MTU, and takes its place.
 func (i *id) lowerMTU(ctx context.Context, localPort uint16) error {
 	want := i.p.cfg.PathMTU
 	if want == 0 || i.ud || i.dev.attr.Transport == ibv.TransportIWARP || mtu(C.uint32_t(C.rn_path_mtu(i.c))) <= want {
@@ -33,7 +32,7 @@ func (i *id) lowerMTU(ctx context.Context, localPort uint16) error {
 	old, local := i.c, netip.AddrPortFrom(i.local.Addr(), localPort)
 	i.c = c
 	i.mu.Unlock()
-	C.rn_destroy_id(old) // whose port is free again
+	C.rn_destroy_id(old) // The port of the old ID is free then.
 	if err := i.resolveAddr(ctx, local); err != nil {
 		return err
 	}

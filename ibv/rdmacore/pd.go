@@ -23,8 +23,8 @@ type pd struct {
 	dev *device
 
 	mu    sync.Mutex
-	c     unsafe.Pointer // nil once closed
-	users int            // regions, queue pairs and address handles
+	c     unsafe.Pointer // c is nil once the domain is closed.
+	users int            // users counts regions, queue pairs and address handles.
 }
 
 func (d *device) AllocPD() (ibv.PD, error) {
@@ -35,7 +35,7 @@ func (d *device) AllocPD() (ibv.PD, error) {
 	return p, nil
 }
 
-// use adds a user, or says that the domain is closed.
+// use adds a user. It returns an error if the domain is closed.
 func (p *pd) use() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,12 +72,12 @@ func (p *pd) Close() error {
 type mr struct {
 	pd     *pd
 	buf    []byte
-	handle C.uintptr_t // keeps the memory reachable for the device
+	handle C.uintptr_t // handle keeps the memory reachable for the device.
 
 	lkey, rkey uint32
 
 	mu sync.Mutex
-	c  *C.struct_rn_mr // nil once closed
+	c  *C.struct_rn_mr // c is nil once the region is closed.
 }
 
 func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
@@ -102,13 +102,13 @@ func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 	return m, nil
 }
 
-// RegMR is for devices whose keys can be tied to a queue pair. Regions of
-// libibverbs open to their whole domain.
+// RegMR is for devices whose keys can be tied to a queue pair. A region of libibverbs is
+// open to its whole domain.
 func (q *qp) RegMR([]byte, ibv.Access) (ibv.MR, error) {
 	return nil, ibv.Unsupported(q.dev.name, "memory regions of one queue pair")
 }
 
-// memoryError adds what to do when the kernel refuses to pin memory.
+// memoryError adds advice to the error if the kernel refuses to pin memory.
 func memoryError(err error) error {
 	if !errors.Is(err, syscall.ENOMEM) && !errors.Is(err, syscall.EPERM) {
 		return err
@@ -147,8 +147,8 @@ func (m *mr) Close() error {
 	return nil
 }
 
-// endReads ends the connection if an RDMA Read fills the closed region with this
-// key: siw looks at the key only when it starts.
+// endReads ends the connection if an RDMA Read fills the closed region with this key. siw
+// checks the key only when the Read starts.
 func (i *id) endReads(lkey uint32) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -30,27 +30,26 @@ type qp struct {
 	num    uint32
 	cap    ibv.QPCap
 	ud     bool
-	limit  uint64 // bytes of a message
+	limit  uint64 // limit is how many bytes a message may have.
 
-	up     atomic.Bool // established, so sends may be posted
-	failed atomic.Bool // in the error state, as far as is known here
+	up     atomic.Bool // up is set when the connection is established, so that sends may be posted.
+	failed atomic.Bool // failed is set when the queue pair is known to be in the error state.
 
-	first    *time.Timer // until the peer's first message comes, siw only; below sq.mu
-	attached int         // groups, by AttachMcast; under the ID's mu
+	first    *time.Timer // first runs on siw until the peer's first message comes; sq.mu guards it.
+	attached int         // attached is how many groups AttachMcast has attached; the ID's mu guards it.
 
 	sq, rq queue
 }
 
-// queue is one of the two work queues: the lock, and room to put requests in
-// the form that C takes.
+// queue is one of the two work queues: the lock, and memory for requests in the form of C.
 type queue struct {
 	mu     sync.Mutex
-	c      *C.struct_rn_qp // nil once closed
+	c      *C.struct_rn_qp // c is nil once the queue pair is closed.
 	wrs    []C.struct_rn_wr
 	sges   []C.struct_rn_sge
 	inline []byte
-	ahs    []*ah  // named in wrs
-	ledger ledger // siw only
+	ahs    []*ah  // ahs are named in wrs.
+	ledger ledger // ledger is used on siw only.
 }
 
 func (i *id) CreateQP(domain ibv.PD, init ibv.QPInit) (ibv.QP, error) {
@@ -128,8 +127,8 @@ func (i *id) createQP(domain ibv.PD, init *ibv.QPInit) (ibv.QP, error) {
 	return q, nil
 }
 
-// checkCap refuses what the device says it cannot do; some drivers would take
-// it and fail later.
+// checkCap refuses capacities above the device's limits. Some drivers would accept them and
+// fail later.
 func (d *device) checkCap(c *ibv.QPCap, maxInline int) error {
 	for _, l := range []struct {
 		what        string
@@ -151,7 +150,7 @@ func (d *device) checkCap(c *ibv.QPCap, maxInline int) error {
 	return nil
 }
 
-// use keeps what the queue pair depends on open, until undo.
+// use keeps the objects that the queue pair depends on open, until undo is called.
 func (q *qp) use() (undo func(), err error) {
 	if err := q.pd.use(); err != nil {
 		return nil, err
@@ -209,7 +208,7 @@ var opcodes = [...]C.uint32_t{
 	ibv.OpLocalInv: 7,
 }
 
-// needs says what an operation takes that not every device has.
+// needs has the capability that an operation needs, if not every device has it.
 var needs = [...]ibv.Caps{
 	ibv.OpSendImm:  ibv.CapSendImm,
 	ibv.OpSendInv:  ibv.CapSendInvalidate,
@@ -234,7 +233,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	var err error
 	for good < len(wrs) {
 		if err = q.addSend(&wrs[good]); err != nil {
-			break // those before it are posted
+			break // The requests before it are posted.
 		}
 		good++
 	}
@@ -254,8 +253,8 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	return good, nil
 }
 
-// flushesItself reports whether work requests are flushed here, not by the
-// device. siw leaves in its queue what is posted in the error state.
+// flushesItself reports whether this package flushes work requests, because the device does
+// not. siw leaves requests in its queue that are posted in the error state.
 func (q *qp) flushesItself() bool { return q.dev.siw && q.failed.Load() }
 
 // clear makes room; inline data must not move while it is gathered.
@@ -279,7 +278,7 @@ func (s *queue) elements() *C.struct_rn_sge {
 	return unsafe.SliceData(s.sges)
 }
 
-// addSend puts a work request in C's form.
+// addSend converts a work request to the form of C.
 func (q *qp) addSend(wr *ibv.SendWR) error {
 	s := &q.sq
 	if int(wr.Op) >= len(opcodes) {
@@ -315,7 +314,7 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 		w.imm_or_key = C.uint32_t(wr.InvKey)
 	}
 	if wr.Flags&ibv.SendFence != 0 && !(q.dev.siw && wr.Op == ibv.OpRead) {
-		w.flags |= sendFence // on a Read siw stops at it, and Reads are in order without
+		w.flags |= sendFence // siw stops at a Read with a fence, and its Reads are in order without one.
 	}
 	if wr.Flags&ibv.SendSignaled != 0 {
 		w.flags |= sendSignaled
@@ -338,8 +337,8 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 			return fmt.Errorf("%d bytes inline (limit %d): %w", total, q.cap.MaxInline, ibv.ErrLimit)
 		}
 		w.flags |= sendInline
-		// Through memory of our own: the device copies in the call, but the
-		// caller's bytes may be on a stack, which moves.
+		// The data is copied to memory of this package first: the device copies it during
+		// the call, but the caller's bytes may be on a stack, which moves.
 		at := len(s.inline)
 		for _, e := range wr.SGL {
 			s.inline = append(s.inline, e.Buf...)
@@ -351,8 +350,8 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 	} else {
 		w.num_sge = s.add(wr.SGL)
 		if q.dev.siw && wr.Op == ibv.OpRead && w.num_sge == 0 {
-			// siw takes the first element of a Read for granted. Without one it reads
-			// as much as the last request did that was in the same place.
+			// siw assumes that a Read has an element. Without one it uses the length of
+			// the request that was in the same place of the queue before.
 			w.num_sge = 1
 			s.sges = append(s.sges, C.struct_rn_sge{})
 		}
@@ -372,8 +371,8 @@ func (q *qp) addSend(wr *ibv.SendWR) error {
 	return nil
 }
 
-// add puts elements in C's form. Empty ones are left out: InfiniBand counts a
-// length of zero as 2 GiB.
+// add converts elements to the form of C. It leaves out empty ones, because InfiniBand
+// takes a length of zero for 2 GiB.
 func (s *queue) add(sgl []ibv.SGE) (n C.uint32_t) {
 	for _, e := range sgl {
 		if len(e.Buf) > 0 {
@@ -421,7 +420,7 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 		}
 		n := r.add(wr.SGL)
 		if n == 0 && q.dev.siw {
-			r.sges = append(r.sges, C.struct_rn_sge{}) // it takes no receive without an element
+			r.sges = append(r.sges, C.struct_rn_sge{}) // The device accepts no receive without an element.
 			n = 1
 		}
 		r.wrs = append(r.wrs, C.struct_rn_wr{id: C.uint64_t(id), num_sge: n})
@@ -438,7 +437,7 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 		case q.dev.siw:
 			q.recvCQ.flushes(q)
 		case q.dev.rxe:
-			C.rn_qp_error(r.c) // it only looks at them when it is told the state again
+			C.rn_qp_error(r.c) // The device looks at them only when the state is set again.
 		}
 	}
 	if err != nil {
@@ -476,8 +475,8 @@ func (q *qp) lock() (unlock func()) {
 	}
 }
 
-// setFailed notes that the device has stopped and flushed what it had. Called
-// with both queues locked, so that no post falls between the two.
+// setFailed notes that the device has stopped and flushed its requests. The caller holds
+// the locks of both queues, so that no post is missed.
 func (q *qp) setFailed() {
 	q.failed.Store(true)
 	if q.dev.siw {
@@ -486,9 +485,9 @@ func (q *qp) setFailed() {
 	}
 }
 
-// fail is called when a failure has shown that the queue pair is in the error
-// state, or on its way there. The software devices then need to be told, so that
-// nothing that was posted meanwhile is left.
+// fail is called when a failure has shown that the queue pair is in the error state, or
+// will be. The software devices must be told then, so that requests that were posted
+// meanwhile are flushed too.
 func (q *qp) fail() {
 	defer q.lock()()
 	if q.sq.c == nil {
@@ -507,7 +506,7 @@ func (q *qp) Close() error {
 	if err != nil {
 		return err
 	}
-	// Afterwards the number may be another's.
+	// Afterwards another queue pair may have the number.
 	failed := append(q.sendCQ.leave(q), q.recvCQ.leave(q)...)
 	C.rn_destroy_qp(c)
 	q.unuse()
@@ -517,9 +516,9 @@ func (q *qp) Close() error {
 	return nil
 }
 
-// detach takes the queue pair away from all that use it. To destroy it is for the
-// caller, without locks: siw waits there for a peer that does not answer, 10 s, and
-// those that hear of events or close a region must not.
+// detach removes the queue pair from all objects that use it. The caller destroys it,
+// without locks: siw waits up to 10 s there for a peer that does not answer. Goroutines
+// that take events or close a region must not wait so long.
 func (q *qp) detach() (*C.struct_rn_qp, error) {
 	q.id.mu.Lock()
 	defer q.id.mu.Unlock()

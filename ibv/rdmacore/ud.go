@@ -17,9 +17,9 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// Datagrams: what differs from connections in the port space of UDP. There the
-// managers ask and answer once (SIDR), and the queue pair belongs to this side
-// alone.
+// This file has what is different for datagrams, in the port space of UDP. The connection
+// managers exchange one request and one reply (SIDR), and the queue pair does not belong to
+// one peer.
 
 const portSpaceUDP = 0x0111
 
@@ -29,14 +29,14 @@ const (
 	typeUD = 4
 )
 
-// privateUD is the private data of an answer in SIDR, which has fewer bytes than
-// the question (216, of which rdma_cm takes 36).
+// privateUD is the length of the private data of a reply in SIDR. A request has more: 216
+// bytes, of which rdma_cm uses 36.
 const privateUD = 136
 
-// errNoUD says that the device cannot do what is asked for.
+// errNoUD is the error of a device without datagrams.
 func (d *device) errNoUD() error { return ibv.Unsupported(d.name, "datagrams (UD queue pairs)") }
 
-// BindUD finds the device that has the address.
+// BindUD returns an ID of the device that has the address.
 func (p *Provider) BindUD(ctx context.Context, local netip.AddrPort) (ibv.ID, error) {
 	i, err := p.bindUD(ctx, local)
 	if err != nil {
@@ -68,7 +68,7 @@ func (p *Provider) bindUD(ctx context.Context, local netip.AddrPort) (*id, error
 	return i, nil
 }
 
-// ResolveUD finds the device that routes to remote.
+// ResolveUD returns an ID of the device on the route to remote.
 func (p *Provider) ResolveUD(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
 	i, err := p.resolve(ctx, portSpaceUDP, local, remote)
 	if err != nil {
@@ -86,8 +86,8 @@ func (p *Provider) ListenUD(ctx context.Context, local netip.AddrPort, backlog i
 	return l, nil
 }
 
-// checkUD refuses to listen where no datagrams come from. rdma_cm would do it,
-// and siw take TCP connections there.
+// checkUD refuses to listen on a device without datagrams. rdma_cm would listen, and siw
+// would accept TCP connections there.
 func (p *Provider) checkUD(c *C.struct_rn_cm_id) error {
 	if c.verbs != nil {
 		d, err := p.lib.device(c.verbs)
@@ -108,7 +108,7 @@ func (p *Provider) checkUD(c *C.struct_rn_cm_id) error {
 	return devs[0].errNoUD()
 }
 
-// udParam is what an event says of the peer.
+// udParam returns what an event says about the peer.
 func udParam(info *C.struct_rn_event_info) ibv.UDParam {
 	a := &info.ah_attr
 	return ibv.UDParam{
@@ -136,8 +136,8 @@ func (i *id) UDParam() ibv.UDParam {
 	return i.peer
 }
 
-// PathMTU asks the queue pair of a connection. For datagrams it is the route's,
-// as far as the port can send that.
+// PathMTU is the path MTU of the queue pair for a connection. For datagrams it is that of
+// the route, but the port's MTU at most.
 func (i *id) PathMTU() int {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -159,7 +159,7 @@ func (i *id) PathMTU() int {
 	return mtu(C.uint32_t(max(C.rn_qp_path_mtu(i.c.qp), 0)))
 }
 
-// mtu is the port's MTU of the moment.
+// mtu returns the port's present MTU.
 func (d *device) mtu(port int) (int, error) {
 	var a C.struct_rn_port_attr
 	if err := errno(C.rn_query_port(d.c, C.int(port), &a)); err != nil {
@@ -168,7 +168,7 @@ func (d *device) mtu(port int) (int, error) {
 	return mtu(a.active_mtu), nil
 }
 
-// mtu is what a number of enum ibv_mtu stands for, 0 for others.
+// mtu returns the size for a number of enum ibv_mtu, 0 for other numbers.
 func mtu(n C.uint32_t) int {
 	if int(n) < len(mtus) {
 		return mtus[n]
@@ -176,7 +176,8 @@ func mtu(n C.uint32_t) int {
 	return 0
 }
 
-// connectUD asks the peer's manager which queue pair serves the address.
+// connectUD sends a request to the peer's manager for the queue pair that serves the
+// address.
 func (i *id) connectUD(ctx context.Context, param *ibv.ConnParam) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -196,7 +197,7 @@ func (i *id) connectUD(ctx context.Context, param *ibv.ConnParam) error {
 	return nil
 }
 
-// acceptUD answers with a queue pair. There is nothing to wait for.
+// acceptUD replies with a queue pair. There is nothing to wait for.
 func (i *id) acceptUD(ctx context.Context, param *ibv.ConnParam) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -206,7 +207,7 @@ func (i *id) acceptUD(ctx context.Context, param *ibv.ConnParam) error {
 	})
 }
 
-// ask lets f send a question, or an answer, which is done once only.
+// ask calls f, which sends a request or a reply. An ID does that only once.
 func (i *id) ask(param *ibv.ConnParam, answer bool, f func(*C.struct_rn_conn_param, unsafe.Pointer, C.int) C.int) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -215,7 +216,7 @@ func (i *id) ask(param *ibv.ConnParam, answer bool, f func(*C.struct_rn_conn_par
 		return net.ErrClosed
 	case i.up || i.passive != answer || !i.remote.IsValid():
 		return ibv.ErrState
-	case answer && i.qp == nil && param.QPN == 0: // which is nobody's: it is that of the subnet's management
+	case answer && i.qp == nil && param.QPN == 0: // Queue pair 0 is that of the subnet's management.
 		return fmt.Errorf("no queue pair: %w", ibv.ErrState)
 	case len(param.Private) > privateUD:
 		return i.tooPrivate(param.Private)
@@ -225,7 +226,7 @@ func (i *id) ask(param *ibv.ConnParam, answer bool, f func(*C.struct_rn_conn_par
 	return errno(f(&c, dataOf(param.Private), C.int(len(param.Private))))
 }
 
-// maxPrivate is how much private data the ID can carry.
+// maxPrivate returns how many bytes of private data the ID can send.
 func (i *id) maxPrivate() int {
 	if i.ud {
 		return i.dev.attr.MaxPrivateDataUD
@@ -237,7 +238,7 @@ func (i *id) tooPrivate(private []byte) error {
 	return fmt.Errorf("%d bytes of private data (limit %d): %w", len(private), i.maxPrivate(), ibv.ErrLimit)
 }
 
-// Answers of SIDR that are none, in Linux's enum ib_cm_sidr_status.
+// These are the failures of SIDR, in Linux's enum ib_cm_sidr_status.
 var sidrReasons = map[int]string{
 	sidrUnsupported: "nobody listens there",
 	sidrRejected:    "refused by its program",
@@ -251,8 +252,8 @@ const (
 	sidrRejected    = 2
 )
 
-// refusedUD is rejected for datagrams, where the manager calls every answer but
-// a good one unreachable.
+// refusedUD is like rejected, for datagrams. The manager reports every failure as
+// unreachable.
 func refusedUD(s step) error {
 	text := sidrReasons[s.status]
 	if text == "" {
@@ -264,13 +265,13 @@ func refusedUD(s step) error {
 	return &ibv.RejectError{Reason: s.status, Private: s.private, Text: text, Err: syscall.ECONNREFUSED}
 }
 
-// ah implements ibv.AH. The library frees a handle at once, so one that is closed
-// lasts until the posts in progress that name it have returned.
+// ah implements ibv.AH. The library frees a handle at once. So a handle that is closed is
+// kept until the posts in progress that name it have returned.
 type ah struct {
 	pd     *pd
 	c      unsafe.Pointer
 	closed atomic.Bool
-	users  atomic.Int32 // those posts, and one until Close
+	users  atomic.Int32 // users counts those posts, and one more until Close.
 }
 
 func (p *pd) CreateAH(attr ibv.AHAttr) (ibv.AH, error) {
@@ -335,7 +336,7 @@ func (p *pd) createAH(create func(*unsafe.Pointer) C.int) (ibv.AH, error) {
 	return a, nil
 }
 
-// hold keeps the handle until release, or reports that it is closed.
+// hold keeps the handle until release. It returns false if the handle is closed.
 func (a *ah) hold() bool {
 	for !a.closed.Load() {
 		n := a.users.Load()
@@ -365,7 +366,7 @@ func (a *ah) Close() error {
 	return nil
 }
 
-// address says in a request where its datagram goes.
+// address sets the destination of a datagram in a request.
 func (q *qp) address(wr *ibv.SendWR, w *C.struct_rn_wr) error {
 	if wr.Op != ibv.OpSend && wr.Op != ibv.OpSendImm {
 		return fmt.Errorf("%v of datagrams: %w", wr.Op, syscall.EINVAL)
@@ -384,17 +385,17 @@ func (q *qp) address(wr *ibv.SendWR, w *C.struct_rn_wr) error {
 	return nil
 }
 
-// releaseAHs gives up the handles that address held.
+// releaseAHs releases the handles that address has held.
 func (s *queue) releaseAHs() {
 	for _, a := range s.ahs {
-		a.release() // whose program has closed it has had its answer
+		a.release() // If the program has closed it, its Close has returned already.
 	}
 	clear(s.ahs)
 	s.ahs = s.ahs[:0]
 }
 
-// addSource says in the completion of a datagram where it came from. Devices fill
-// some of that in for connections too, Soft-RoCE for one the flag.
+// addSource sets the source of a datagram in its completion. Devices set some of these
+// fields for connections too; Soft-RoCE sets the flag.
 func (c *cq) addSource(w *C.struct_rn_wc, wc *ibv.WC) {
 	if wc.Status != ibv.WCSuccess || wc.Op != ibv.WCRecv {
 		return
