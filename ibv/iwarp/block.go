@@ -2,15 +2,15 @@ package iwarp
 
 import "sync"
 
-// Memory that the device needs only while bytes are on their way comes from
-// pools, so that an idle queue pair holds none.
+// Memory that the device needs only while bytes are under way comes from pools, so that an
+// idle queue pair has none.
 
-const stagingSize = 16 << 10 // bytes read ahead of the frame in progress
+const stagingSize = 16 << 10 // stagingSize is how many bytes are read ahead of the frame in progress.
 
 var (
 	stagingPool = sync.Pool{New: func() any { b := make([]byte, stagingSize); return &b }}
 
-	// Copies of inline data, by size class.
+	// These are for copies of inline data, by size class.
 	blockSizes = [...]int{4 << 10, 64 << 10, 256 << 10, maxInline}
 	blockPools [len(blockSizes)]sync.Pool
 )
@@ -31,7 +31,7 @@ func getBlock(n int) *[]byte {
 	return &b
 }
 
-// putBlock takes a block back; nil is fine.
+// putBlock returns a block to its pool. nil is allowed.
 func putBlock(b *[]byte) {
 	if b == nil {
 		return

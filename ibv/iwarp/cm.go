@@ -17,16 +17,16 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// id implements ibv.ID: a TCP connection on its way through MPA start-up
-// (RFC 5044 section 7, RFC 6581), and the queue pair that gets it.
+// id implements ibv.ID. It is a TCP connection during MPA start-up (RFC 5044 section 7, RFC
+// 6581), and the queue pair that gets the connection.
 type id struct {
 	dev           *device
 	local, remote netip.AddrPort
 	passive       bool
-	request       iwarpwire.Start // passive: what the peer asked
+	request       iwarpwire.Start // request is the peer's request, on the passive side.
 
 	mu      sync.Mutex
-	conn    net.Conn // nil before Connect and after the queue pair took it
+	conn    net.Conn // conn is nil before Connect, and when the queue pair has it.
 	qp      *qp
 	private []byte
 	param   ibv.ConnParam
@@ -35,16 +35,16 @@ type id struct {
 	past    []ibv.Event
 }
 
-// setup is what MPA start-up agreed on.
+// setup is the result of MPA start-up.
 type setup struct {
 	crc      bool
 	ord, ird int
-	hold     bool    // responder: wait for the peer's first FPDU
-	rtr      rtrKind // initiator: the RTR message to send first
-	eatSend  bool    // responder: the RTR will be a Send
+	hold     bool    // hold is set for a responder that must wait for the peer's first FPDU.
+	rtr      rtrKind // rtr is the RTR message that an initiator must send first.
+	eatSend  bool    // eatSend is set for a responder whose peer will send an RTR that is a Send.
 }
 
-// Resolve needs no network: TCP finds the way on Connect.
+// Resolve does not use the network: TCP finds the route in Connect.
 func (p *Provider) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func (i *id) CreateQP(p ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 	return q, nil
 }
 
-// ready returns the queue pair to connect, and checks param.
+// ready checks param, and returns the queue pair to connect.
 func (i *id) ready(param *ibv.ConnParam, passive bool) (*qp, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -143,7 +143,7 @@ func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
 	}
 	s, reply, err := i.initiate(conn, &param)
 	if !stop() && err == nil {
-		err = ctx.Err() // the deadline has been, or will be, set: conn is spoilt
+		err = ctx.Err() // The deadline was set, or will be, so conn cannot be used.
 	}
 	if err == nil {
 		conn.SetDeadline(time.Time{})
@@ -166,7 +166,7 @@ func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
 	return nil
 }
 
-// cause prefers the context's reason over the error that it led to.
+// cause returns the reason of the context in place of the error that it has caused.
 func cause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -197,7 +197,7 @@ func (i *id) initiate(conn net.Conn, param *ibv.ConnParam) (s setup, reply iwarp
 	}
 	s = setup{crc: req.CRC || reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources}
 	if !reply.Enhanced {
-		return s, reply, nil // revision 1: depths are for the consumers to agree on
+		return s, reply, nil // Revision 1 has no depths. The programs must agree on them.
 	}
 	if reply.IRD != iwarpwire.DepthNotNegotiated {
 		s.ord = min(s.ord, int(reply.IRD))
@@ -220,7 +220,7 @@ func (i *id) initiate(conn net.Conn, param *ibv.ConnParam) (s setup, reply iwarp
 
 var errMarkers = errors.New("the peer demands MPA markers, which this device does not send")
 
-// refuseStart tells the peer why its reply cannot be worked with.
+// refuseStart tells the peer the reason why its reply cannot be used.
 func refuseStart(conn net.Conn, term *iwarpwire.TermError, crc bool) error {
 	conn.Write(appendTerminate(nil, &iwarpwire.TermMsg{Err: *term}, crc))
 	return term
@@ -230,9 +230,9 @@ const maxStart = iwarpwire.StartLen + iwarpwire.MaxPrivate + 1
 
 var startFrames = sync.Pool{New: func() any { return new([maxStart]byte) }}
 
-// readStart reads a Request or Reply frame. Neither side may send anything
-// behind its frame before it has heard from the other (RFC 5044, section 7.1),
-// so more bytes than the frame has are an error.
+// readStart reads a Request or Reply frame. Neither side may send anything behind its frame
+// until it has the frame of the other side (RFC 5044, section 7.1). So more bytes than the
+// frame has are an error.
 func readStart(conn net.Conn, reply bool) (iwarpwire.Start, error) {
 	frame := startFrames.Get().(*[maxStart]byte)
 	defer startFrames.Put(frame)
@@ -284,7 +284,8 @@ func (i *id) accept(ctx context.Context, q *qp, param ibv.ConnParam) error {
 	reply := iwarpwire.Start{Reply: true, CRC: req.CRC || i.dev.cfg.CRC, Enhanced: req.Enhanced, Rev: req.Rev, Private: param.Private}
 	s := setup{crc: reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources, hold: true}
 	if req.Enhanced {
-		// RFC 6581: our ORD within the peer's IRD; the peer lowers its ORD to our IRD.
+		// RFC 6581: this side's ORD is within the peer's IRD, and the peer lowers its ORD
+		// to this side's IRD.
 		if req.IRD != iwarpwire.DepthNotNegotiated {
 			s.ord = min(s.ord, int(req.IRD))
 		}
@@ -315,7 +316,7 @@ func (i *id) accept(ctx context.Context, q *qp, param ibv.ConnParam) error {
 	if conn == nil {
 		return net.ErrClosed
 	}
-	// A Reply always fits the socket's buffer; no deadline is needed for it.
+	// A Reply always fits into the socket's buffer, so it needs no deadline.
 	if _, err = conn.Write(b); err == nil {
 		err = startStream(q, conn, s, i.event)
 	}
@@ -380,7 +381,7 @@ func (i *id) Disconnect() error {
 	return nil
 }
 
-// Unsent implements ibv.Unsender: sends complete when the kernel has them.
+// Unsent implements ibv.Unsender. Sends complete when the kernel has their bytes.
 func (i *id) Unsent() int {
 	i.mu.Lock()
 	q := i.qp

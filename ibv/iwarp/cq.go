@@ -18,13 +18,13 @@ type cq struct {
 	mu      sync.Mutex
 	ring    ring.Ring[ibv.WC]
 	armed   armState
-	event   bool // an armed-for completion came and Wait has not taken it
-	broken  bool // Interrupt was called and Wait has not taken it
+	event   bool // event is set when a completion has come that Arm asked for, until Wait takes it.
+	broken  bool // broken is set when Interrupt was called, until Wait takes that.
 	overrun bool
 	closed  bool
-	users   []*qp   // one entry for each use as send or receive queue
-	waiting bool    // a goroutine is in Wait
-	lead    *stream // the stream that it receives on meanwhile
+	users   []*qp   // users has an entry for each use as send or receive queue.
+	waiting bool    // waiting is set while a goroutine is in Wait.
+	lead    *stream // lead is the stream that this goroutine receives on.
 	wake    chan struct{}
 }
 
@@ -66,8 +66,8 @@ func (c *cq) detach(q *qp) {
 	}
 }
 
-// single returns the stream to receive on when all that uses the queue is one
-// connected queue pair. The caller holds mu.
+// single returns the stream to receive on, if the queue is used by one connected queue pair
+// only. The caller holds mu.
 func (c *cq) single() *stream {
 	if len(c.users) == 0 {
 		return nil
@@ -80,8 +80,8 @@ func (c *cq) single() *stream {
 	return c.users[0].stream.Load()
 }
 
-// add appends a completion. from is the stream whose receiving goroutine calls,
-// nil for others. It reports whether there was room.
+// add appends a completion. from is the stream for which the calling goroutine receives,
+// nil if it does not receive. add reports whether there was room.
 func (c *cq) add(wc *ibv.WC, solicited bool, from *stream) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,14 +97,14 @@ func (c *cq) add(wc *ibv.WC, solicited bool, from *stream) bool {
 	return true
 }
 
-// raise makes the event pending and wakes the waiter. The caller holds mu.
+// raise sets the event and wakes the goroutine that waits. The caller holds mu.
 func (c *cq) raise(from *stream) {
 	c.armed = unarmed
 	c.event = true
 	c.rouse(from)
 }
 
-// rouse gets the waiter to look again. The caller holds mu.
+// rouse makes the goroutine that waits check its conditions again. The caller holds mu.
 func (c *cq) rouse(from *stream) {
 	if !c.waiting {
 		return
@@ -126,8 +126,8 @@ func (c *cq) rouse(from *stream) {
 func (c *cq) Poll(wcs []ibv.WC) (int, error) {
 	c.mu.Lock()
 	if c.ring.Len() == 0 && c.armed == unarmed && !c.waiting && !c.event {
-		// Whoever polls without arming spins: the caller's time is the
-		// device's to use.
+		// A caller that polls without arming is spinning. So its time may be used to
+		// receive.
 		if st := c.single(); st != nil {
 			c.mu.Unlock()
 			st.poll()
@@ -147,7 +147,7 @@ func (c *cq) Poll(wcs []ibv.WC) (int, error) {
 	return n, nil
 }
 
-// trim gives back what the ring has grown by.
+// trim frees what the ring has grown by.
 func (c *cq) trim() {
 	c.mu.Lock()
 	c.ring.Trim()
@@ -202,7 +202,7 @@ func (c *cq) Wait(deadline time.Time) error {
 			c.mu.Unlock()
 			st.receive(c)
 			c.mu.Lock()
-			c.lead = nil // before the role is free: a kick must meet this goroutine or none
+			c.lead = nil // It is set before the role is released: an interruption must be for this goroutine or for none.
 			c.mu.Unlock()
 			st.leave()
 			c.mu.Lock()
@@ -212,8 +212,7 @@ func (c *cq) Wait(deadline time.Time) error {
 	}
 }
 
-// follow sleeps until roused while another goroutine receives. The caller
-// holds mu.
+// follow sleeps until it is woken, while another goroutine receives. The caller holds mu.
 func (c *cq) follow(deadline time.Time) {
 	if c.wake == nil {
 		c.wake = make(chan struct{}, 1)
@@ -233,7 +232,7 @@ func (c *cq) follow(deadline time.Time) {
 	}
 }
 
-// reconsider makes a sleeping waiter look for a stream to receive on.
+// reconsider wakes the goroutine that waits, to look for a stream to receive on.
 func (c *cq) reconsider() {
 	c.mu.Lock()
 	c.rouse(nil)

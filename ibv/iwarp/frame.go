@@ -7,10 +7,10 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// Stage 2 of the way out (see transmit.go): requests and Read Responses become
-// DDP segments, each in an FPDU. Everything here runs with qp.sq.mu held.
+// This file has stage 2 of transmit.go: requests and Read Responses become DDP segments,
+// each in an FPDU. Everything here runs with qp.sq.mu held.
 
-// frame makes the next batch and reports whether there is one.
+// frame makes the next batch. It reports whether there is one.
 func (st *stream) frame() bool {
 	t := &st.tx
 	if t.hold {
@@ -36,13 +36,13 @@ func (st *stream) frame() bool {
 	return true
 }
 
-// room reports whether scratch takes another frame but for its payload.
+// room reports whether scratch has room for another frame without its payload.
 func (st *stream) room() bool {
 	return scratchSize-st.tx.used >= frameOverhead
 }
 
-// nextMessage starts the next message, if one may go now. It returns true also
-// for requests that need no message.
+// nextMessage starts the next message, if one may be sent now. It also returns true for
+// requests that need no message.
 func (st *stream) nextMessage() bool {
 	t := &st.tx
 	s := &st.qp.sq
@@ -59,7 +59,7 @@ func (st *stream) nextMessage() bool {
 	}
 	r := s.at(s.sent)
 	if r.status != ibv.WCSuccess {
-		// A request that was wrong from the start fails in its turn.
+		// A request that was wrong when it was posted fails in its turn.
 		if s.sent == 0 && !t.faulted {
 			t.faulted = true
 			go st.abort(r.status, true)
@@ -77,7 +77,7 @@ func (st *stream) nextMessage() bool {
 		}
 		r.end, r.done = t.framed, t.taken == t.framed
 		s.sent++
-		st.qp.reap(nil) // a request that was wrong may be next, and waits to be the oldest
+		st.qp.reap(nil) // The next request may be a wrong one, which waits to be the oldest.
 		return true
 	case ibv.OpRead:
 		st.frameReadRequest(r)
@@ -153,13 +153,13 @@ func (st *stream) frameSegment() {
 	t.msg = outgoing{}
 }
 
-// segmentSize splits evenly what does not fit one frame, so that no frame is
-// tiny.
+// segmentSize divides a message that does not fit into one frame into even parts, so that
+// no frame is tiny.
 func (st *stream) segmentSize(left, limit int) int {
 	if left <= limit {
 		return left
 	}
-	frames := (left-1)/limit + 1 // left may be all that an int holds
+	frames := (left-1)/limit + 1 // left may be the greatest int.
 	return min(limit, ((left-1)/frames+8)&^7)
 }
 
@@ -186,9 +186,8 @@ func (st *stream) frameRead(req *iwarpwire.ReadReq) {
 	f.end()
 }
 
-// frameRTR frames the empty message by which the responder learns that it may
-// send (RFC 6581). STag 1 and offset 0 are what Linux siw uses; nothing looks
-// at them.
+// frameRTR frames the empty message after which the responder may send (RFC 6581). STag 1
+// and offset 0 are those of Linux siw. No receiver checks them.
 func (st *stream) frameRTR() {
 	t := &st.tx
 	if t.rtr == rtrRead {
@@ -203,7 +202,7 @@ func (st *stream) frameRTR() {
 	t.rtr = rtrNone
 }
 
-// fpdu is a frame in the making.
+// fpdu is a frame that is being made.
 type fpdu struct {
 	st   *stream
 	ulen int
@@ -212,8 +211,8 @@ type fpdu struct {
 
 func (st *stream) beginFrame(ulen int) fpdu { return fpdu{st: st, ulen: ulen} }
 
-// grow makes room for n bytes of scratch at the end of the batch, in the last
-// chunk when that is scratch too.
+// grow returns n bytes of scratch at the end of the batch. They join the last chunk if that
+// is scratch too.
 func (f *fpdu) grow(n int) []byte {
 	t := &f.st.tx
 	if t.mem == nil {
@@ -227,7 +226,7 @@ func (f *fpdu) grow(n int) []byte {
 		last := &t.out[k-1]
 		if end := len(last.b); last.mr == nil && !last.inline && end > 0 && at > 0 &&
 			&last.b[end-1] == &t.mem.scratch[at-1] {
-			last.b = last.b[:end+n] // its capacity reaches to the end of scratch
+			last.b = last.b[:end+n] // The capacity of b is up to the end of scratch.
 			return b
 		}
 	}
@@ -254,7 +253,7 @@ func (f *fpdu) payload(c chunk) {
 	if c.mr != nil && (small || f.st.crc) {
 		f.st.qp.pd.gate.RLock()
 		defer f.st.qp.pd.gate.RUnlock()
-		if c.gone() { // gather finds it and fails the connection
+		if c.gone() { // gather finds this too, and ends the connection.
 			small = false
 			c.b = nil
 		}
@@ -270,8 +269,7 @@ func (f *fpdu) payload(c chunk) {
 	t.out = append(t.out, c)
 }
 
-// spare reports whether scratch takes n more bytes and still a trailer and a
-// header.
+// spare reports whether scratch has room for n bytes, a trailer and a header.
 func (st *stream) spare(n int) bool {
 	return scratchSize-st.tx.used >= n+frameOverhead
 }

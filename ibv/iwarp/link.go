@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A link carries the bytes of a stream in both directions, in order and without
-// loss. It knows nothing of FPDUs, keys or queues. The link over TCP is tcp.go.
+// A link carries the bytes of a stream in both directions, in order and without loss. It
+// does not know FPDUs, keys or queues. tcp.go has the link over TCP.
 //
 // A stream has one receiver at a time, which holds the receiving role: it calls
 // read, poll, readv and setReadDeadline. The sender is whoever holds the send
@@ -38,9 +38,9 @@ type link interface {
 	// interrupts before it.
 	setReadDeadline(t time.Time)
 
-	// interrupt ends the read that waits, or the next one, as the deadline does. The
-	// caller sees to it that setReadDeadline is not called at the same time, except
-	// that of a link that will be closed.
+	// interrupt ends the read that waits, or the next read, as the deadline does. The
+	// caller ensures that setReadDeadline is not called at the same time, except for a
+	// link that will be closed.
 	interrupt()
 
 	// write calls step, and again whenever there may be room, until step returns
@@ -69,13 +69,14 @@ type link interface {
 	// to read.
 	close(reset bool) error
 
-	// closeAfter is close for a stream that has last words: it sends them behind all
-	// that writev has taken and ends this direction. The link is closed when the peer
-	// has ended its direction too, or after lastWordsTimeout. closeAfter returns then.
+	// closeAfter is like close, for a stream that must still send words, such as a
+	// Terminate. It sends them behind all that writev has taken, and ends this direction.
+	// It closes the link, and returns, when the peer has ended its direction too, or after
+	// lastWordsTimeout.
 	closeAfter(words []byte)
 }
 
-// lastWordsTimeout bounds how long a link outlives its queue pair to carry a
+// lastWordsTimeout bounds how long a link exists without its queue pair to send a
 // Terminate.
 const lastWordsTimeout = time.Second
 
@@ -84,7 +85,7 @@ const lastWordsTimeout = time.Second
 // on error conn is the caller's.
 type opener func(conn net.Conn, s *setup) (link, error)
 
-// chooseLink says how the device opens links.
+// chooseLink returns the opener of the device's links.
 func chooseLink(cfg *Config) opener {
 	if cfg.portable {
 		return openPortable

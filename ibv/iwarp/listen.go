@@ -15,10 +15,10 @@ import (
 
 const defaultBacklog = 1024
 
-// listener implements ibv.Listener. Each TCP connection that comes in is
-// half open until its MPA Request has arrived; there is a bound on those, and
-// the oldest makes room, so silent peers cannot keep others out. Requests then
-// wait for Accept in a queue; while that is full further ones are rejected.
+// listener implements ibv.Listener. A TCP connection is half open until its MPA Request has
+// arrived. The number of half-open connections is bounded, and a new one replaces the
+// oldest. So silent peers cannot keep others out. Requests then wait for Accept in a queue.
+// While the queue is full, further requests are rejected.
 type listener struct {
 	dev  *device
 	ln   net.Listener
@@ -30,7 +30,7 @@ type listener struct {
 	wg     sync.WaitGroup
 
 	mu   sync.Mutex
-	half list.List // of net.Conn, oldest first
+	half list.List // half has a net.Conn for each half-open connection, oldest first.
 }
 
 // Listen binds a TCP listener.
@@ -54,7 +54,7 @@ func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int
 
 func (l *listener) Addr() netip.AddrPort { return l.addr }
 
-// run takes TCP connections.
+// run accepts TCP connections.
 func (l *listener) run() {
 	defer l.wg.Done()
 	backoff := time.Millisecond
@@ -64,7 +64,7 @@ func (l *listener) run() {
 			return
 		}
 		if err != nil {
-			// Out of descriptors, most likely: wait for some to come back.
+			// There are no descriptors, most likely. So run waits before it tries again.
 			select {
 			case <-time.After(backoff):
 			case <-l.done:
@@ -83,7 +83,7 @@ func (l *listener) run() {
 	}
 }
 
-// admit enters a connection among the half open ones.
+// admit adds a connection to the half-open ones.
 func (l *listener) admit(conn net.Conn) *list.Element {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,21 +92,21 @@ func (l *listener) admit(conn net.Conn) *list.Element {
 		l.half.Remove(oldest).(net.Conn).Close()
 	}
 	select {
-	case <-l.done: // Close may have looked through the list before
+	case <-l.done: // Close may have ended the others before.
 		conn.Close()
 	default:
 	}
 	return l.half.PushBack(conn)
 }
 
-// settle takes a connection off the half open ones.
+// settle removes a connection from the half-open ones.
 func (l *listener) settle(e *list.Element) {
 	l.mu.Lock()
-	l.half.Remove(e) // nothing when it was evicted
+	l.half.Remove(e) // This does nothing if the connection was replaced.
 	l.mu.Unlock()
 }
 
-// respond is the passive side of MPA start-up up to the decision.
+// respond is the passive side of MPA start-up, up to the decision.
 func (l *listener) respond(conn net.Conn, e *list.Element) {
 	conn.SetDeadline(time.Now().Add(l.dev.cfg.RequestTimeout))
 	req, err := readStart(conn, false)
@@ -125,12 +125,12 @@ func (l *listener) respond(conn net.Conn, e *list.Element) {
 	i.param = ibv.ConnParam{ResponderResources: depth(req.ORD, req.Enhanced), InitiatorDepth: depth(req.IRD, req.Enhanced)}
 	select {
 	case l.ready <- i:
-	default: // nobody accepts, and enough are waiting for it
+	default: // The program does not accept, and the queue is full.
 		rejectStart(conn, &req, nil)
 	}
 }
 
-// depth is what the peer proposes, as this side's limit.
+// depth returns the peer's proposal, as a limit of this side.
 func depth(d uint16, enhanced bool) int {
 	if !enhanced || d == iwarpwire.DepthNotNegotiated {
 		return maxRdAtom

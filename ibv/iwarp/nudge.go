@@ -2,10 +2,10 @@ package iwarp
 
 import "time"
 
-// Linux's Soft-iWARP (siw), as the responder of a connection, overlooks what comes between
-// its MPA reply and the moment when it takes over the socket, until something else comes.
-// So an initiator that has sent something and has heard nothing sends RDMA Writes of no
-// bytes behind it, which the peer's program does not see.
+// Linux's Soft-iWARP (siw) as the responder of a connection does not notice what comes
+// between its MPA reply and the moment when it takes over the socket, until something else
+// comes. So an initiator that has sent something, and has received nothing, sends RDMA
+// Writes of zero bytes, which the peer's program does not see.
 const (
 	// firstNudge is how long the initiator waits for an answer. Each further nudge takes
 	// twice as long to come as the one before.
@@ -15,8 +15,7 @@ const (
 	nudges = 8
 )
 
-// expectFirst begins to wait for the first frame of the responder. The caller holds
-// qp.sq.mu.
+// expectFirst starts the wait for the responder's first frame. The caller holds qp.sq.mu.
 func (st *stream) expectFirst() {
 	t := &st.tx
 	wait, left := firstNudge, nudges
@@ -36,7 +35,7 @@ func (st *stream) expectFirst() {
 	})
 }
 
-// expectNoMore ends the waiting for the first frame.
+// expectNoMore ends the wait for the first frame.
 func (t *transmitter) expectNoMore() {
 	if t.first != nil {
 		t.first.Stop()
@@ -44,8 +43,8 @@ func (t *transmitter) expectNoMore() {
 	}
 }
 
-// nudge sends an RDMA Write of no bytes if the peer has all that was sent, and that was
-// something. The caller holds qp.sq.mu.
+// nudge sends an RDMA Write of zero bytes if something was sent and the peer has all of it.
+// The caller holds qp.sq.mu.
 func (st *stream) nudge() {
 	t := &st.tx
 	busy := t.stopped || t.draining || t.flushing || t.msg.active || len(t.out) > 0 || t.rtr != rtrNone

@@ -13,34 +13,34 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// pd implements ibv.PD: a table of the STags that its queue pairs may use.
+// pd implements ibv.PD. It is a table of the STags that its queue pairs may use.
 type pd struct {
 	dev *device
 
-	// gate is held for reading whenever registered memory is touched, always
-	// around non-blocking calls only, and for writing to take a region away.
-	// So a region's Close waits for a copy under way and for nothing else.
+	// gate is held for reading while registered memory is used, around non-blocking calls
+	// only. It is held for writing while a region is taken away. So the Close of a region
+	// waits for a copy under way, and for nothing else.
 	gate sync.RWMutex
 
-	// Below gate.
-	mrs    map[uint32]*mr // by STag
+	// gate guards these.
+	mrs    map[uint32]*mr // mrs has the regions by STag.
 	qps    int
 	closed bool
 }
 
-// mr implements ibv.MR. Remote addresses (TO) start at a random base: nothing
-// of the process's layout goes out, and an address that is off by the base is
-// out of bounds instead of right by accident.
+// mr implements ibv.MR. Remote addresses (TO) start at a random base. So the peer learns
+// nothing about the layout of the process. An address without the base is out of bounds,
+// and never right by accident.
 type mr struct {
 	pd     *pd
-	qp     *qp // whose peer alone may name the key; nil for all of the domain
+	qp     *qp // qp is the queue pair whose peer alone may name the key, nil for all of the domain.
 	buf    []byte
 	base   uint64
 	stag   uint32
 	access ibv.Access
 
-	// Below pd.gate.
-	dead   bool // the key opens nothing any more
+	// pd.gate guards these.
+	dead   bool // dead is set when the key opens nothing any more.
 	closed bool
 }
 
@@ -52,8 +52,8 @@ func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 	return p.register(nil, buf, access)
 }
 
-// RegMR makes a region whose STag is associated with the stream of the queue
-// pair, which RFC 5040, section 4.8, has errors for.
+// RegMR makes a region whose STag is associated with the stream of the queue pair, for
+// which RFC 5040, section 4.8, has errors.
 func (q *qp) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 	if q.closed.Load() {
 		return nil, fmt.Errorf("%s: register memory: queue pair closed: %w", Name, ibv.ErrState)
@@ -79,12 +79,13 @@ func (p *pd) register(q *qp, buf []byte, access ibv.Access) (ibv.MR, error) {
 	}
 	for {
 		rand.Read(r[:])
-		// RFC 5040, section 8.1: keys are not to be guessed. 0 is never valid.
+		// RFC 5040, section 8.1: nobody must be able to guess keys. 0 is never valid.
 		stag := binary.BigEndian.Uint32(r[:])
 		if stag == 0 || p.mrs[stag] != nil {
 			continue
 		}
-		// 47 random bits, page aligned like a mapping's address; base+len cannot wrap.
+		// The base has 47 random bits and is page aligned, like the address of a mapping.
+		// base+len cannot overflow.
 		base := binary.BigEndian.Uint64(r[4:]) >> 17 &^ 4095
 		m := &mr{pd: p, qp: q, buf: buf, base: base + 4096, stag: stag, access: access}
 		p.mrs[stag] = m
@@ -140,8 +141,8 @@ func (m *mr) Close() error {
 	return nil
 }
 
-// local finds the region of a scatter/gather element. The caller holds the
-// gate for reading.
+// local returns the region of a scatter/gather element. The caller holds the gate for
+// reading.
 func (p *pd) local(s *ibv.SGE, write bool) (*mr, ibv.WCStatus) {
 	m := p.mrs[s.LKey]
 	if m == nil || m.dead || !m.holds(s.Buf) || write && m.access&ibv.AccessLocalWrite == 0 {
@@ -161,7 +162,7 @@ func (m *mr) holds(b []byte) bool {
 
 func addr(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// offset is the tagged offset of a part of the region.
+// offset returns the tagged offset of a part of the region.
 func (m *mr) offset(b []byte) uint64 {
 	if len(b) == 0 {
 		return m.base
@@ -169,12 +170,12 @@ func (m *mr) offset(b []byte) uint64 {
 	return m.base + uint64(addr(b)-addr(m.buf))
 }
 
-// open reports whether the peer of q may name the key at all.
+// open reports whether the peer of q may name the key.
 func (m *mr) open(q *qp) bool { return m.qp == nil || m.qp == q }
 
-// window returns the n bytes at the tagged offset to, if the peer may have
-// them. The caller holds the gate for reading. write tells an RDMA Write from
-// a Read Request, whose errors belong to different layers.
+// window returns the n bytes at the tagged offset to, if the peer may use them. write is
+// set for an RDMA Write, and not for a Read Request, because their errors belong to
+// different layers. The caller holds the gate for reading.
 func (q *qp) window(stag uint32, to, n uint64, write bool) (*mr, []byte, *iwarpwire.TermError) {
 	eSTag, eStream, eBounds, eAccess, eWrap := iwarpwire.ErrInvalidSTag, iwarpwire.ErrTaggedNotAssociated,
 		iwarpwire.ErrBaseBounds, iwarpwire.ErrInvalidSTag, iwarpwire.ErrTaggedWrap
@@ -194,7 +195,7 @@ func (q *qp) window(stag uint32, to, n uint64, write bool) (*mr, []byte, *iwarpw
 	case !m.open(q):
 		return nil, nil, eStream
 	case m.access&right == 0:
-		return nil, nil, eAccess // DDP has no code of its own for a missing right
+		return nil, nil, eAccess // DDP has no code for a missing right.
 	case to < m.base || to-m.base > uint64(len(m.buf)) || n > uint64(len(m.buf))-(to-m.base):
 		return nil, nil, eBounds
 	}
@@ -202,9 +203,9 @@ func (q *qp) window(stag uint32, to, n uint64, write bool) (*mr, []byte, *iwarpw
 	return m, m.buf[off : off+n], nil
 }
 
-// invalidate takes the key away; the region stays registered until its Close.
-// A region that never was open to the peer is not for the peer to close, and
-// what belongs to another queue pair neither for the peer nor for this side.
+// invalidate makes the key invalid. The region stays registered until its Close. The peer
+// cannot invalidate the key of a region that was never open to it. Neither the peer nor
+// this side can invalidate a key of another queue pair here.
 func (q *qp) invalidate(stag uint32, remote bool) *iwarpwire.TermError {
 	q.pd.gate.Lock()
 	defer q.pd.gate.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// Where payload goes, and what a complete message means: the rules of DDP
-// (RFC 5041) and RDMAP (RFC 5040) on the receiving side.
+// This file has the rules of DDP (RFC 5041) and RDMAP (RFC 5040) on the receiving side:
+// where payload is put, and what is done with a complete message.
 
 // aim finds the memory for the payload of the frame whose header was parsed.
 func (st *stream) aim() *iwarpwire.TermError {
@@ -18,7 +18,7 @@ func (st *stream) aim() *iwarpwire.TermError {
 	switch h.Op {
 	case iwarpwire.Write:
 		if rx.left == 0 {
-			return nil // needs no valid STag
+			return nil // An empty message needs no valid STag.
 		}
 		return st.aimTagged(st.qp.windowFor(h.STag, h.TO, rx.left))
 	case iwarpwire.ReadResponse:
@@ -103,7 +103,7 @@ func (st *stream) aimSend() *iwarpwire.TermError {
 	if rx.left > rx.cur.size-rx.filled {
 		return iwarpwire.ErrTooLong
 	}
-	// Find the element where the bytes so far end.
+	// This finds the element in which the bytes so far end.
 	t := &rx.target
 	t.segs, t.off = rx.cur.sgl(), rx.filled
 	for len(t.segs) > 1 && t.off >= len(t.segs[0].buf) {
@@ -145,8 +145,8 @@ func (st *stream) aimReadResponse() *iwarpwire.TermError {
 	return st.aimTagged(s.mr, s.buf[rx.readDone:rx.readDone+rx.left], nil)
 }
 
-// oldestRead is the first request that the stream has sent and that waits for a
-// Read Response.
+// oldestRead returns the first request that the stream has sent and that waits for a Read
+// Response.
 func (s *sendQueue) oldestRead() *sendReq {
 	for i := range s.sent {
 		if r := s.at(i); r.op == ibv.OpRead && !r.done {
@@ -156,7 +156,7 @@ func (s *sendQueue) oldestRead() *sendReq {
 	return nil
 }
 
-// deliver acts on the frame that was received in full.
+// deliver handles a frame that was received in full.
 func (st *stream) deliver() bool {
 	rx := &st.rx
 	h := &rx.hdr
@@ -164,7 +164,7 @@ func (st *stream) deliver() bool {
 	switch h.Op {
 	case iwarpwire.Write:
 		rx.inWrite = !h.Last
-		return true // the target learns of it by a later Send
+		return true // The peer reports it by a later Send.
 	case iwarpwire.ReadResponse:
 		return st.deliverRead(n)
 	case iwarpwire.ReadRequest:
@@ -182,7 +182,7 @@ func (st *stream) deliver() bool {
 	}
 	wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: st.qp.num, ByteLen: uint32(rx.filled)}
 	if h.Op.Invalidates() {
-		// RFC 5040, section 5.3: the key is gone before the message is delivered.
+		// RFC 5040, section 5.3: the key becomes invalid before the message is delivered.
 		if term := st.qp.invalidate(h.InvSTag, true); term != nil {
 			st.refuse(term)
 			return false
@@ -198,7 +198,7 @@ func (st *stream) deliver() bool {
 	return true
 }
 
-// payload is the payload length of the frame in progress.
+// payload returns the payload length of the frame in progress.
 func (rx *receiver) payload() int {
 	if rx.hdr.Tagged {
 		return rx.ulen - iwarpwire.TaggedLen
@@ -218,12 +218,12 @@ func (st *stream) deliverRead(n int) bool {
 	rx.readDone = 0
 	st.tx.reads--
 	if rx.eatRead {
-		rx.eatRead = false // RFC 6581: the Read that was our RTR went first
+		rx.eatRead = false // RFC 6581: the Read that was this side's RTR came first.
 	} else {
 		q.sq.oldestRead().done = true
 	}
 	q.reap(st)
-	st.push() // a read or a fenced request may have waited for this one
+	st.push() // A Read or a fenced request may have waited for this Read.
 	return true
 }
 
@@ -247,7 +247,7 @@ func (st *stream) serveRead() bool {
 		resp.seg[0] = segment{b, m}
 	}
 	st.qp.sq.mu.Lock()
-	fits := len(st.tx.resp) < max(st.ird, 1) // one is always served: it may be the peer's RTR
+	fits := len(st.tx.resp) < max(st.ird, 1) // One Read is always served: it may be the peer's RTR.
 	if fits {
 		st.tx.resp = append(st.tx.resp, resp)
 		st.push()
@@ -259,7 +259,7 @@ func (st *stream) serveRead() bool {
 	return fits
 }
 
-// refuse is violation for an error that may concern a receive in progress.
+// refuse is like violation, for an error that may concern a receive in progress.
 func (st *stream) refuse(term *iwarpwire.TermError) {
 	rx := &st.rx
 	if rx.inMsg {
@@ -285,7 +285,7 @@ func (rx *receiver) abandon(st *stream) {
 	}
 }
 
-// terminated ends the stream on the peer's Terminate.
+// terminated ends the stream after the peer's Terminate.
 func (st *stream) terminated(n int) bool {
 	m, err := iwarpwire.ParseTerminate(st.rx.ctl[:n])
 	if err != nil {
@@ -294,7 +294,7 @@ func (st *stream) terminated(n int) bool {
 	}
 	culprit := ibv.WCFlushErr
 	if len(m.RDMAP) > 0 || m.Err.Layer == 0 && m.Err.Type == 1 {
-		// It names a Read Request of ours, which is the oldest outstanding.
+		// It names a Read Request of this side, the oldest outstanding one.
 		culprit = ibv.WCRemAccessErr
 	} else if m.Err.Layer == 0 && m.Err.Type == 2 {
 		culprit = ibv.WCRemOpErr
@@ -303,13 +303,13 @@ func (st *stream) terminated(n int) bool {
 	return false
 }
 
-// RemoteError says that the peer ended the connection with a Terminate message,
-// and why: layer, error type and code as RFC 5040, section 4.8, numbers them.
+// RemoteError is the error of a connection that the peer has ended with a Terminate
+// message. It has layer, error type and code by RFC 5040, section 4.8.
 type RemoteError struct {
 	Layer, Type, Code uint8
 }
 
-// Error gives the peer's reason in words.
+// Error describes the peer's reason.
 func (e *RemoteError) Error() string {
 	return Name + ": the peer ended the connection: " +
 		iwarpwire.TermError{Layer: e.Layer, Type: e.Type, Code: e.Code}.Error()

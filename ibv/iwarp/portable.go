@@ -10,28 +10,28 @@ import (
 	"time"
 )
 
-// portable is the link over TCP where only the blocking calls of package net are
-// to be had. Every byte goes through a buffer of the link's own, so that no
-// memory of the stream is in use while a call blocks. at means nothing.
+// portable is the link over TCP for systems that have only the blocking calls of package
+// net. Every byte goes through a buffer of the link, so that no memory of the stream is in
+// use while a call blocks. at is not used.
 type portable struct {
 	socket
 
-	// Below the receiving role.
-	in   *[]byte // nil while empty
-	r, w int     // in[r:w] has come and has not been read
-	end  error   // why nothing comes behind that
+	// The holder of the receiving role uses these.
+	in   *[]byte // in is nil while it is empty.
+	r, w int     // in[r:w] was received and has not been read.
+	end  error   // end is the reason why nothing follows.
 
-	// Below outMu in write and closeAfter. A writev is never at the same time.
-	out   *[]byte // nil while empty
-	used  int     // out[:used] was taken and is to be written
+	// outMu guards these in write and closeAfter. A writev is never at the same time.
+	out   *[]byte // out is nil while it is empty.
+	used  int     // out[:used] was taken and must be written.
 	outMu sync.Mutex
-	taken atomic.Int64 // bytes that were taken and are not all in the socket
+	taken atomic.Int64 // taken counts bytes that were taken and are not all in the socket.
 
 	closed atomic.Bool
 }
 
 const (
-	portableOut  = 64 << 10 // bytes of one write
+	portableOut  = 64 << 10 // portableOut is the most bytes of one write.
 	portablePoll = 50 * time.Microsecond
 )
 
@@ -56,7 +56,8 @@ func (p *portable) read(step func(at uintptr) bool) error {
 	return net.ErrClosed
 }
 
-// poll waits for portablePoll at most: the calls of package net cannot wait for less.
+// poll waits for portablePoll at most, because the calls of package net cannot wait for
+// less.
 func (p *portable) poll(step func(at uintptr) bool) error {
 	if p.closed.Load() {
 		return net.ErrClosed
@@ -72,7 +73,7 @@ func (p *portable) poll(step func(at uintptr) bool) error {
 	return err
 }
 
-// fill waits until there is something to read, or the end of it.
+// fill waits until there is something to read, or the stream has ended.
 func (p *portable) fill() error {
 	if p.in != nil || p.end != nil {
 		return nil
@@ -93,7 +94,7 @@ func (p *portable) fill() error {
 	return nil
 }
 
-// empty gives the buffer back.
+// empty releases the buffer.
 func (p *portable) empty() {
 	stagingPool.Put(p.in)
 	p.in = nil
@@ -144,8 +145,8 @@ func (p *portable) flush() error {
 	return err
 }
 
-// writev takes what its buffer has room for, and always asks for a write that may
-// wait, as that one writes the buffer.
+// writev takes what its buffer has room for. It always asks for a write that may wait,
+// because that one writes the buffer.
 func (p *portable) writev(_ uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	if p.out == nil {
 		p.out = getBlock(portableOut)
@@ -167,7 +168,7 @@ func (p *portable) unsent() int {
 }
 
 func (p *portable) closeAfter(words []byte) {
-	p.conn.SetDeadline(time.Now().Add(lastWordsTimeout)) // for a write under way as well
+	p.conn.SetDeadline(time.Now().Add(lastWordsTimeout)) // The deadline also ends a write under way.
 	p.outMu.Lock()
 	defer p.outMu.Unlock()
 	p.closed.Store(true)

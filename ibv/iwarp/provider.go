@@ -14,47 +14,47 @@ import (
 // Name is the name of the provider and of its only device.
 const Name = "iwarp"
 
-// Limits of the device. They are chosen, not found: nothing but memory bounds
-// a device made of software.
+// These are the limits of the device. They were chosen freely, because only memory bounds a
+// software device.
 const (
 	maxQPWR    = 1 << 14
 	maxSGE     = 16
 	maxInline  = 1 << 20
 	maxCQE     = 1 << 20
-	maxRdAtom  = 128 // as Linux siw
+	maxRdAtom  = 128 // maxRdAtom is that of Linux siw.
 	maxMsgSize = 1<<31 - 1
 
-	// An MPA frame carries 512 bytes, of which revision 2 takes 4.
+	// An MPA frame carries 512 bytes of private data, of which revision 2 uses 4.
 	maxPrivateData = iwarpwire.MaxPrivate - 4
 )
 
-// Config adjusts the device. The zero value serves well.
+// Config has the settings of the device. The zero value is ready for use.
 type Config struct {
-	// CRC asks the peer for CRC32C on every FPDU; it is used when either side
-	// asks. Off by default, as in Linux siw: TCP has a checksum of its own and
-	// whoever needs more has TLS.
+	// CRC requests CRC32C on every FPDU. It is used if either side requests it. The
+	// default is false, as in Linux siw, because TCP has a checksum of its own, and
+	// programs that need more use TLS.
 	CRC bool
 
-	// MaxFPDU bounds the ULPDU (headers and payload of one frame) on send, in
-	// bytes. 0 means 65535, all that the length field can say; adapters that
-	// expect a frame to fit a TCP segment need less. Below 128 it is raised to
-	// 128.
+	// MaxFPDU bounds the ULPDU (headers and payload of one frame) on send, in bytes. 0
+	// means 65535, the greatest value of the length field. Adapters that expect a frame to
+	// fit into a TCP segment need less. A value below 128 is raised to 128.
 	MaxFPDU int
 
-	// ConnectTimeout bounds Connect (TCP and MPA set-up) and the time the
-	// passive side may take to accept; 0 means 10 s.
+	// ConnectTimeout bounds Connect (TCP and MPA set-up), and the time in which the
+	// passive side must accept. 0 means 10 s.
 	ConnectTimeout time.Duration
 
-	// RequestTimeout bounds how long a connected peer may take to send its MPA
-	// request; 0 means 5 s.
+	// RequestTimeout bounds the time in which a connected peer must send its MPA request.
+	// 0 means 5 s.
 	RequestTimeout time.Duration
 
-	// MaxHalfOpen bounds the connections of one listener whose request has not
-	// arrived yet; the oldest is dropped for a new one. 0 means 1024.
+	// MaxHalfOpen bounds the connections of one listener whose request has not arrived
+	// yet. If there is one more, the oldest is dropped. 0 means 1024.
 	MaxHalfOpen int
 
-	// portable keeps to what every system has: no non-blocking calls on the
-	// socket's descriptor. It is implied where the system lacks them.
+	// portable restricts the device to calls that every system has. It makes no
+	// non-blocking calls on the socket's descriptor. It is implied on systems without such
+	// calls.
 	portable bool
 }
 
@@ -65,9 +65,9 @@ type Provider struct {
 
 // New returns a provider with one device. It holds no resources by itself.
 //
-// New returns the concrete type, as rdmacore.New does. There is no error to return, because
-// values of Config that are out of range are moved to the nearest one allowed; so the call
-// can stand where a provider is wanted.
+// New returns the concrete type, as rdmacore.New does. It returns no error, because values
+// of Config that are out of range are moved to the nearest value that is allowed. So a call
+// can be used as an argument.
 func New(cfg Config) *Provider {
 	if cfg.MaxFPDU <= 0 || cfg.MaxFPDU > iwarpwire.MaxULPDU {
 		cfg.MaxFPDU = iwarpwire.MaxULPDU
@@ -91,7 +91,8 @@ func New(cfg Config) *Provider {
 // Name returns "iwarp".
 func (p *Provider) Name() string { return Name }
 
-// Attr says that connections are TCP's, and that UDP sockets serve for datagrams.
+// Attr reports that connections are TCP connections, and that UDP sockets are used for
+// datagrams.
 func (p *Provider) Attr() ibv.ProviderAttr {
 	return ibv.ProviderAttr{TCPSockets: true, UDPSockets: true}
 }
@@ -132,8 +133,8 @@ func (d *device) Attr() ibv.DeviceAttr {
 	}
 }
 
-// Port reports the payload of the largest frame as the MTU, and a GID for each
-// address of the machine.
+// Port reports a port whose MTU is the payload of the largest frame, and which has a GID
+// for each address of the machine.
 func (d *device) Port(n int) (ibv.PortAttr, error) {
 	if n != 1 {
 		return ibv.PortAttr{}, &net.AddrError{Err: "no such port of the device", Addr: Name}

@@ -10,8 +10,8 @@ import (
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
-// qp implements ibv.QP: two queues and what happens to the work in them. How
-// the work reaches the peer is the stream's business.
+// qp implements ibv.QP. It has the two queues and the rules for the work in them. The
+// stream carries the work to the peer.
 //
 //	INIT --start--> RTS --fail--> ERR
 //	  \______________________________/ SetError before the connection is up
@@ -22,20 +22,20 @@ type qp struct {
 	pd     *pd
 	num    uint32
 	cap    ibv.QPCap
-	all    bool // every send is signalled
+	all    bool // all is set if every send is signaled.
 	sendCQ *cq
 	recvCQ *cq
 
-	state  atomic.Uint32 // an ibv.QPState
+	state  atomic.Uint32 // state is an ibv.QPState.
 	closed atomic.Bool
-	stream atomic.Pointer[stream] // set once, on the way to RTS
+	stream atomic.Pointer[stream] // stream is set once, before the state becomes RTS.
 
 	sq sendQueue
 	rq recvQueue
 }
 
-// sendQueue is the send queue. The stream has the oldest requests, the first
-// sent of them, and they wait to be done in order; the others wait for the stream.
+// sendQueue is the send queue. The oldest requests, sent of them, are with the stream, and
+// complete in order. The others wait for the stream.
 type sendQueue struct {
 	mu   sync.Mutex
 	reqs ring.Ring[sendReq]
@@ -47,18 +47,18 @@ type sendReq struct {
 	id     uint64
 	op     ibv.Opcode
 	flags  ibv.SendFlags
-	done   bool // to be completed once all before it are
+	done   bool // done is set if the request completes when all before it have.
 	status ibv.WCStatus
-	size   int    // bytes
-	end    uint64 // the place in the bytes of the stream where this request ends
+	size   int    // size is in bytes.
+	end    uint64 // end is the position in the stream's bytes at which this request ends.
 	invKey uint32
 	rkey   uint32
 	raddr  uint64
 	sgl    []segment
-	copied *[]byte // what sgl points into, when the device had to copy
+	copied *[]byte // copied is the memory of sgl if the device had to copy the data.
 }
 
-// segment is an SGE with the region it lies in; inline data has none.
+// segment is an SGE with its region. Inline data has no region.
 type segment struct {
 	buf []byte
 	mr  *mr
@@ -70,13 +70,13 @@ type recvQueue struct {
 	reqs ring.Ring[recvReq]
 }
 
-// recvReq is a work request in the receive queue. One element is the common
-// case and needs no memory of its own.
+// recvReq is a work request in the receive queue. Most have one element, which needs no
+// memory of its own.
 type recvReq struct {
 	id   uint64
 	size int
 	one  [1]segment
-	more []segment // instead of one
+	more []segment // more is used in place of one if there are several.
 }
 
 func (r *recvReq) sgl() []segment {
@@ -130,8 +130,8 @@ func (q *qp) QPN() uint32        { return q.num }
 func (q *qp) Cap() ibv.QPCap     { return q.cap }
 func (q *qp) State() ibv.QPState { return ibv.QPState(q.state.Load()) }
 
-// PostSend queues the requests and lets the stream take what it can before it
-// returns. What is left of inline data then is copied.
+// PostSend queues the requests, and lets the stream take what it can before it returns.
+// Then it copies the inline data that is left.
 func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	if q.closed.Load() {
 		return 0, fmt.Errorf("%s: post send: queue pair closed: %w", Name, ibv.ErrState)
@@ -223,12 +223,11 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 	return nil
 }
 
-// at is the i-th request counted from the oldest.
+// at returns the i-th request, counted from the oldest.
 func (s *sendQueue) at(i int) *sendReq { return s.reqs.At(i) }
 
-// own takes what is left of the last posted requests out of the caller's
-// hands. Inline data that the stream holds already is the stream's to copy. The
-// caller holds sq.mu.
+// own copies the inline data of the last posted requests that the stream has not taken. The
+// stream copies what it has taken. The caller holds sq.mu.
 func (q *qp) own(posted int) {
 	s := &q.sq
 	if s.reqs.Len() == 0 {
@@ -238,7 +237,7 @@ func (q *qp) own(posted int) {
 	st.ownOut()
 	next := s.sent
 	if st.tx.msg.active && !st.tx.msg.resp {
-		next++ // half framed: the stream's too
+		next++ // The stream has a part of it, and copies all of it.
 	}
 	for i := max(s.reqs.Len()-posted, next); i < s.reqs.Len(); i++ {
 		r := s.at(i)
@@ -270,7 +269,7 @@ func (q *qp) reap(from *stream) {
 	}
 }
 
-// drop forgets the oldest request. The caller holds sq.mu.
+// drop removes the oldest request. The caller holds sq.mu.
 func (s *sendQueue) drop() {
 	r := s.at(0)
 	putBlock(r.copied)
@@ -298,8 +297,8 @@ func (q *qp) flushRecv(id uint64, from *stream) {
 	q.complete(q.recvCQ, &ibv.WC{ID: id, Status: ibv.WCFlushErr, Op: ibv.WCRecv, QPN: q.num}, false, from)
 }
 
-// complete adds a completion, unless the queue pair has been closed: what it
-// had left then is dropped.
+// complete adds a completion, unless the queue pair was closed. Close drops the work that
+// is left.
 func (q *qp) complete(c *cq, wc *ibv.WC, solicited bool, from *stream) bool {
 	return q.closed.Load() || c.add(wc, solicited, from)
 }
@@ -354,8 +353,8 @@ func (q *qp) pushRecv(wr *ibv.RecvWR) error {
 	for i := range wr.SGL {
 		m, status := q.pd.local(&wr.SGL[i], true)
 		if status != ibv.WCSuccess {
-			// ibv_post_recv(3) leaves the check to the moment of use or makes it
-			// at once; at once says where the mistake is.
+			// ibv_post_recv(3) allows this check now, or when the receive is used. Now
+			// the error shows where the mistake is.
 			s.reqs.Undo()
 			return fmt.Errorf("%s: post receive, element %d: %w", Name, i, status)
 		}
@@ -368,8 +367,8 @@ func (q *qp) pushRecv(wr *ibv.RecvWR) error {
 	return nil
 }
 
-// Idle implements ibv.IdleQP. What is in the receive queue has no byte yet: a receive
-// leaves it before the first one is put into its memory.
+// Idle implements ibv.IdleQP. The receives in the queue are unused: a receive leaves the
+// queue before its first byte is put into its memory.
 func (q *qp) Idle(unused func(buf []byte)) {
 	if q.closed.Load() {
 		return
@@ -392,7 +391,7 @@ func (q *qp) Idle(unused func(buf []byte)) {
 	q.recvCQ.trim()
 }
 
-// popRecv takes the oldest posted receive.
+// popRecv removes and returns the oldest posted receive.
 func (q *qp) popRecv() (r recvReq, ok bool) {
 	s := &q.rq
 	s.mu.Lock()
@@ -403,20 +402,20 @@ func (q *qp) popRecv() (r recvReq, ok bool) {
 	return s.reqs.Pop(), true
 }
 
-// fail moves the queue pair to the error state and flushes both queues. culprit
-// is the status for the oldest request that the stream has, WCFlushErr for none
-// in particular; from as in cq.add. The stream has stopped touching the buffers,
-// except that the caller may be the receiving goroutine itself.
+// fail moves the queue pair to the error state and flushes both queues. culprit is the
+// status for the oldest request that the stream has, or WCFlushErr if none is the cause.
+// from is as in cq.add. The stream does not use the buffers any more, but the caller may be
+// the receiving goroutine.
 func (q *qp) fail(culprit ibv.WCStatus, from *stream) {
-	// Whoever posts sees the new state only when all before it are flushed.
+	// A post sees the new state only when all requests before it are flushed.
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
 	q.rq.mu.Lock()
 	defer q.rq.mu.Unlock()
 	q.state.Store(uint32(ibv.QPSError))
 	for s := &q.sq; s.reqs.Len() > 0; {
-		// What is done and still here waits for an RDMA Read that now fails:
-		// nothing succeeds behind a request that did not.
+		// A request that is done and still here waits for an RDMA Read, which now fails.
+		// So it fails too: no request succeeds behind one that did not.
 		r := s.at(0)
 		if r.status == ibv.WCSuccess {
 			r.status = ibv.WCFlushErr
@@ -433,8 +432,8 @@ func (q *qp) fail(culprit ibv.WCStatus, from *stream) {
 	}
 }
 
-// overrun ends the connection because a completion was lost. It is called with
-// queue locks held, so the work is done elsewhere.
+// overrun ends the connection because a completion was lost. The caller holds locks of
+// queues, so another goroutine does the work.
 func (q *qp) overrun() {
 	if st := q.stream.Load(); st != nil {
 		go st.abort(fmt.Errorf("%s: %w", Name, ibv.ErrCQOverrun), true)
@@ -448,7 +447,7 @@ func (q *qp) SetError() error {
 	if q.stream.Load() == nil {
 		q.fail(ibv.WCFlushErr, nil)
 	}
-	if st := q.stream.Load(); st != nil { // it may have come up before the state changed
+	if st := q.stream.Load(); st != nil { // The stream may have started before the state changed.
 		st.abort(errAborted, false)
 	}
 	return nil

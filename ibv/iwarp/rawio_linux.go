@@ -10,25 +10,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// haveRawIO: the socket's descriptor can be read and written without blocking,
-// under the runtime's poller.
+// haveRawIO is true: the socket's descriptor can be read and written without blocking, with
+// the runtime's poller.
 const haveRawIO = true
 
-// A call on a non-blocking socket takes as long as its copying, some
-// microseconds for what the device moves at a time. Telling the scheduler of
-// each, as Syscall does, may cost more: it wakes the monitor thread, which then
-// looks every 20 us. So only longer ones are announced.
-const announceFrom = 128 << 10 // bytes
+// A call on a non-blocking socket takes as long as its copying, some microseconds for the
+// amounts that the device moves at a time. Syscall announces each call to the scheduler,
+// which may cost more: it wakes the monitor thread, which then looks every 20 us. So only
+// longer calls are announced.
+const announceFrom = 128 << 10 // announceFrom is in bytes.
 
-// The race detector needs the calls of rawio_unix.go: they tell it that what
-// comes out of a socket was caused by what went in.
+// The race detector needs the calls of rawio_unix.go, which tell it that a read from a
+// socket depends on the write to it.
 
-// readv reads what is there. wait is set when there is nothing yet.
+// readv reads what has arrived. wait is set if nothing has.
 func readv(fd uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	return vectored(unix.SYS_READ, unix.SYS_READV, fd, bufs)
 }
 
-// writev writes what fits. wait is set when nothing does.
+// writev writes what fits. wait is set if nothing does.
 func writev(fd uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	return vectored(unix.SYS_WRITE, unix.SYS_WRITEV, fd, bufs)
 }

@@ -2,7 +2,7 @@
 
 package iwarp
 
-// haveRawIO: only the net package's own calls are used here.
+// haveRawIO is false: only calls of package net are used here.
 const haveRawIO = false
 
 func readv(uintptr, [][]byte) (int, bool, error)  { panic("iwarp: no raw descriptors on this system") }

@@ -6,11 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// haveRawIO: the socket's descriptor can be read and written without blocking,
-// under the runtime's poller.
+// haveRawIO is true: the socket's descriptor can be read and written without blocking, with
+// the runtime's poller.
 const haveRawIO = true
 
-// readv reads what is there. wait is set when there is nothing yet.
+// readv reads what has arrived. wait is set if nothing has.
 func readv(fd uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	for {
 		if len(bufs) == 1 {
@@ -30,7 +30,7 @@ func readv(fd uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	}
 }
 
-// writev writes what fits. wait is set when nothing does.
+// writev writes what fits. wait is set if nothing does.
 func writev(fd uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	for {
 		if len(bufs) == 1 {

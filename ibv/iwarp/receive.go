@@ -11,65 +11,64 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// The way in. Everything here runs in the goroutine that holds the receiving
-// role.
+// This file receives. Everything here runs in the goroutine that holds the receiving role.
 //
-//  1. pump reads from the link: into the staging buffer, or, once a header
-//     has told where a payload belongs, straight into that memory, with the
-//     trailer and the next header behind it in staging.
-//  2. parse takes frames apart as far as the bytes go: header checks and
-//     placement (place.go), payload, trailer with the CRC.
-//  3. A message that is complete is delivered: completions, Read Responses.
+//  1. pump reads from the link. It reads into the staging buffer. When a header has shown
+//     where a payload belongs, it reads straight into that memory, and reads the trailer
+//     and the next header behind it into staging.
+//  2. parse decodes frames as far as the bytes go: the header is checked and its place
+//     found (place.go), then the payload, and the trailer with the CRC.
+//  3. A complete message is delivered: completions, Read Responses.
 //
-// A check that fails ends the stream with a Terminate naming layer and code.
+// A check that fails ends the stream with a Terminate, which names layer and code.
 type receiver struct {
 	pump func(uintptr) bool
 
-	staging *[]byte // nil while empty
-	r, w    int     // staging[r:w] is to be parsed
+	staging *[]byte // staging is nil while it is empty.
+	r, w    int     // staging[r:w] must be parsed.
 
-	// The frame in progress.
+	// These fields describe the frame in progress.
 	inFrame bool
 	ulen    int
 	hdr     iwarpwire.Header
-	raw     [iwarpwire.UntaggedLen]byte // its header as received, for a Terminate
-	left    int                         // payload bytes to come
+	raw     [iwarpwire.UntaggedLen]byte // raw is its header as it was received, for a Terminate.
+	left    int                         // left is how many payload bytes are missing.
 	crc     uint32
 	target  target
 
-	seen    bool // the peer's first frame has come
-	eatSend bool // the first Send is an RTR and goes to no receive
-	eatRead bool // the first Read Response answers our RTR
+	seen    bool // seen is set when the peer's first frame has arrived.
+	eatSend bool // eatSend is set if the first Send is an RTR, which uses no receive.
+	eatRead bool // eatRead is set if the first Read Response answers this side's RTR.
 
-	// Untagged messages.
-	sendMSN uint32 // messages begun on queue 0
-	readMSN uint32 // and on queue 1
+	// These fields are for untagged messages.
+	sendMSN uint32 // sendMSN counts the messages begun on queue 0.
+	readMSN uint32 // readMSN counts the messages begun on queue 1.
 	cur     recvReq
-	inMsg   bool // cur is being filled
-	filled  int  // bytes of cur so far
+	inMsg   bool // inMsg is set while cur is being filled.
+	filled  int  // filled is how many bytes of cur are filled.
 
-	inWrite bool // the last RDMA Write lacks its end
+	inWrite bool // inWrite is set while the end of an RDMA Write is missing.
 
-	// The Read Response in progress.
-	readDone int // bytes placed of the oldest outstanding read
+	// This is for the Read Response in progress.
+	readDone int // readDone is how many bytes of the oldest outstanding Read were placed.
 
-	ctl [iwarpwire.ReadRequestLen + 64]byte // payload of Read Request or Terminate
+	ctl [iwarpwire.ReadRequestLen + 64]byte // ctl is the payload of a Read Request or Terminate.
 	iov [4][]byte
 }
 
-// target is where the payload of the frame in progress goes.
+// target is the memory for the payload of the frame in progress.
 type target struct {
-	segs []segment // the memory
-	off  int       // bytes of segs[0] that are filled
+	segs []segment // segs is the memory.
+	off  int       // off is how many bytes of segs[0] are filled.
 	one  [1]segment
 }
 
-// pumpReads is how often pump reads at most: a peer that never pauses must not
-// keep its caller from a deadline, or from an interruption.
+// pumpReads is how often pump reads at most. A peer that never pauses must not keep the
+// caller from a deadline or an interruption.
 const pumpReads = 64
 
-// pump reads until the link is empty (then it asks to be called again), the
-// receiver has what it came for, or it is time for its caller to look around.
+// pump reads until the link is empty, until the receiver is done, or until it has read
+// often enough. If the link is empty, pump asks to be called again.
 func (st *stream) pump(at uintptr) bool {
 	for range pumpReads {
 		if !st.parse() || st.stop() || st.closing.Load() {
@@ -91,8 +90,8 @@ func (st *stream) pump(at uintptr) bool {
 	return true
 }
 
-// readSome reads once and notes what came. While the read goes straight into
-// registered memory, and until the CRC has been computed there, the gate is held.
+// readSome reads once and notes the result. It holds the gate while it reads straight into
+// registered memory, and until the CRC of that memory is computed.
 func (st *stream) readSome(at uintptr) (n int, wait bool, err error) {
 	rx := &st.rx
 	staging := *rx.stage()
@@ -104,8 +103,8 @@ func (st *stream) readSome(at uintptr) (n int, wait bool, err error) {
 	// parse has used up staging, so it is empty here.
 	extra := staging
 	if rx.left >= len(staging) {
-		// In the middle of bulk data: fetch the next header too, but leave its
-		// payload to be read where it belongs.
+		// In the middle of bulk data the next header is read too. Its payload is left, so
+		// that it can be read straight into its place.
 		extra = staging[:iwarpwire.Pad(rx.ulen)+4+2+iwarpwire.UntaggedLen]
 	}
 	bufs := rx.iov[:0]
@@ -145,8 +144,8 @@ func (st *stream) readSome(at uintptr) (n int, wait bool, err error) {
 
 var errRegionGone = fmt.Errorf("%s: memory region closed while in use", Name)
 
-// valid reports whether the target is still to be had: an RDMA Write goes by
-// the key, other payload by the region. The caller holds the gate for reading.
+// valid reports whether the target may still be used. For an RDMA Write the key decides,
+// and for other payload the region. The caller holds the gate for reading.
 func (rx *receiver) valid() bool {
 	for i := range rx.target.segs {
 		if m := rx.target.segs[i].mr; m != nil && (m.closed || m.dead && rx.hdr.Op == iwarpwire.Write) {
@@ -156,7 +155,7 @@ func (rx *receiver) valid() bool {
 	return true
 }
 
-// arrived tells by the result of a read whether to go on.
+// arrived decides from the result of a read whether to continue.
 func (st *stream) arrived(n int, err error) bool {
 	if n == 0 {
 		st.ending(err)
@@ -164,7 +163,7 @@ func (st *stream) arrived(n int, err error) bool {
 	return n > 0
 }
 
-// ending meets the end of the link's bytes or its failure.
+// ending handles the end of the link's bytes, or the link's failure.
 func (st *stream) ending(err error) {
 	rx := &st.rx
 	switch {
@@ -199,7 +198,7 @@ func (rx *receiver) stage() *[]byte {
 	return rx.staging
 }
 
-// rest gives the staging buffer back if it is empty.
+// rest releases the staging buffer if it is empty.
 func (rx *receiver) rest() {
 	if rx.r == rx.w && rx.staging != nil {
 		stagingPool.Put(rx.staging)
@@ -232,7 +231,7 @@ func (rx *receiver) advance(k int, crc bool) {
 	}
 }
 
-// parse takes apart what staging holds. It reports whether to read on.
+// parse decodes the bytes in staging. It reports whether to read on.
 func (st *stream) parse() bool {
 	rx := &st.rx
 	for !st.ended {
@@ -275,8 +274,8 @@ func (st *stream) parse() bool {
 	return false
 }
 
-// beginReceive parses the header at the front of staging. more is set when it
-// is not all there; ok is false when the stream has ended.
+// beginReceive parses the header at the front of staging. more is set if bytes of it are
+// missing. ok is false if the stream has ended.
 func (st *stream) beginReceive() (ok, more bool) {
 	rx := &st.rx
 	b := (*rx.staging)[rx.r:rx.w]
@@ -333,12 +332,11 @@ func (st *stream) placeStaged() bool {
 	return true
 }
 
-// regionGone is ending for errRegionGone, called with the gate held: the end of
-// the stream does not need the gate for itself, only lastWords might, and finds
-// it shared.
+// regionGone ends the stream because the memory for a payload was taken away. Another
+// goroutine does that, because the caller holds the role and the gate.
 func (st *stream) regionGone() { go st.abort(errRegionGone, true) }
 
-// firstFrame lets a responder send: RFC 5044 makes it wait for the initiator's
+// firstFrame lets a responder send. RFC 5044 makes a responder wait for the initiator's
 // first FPDU.
 func (st *stream) firstFrame() {
 	st.rx.seen = true
@@ -351,8 +349,8 @@ func (st *stream) firstFrame() {
 	st.qp.sq.mu.Unlock()
 }
 
-// violation ends the stream because of what the peer sent. withReq adds the Read
-// Request that was refused.
+// violation ends the stream because the peer has broken a rule. If withReq is set, the
+// Terminate has the Read Request that was refused.
 func (st *stream) violation(term *iwarpwire.TermError, withReq bool) {
 	st.end(fmt.Errorf("%s: the peer broke the protocol: %w", Name, term), st.terminate(term, withReq), ibv.WCFlushErr)
 }
@@ -362,7 +360,7 @@ func (st *stream) terminate(term *iwarpwire.TermError, withReq bool) *iwarpwire.
 	rx := &st.rx
 	m := &iwarpwire.TermMsg{Err: *term}
 	if term.Layer == 2 {
-		return m // RFC 5044: nothing of the frame can be trusted
+		return m // RFC 5044: nothing in the frame can be trusted.
 	}
 	n := iwarpwire.UntaggedLen
 	if rx.raw[0]&0x80 != 0 {

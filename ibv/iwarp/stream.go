@@ -15,37 +15,38 @@ import (
 	"github.com/rdmanet/rdmanet/internal/vacancy"
 )
 
-// stream is the RDMAP stream of a queue pair (RFC 5040), over a link. transmit.go is
-// the way out, under the send queue's lock; receive.go the way in, for whoever
-// holds the receiving role. This file has its life: who receives, and the end.
+// stream is the RDMAP stream of a queue pair (RFC 5040), over a link. transmit.go sends,
+// under the send queue's lock. receive.go receives, in the goroutine that holds the
+// receiving role. This file decides which goroutine receives, and ends the stream.
 type stream struct {
 	qp     *qp
 	link   link
 	notify func(ibv.Event)
 
-	crc      bool // CRC32C in use, both ways
-	ord, ird int  // RDMA Reads at a time, ours and the peer's
+	crc      bool // crc is set if CRC32C is used, in both directions.
+	ord, ird int  // ord and ird are how many RDMA Reads this side and the peer may have under way.
 
-	// role is the right and duty to receive; seat tells how long nobody had it.
+	// role is held by the goroutine that receives. seat finds out that nobody has had the
+	// role for a while.
 	role    sync.Mutex
 	seat    vacancy.Seat
-	wanted  atomic.Bool // somebody waits and would rather receive itself
-	closing atomic.Bool // abort was called, or the end has come
-	rtrDue  atomic.Bool // the peer waits for our RTR, which our first send takes along
-	reset   atomic.Bool // abort was called for a reset
+	wanted  atomic.Bool // wanted is set while a goroutine that waits wants to receive itself.
+	closing atomic.Bool // closing is set when abort was called, or the stream has ended.
+	rtrDue  atomic.Bool // rtrDue is set while the peer waits for the RTR, which the first send takes along.
+	reset   atomic.Bool // reset is set when abort was called for a reset.
 
-	// Below role.
+	// The holder of the role uses these fields.
 	rx    receiver
-	cur   *cq  // the queue whose event the receiver returns for
-	told  bool // it has got one from this receiver
+	cur   *cq  // cur is the queue whose event ends receive.
+	told  bool // told is set when this receiver has raised an event of cur.
 	once  bool
 	ended bool
 
-	// hangUp asks for the link to be closed once the role is given up, as a step of
-	// read must not close it.
+	// hangUp is set if the link must be closed when the role is released. A step of read
+	// must not close it.
 	hangUp bool
 
-	tx transmitter // below qp.sq.mu
+	tx transmitter // qp.sq.mu guards tx.
 }
 
 var (
@@ -53,8 +54,8 @@ var (
 	errPeerQuit = fmt.Errorf("iwarp: connection ended inside a message: %w", io.ErrUnexpectedEOF)
 )
 
-// startStream brings the queue pair up over a connection whose MPA start-up is done.
-// It takes conn over: on error conn is closed.
+// startStream starts the queue pair over a connection whose MPA start-up is done. It takes
+// conn over, and closes it on an error.
 func startStream(q *qp, conn net.Conn, s setup, notify func(ibv.Event)) error {
 	link, err := q.dev.open(conn, &s)
 	if err != nil {
@@ -81,10 +82,10 @@ func startStream(q *qp, conn net.Conn, s setup, notify func(ibv.Event)) error {
 	q.stream.Store(st)
 	q.sq.mu.Unlock()
 	st.rtrDue.Store(s.rtr != rtrNone)
-	st.wanted.Store(true) // a waiter may have come before the stream
+	st.wanted.Store(true) // A goroutine may have waited before the stream started.
 	st.leave()
 	if q.closed.Load() {
-		st.abort(errAborted, false) // Close came in between and saw no stream
+		st.abort(errAborted, false) // Close was called meanwhile and found no stream.
 	}
 	return nil
 }
@@ -96,7 +97,7 @@ func (st *stream) sit() bool {
 	}
 	if !st.role.TryLock() {
 		st.wanted.Store(true)
-		if !st.role.TryLock() { // its holder, if there still is one, sees wanted when it leaves
+		if !st.role.TryLock() { // The holder, if there is one, checks wanted when it leaves.
 			return false
 		}
 	}
@@ -108,7 +109,7 @@ func (st *stream) sit() bool {
 	return true
 }
 
-// leave gives the role up, to a goroutine that wanted it if there is one.
+// leave releases the role. If a goroutine wants it, that goroutine is woken.
 func (st *stream) leave() {
 	if !st.ended {
 		st.seat.Vacant()
@@ -122,7 +123,7 @@ func (st *stream) leave() {
 	}
 }
 
-// release unlocks the role, and closes the link if that was left to do.
+// release unlocks the role. If the link must be closed, it does that.
 func (st *stream) release() {
 	hangUp := st.hangUp
 	st.hangUp = false
@@ -132,8 +133,8 @@ func (st *stream) release() {
 	}
 }
 
-// receive moves what arrives until c has an event, or for ever when c is nil.
-// The caller holds the role.
+// receive handles what arrives until c has an event, or without end if c is nil. The caller
+// holds the role.
 func (st *stream) receive(c *cq) {
 	if st.rtrDue.Load() && st.rtrDue.Swap(false) {
 		st.qp.sq.mu.Lock()
@@ -153,7 +154,7 @@ func (st *stream) receive(c *cq) {
 	st.cur = nil
 }
 
-// background receives while nobody else does.
+// background receives while no other goroutine does.
 func (st *stream) background() {
 	if !st.sit() {
 		return
@@ -166,10 +167,10 @@ func (st *stream) background() {
 	st.leave()
 }
 
-// ensureReceiver sees to it that somebody receives, without delay.
+// ensureReceiver ensures at once that a goroutine receives.
 func (st *stream) ensureReceiver() { go st.background() }
 
-// poll receives what is there already.
+// poll receives what has arrived already.
 func (st *stream) poll() {
 	if !st.sit() {
 		return
@@ -180,23 +181,23 @@ func (st *stream) poll() {
 	st.leave()
 }
 
-// stop reports whether the receiver has done what it came for.
+// stop reports whether the receiver is done.
 func (st *stream) stop() bool {
 	return st.told || st.cur == nil && st.wanted.Load()
 }
 
-// disconnect ends the connection once everything posted has been handed over.
-// The other direction stays until the peer has ended it too.
+// disconnect ends the connection when everything that was posted has been handed to the
+// link. The other direction stays open until the peer ends it.
 func (st *stream) disconnect() {
 	st.qp.sq.mu.Lock()
 	st.tx.draining = true
-	st.push() // the RTR may still be due
+	st.push() // The RTR may be due.
 	st.qp.sq.mu.Unlock()
 	st.ensureReceiver()
 }
 
-// abort ends the stream from outside: with a reset when rst is set, else as the link
-// does on close. When it returns no posted buffer is in use.
+// abort ends the stream from another goroutine. It resets the connection if rst is set, and
+// otherwise closes the link. When it returns, no posted buffer is in use.
 func (st *stream) abort(cause error, rst bool) {
 	if !st.closing.Swap(true) {
 		st.reset.Store(rst)
@@ -207,15 +208,15 @@ func (st *stream) abort(cause error, rst bool) {
 	st.release()
 }
 
-// end is the end of the stream, for any reason, once. The caller holds the role.
-// cause is nil when the peer closed in an orderly way; term, if not nil, is
-// told to the peer; culprit is how the oldest unfinished send failed.
+// end ends the stream, for any reason, once. The caller holds the role. cause is nil if the
+// peer closed in an orderly way. term, if not nil, is sent to the peer. culprit is the
+// status of the oldest unfinished send.
 func (st *stream) end(cause error, term *iwarpwire.TermMsg, culprit ibv.WCStatus) {
 	if st.ended {
 		return
 	}
 	st.ended = true
-	st.closing.Store(true) // an abort from now on leaves the last words in peace
+	st.closing.Store(true) // An abort from now on does not interrupt the Terminate.
 	st.seat.Taken()
 	st.rx.release()
 

@@ -12,11 +12,12 @@ import (
 	"time"
 )
 
-// The link over TCP, and the TCP connections that every link begins with.
+// This file has the link over TCP, and makes the TCP connections that every link begins
+// with.
 
-// tcp is a link that reads and writes the socket's descriptor without blocking, and
-// lets the runtime's poller wait for it. read and write are those of RawConn, and at
-// is the descriptor.
+// tcp is a link that reads and writes the socket's descriptor without blocking. The
+// runtime's poller waits for it. read and write are those of RawConn, and at is the
+// descriptor.
 type tcp struct{ socket }
 
 // openTCP is an opener.
@@ -48,11 +49,11 @@ func (t *tcp) writev(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	return writev(at, bufs)
 }
 
-// socket is what the links over TCP have in common.
+// socket has what both links over TCP need.
 type socket struct {
 	conn  *net.TCPConn
 	raw   syscall.RawConn
-	dirty atomic.Bool // the socket has a read deadline
+	dirty atomic.Bool // dirty is set while the socket has a read deadline.
 }
 
 func (s *socket) init(conn net.Conn) (err error) {
@@ -86,8 +87,8 @@ func (s *socket) close(reset bool) error {
 	return s.conn.Close()
 }
 
-// closeAfter lets the peer read the words before it closes the socket: closing a
-// socket that holds unread data would reset the connection and may lose them.
+// closeAfter lets the peer read the words before it closes the socket. A socket that is
+// closed with unread data resets its connection, and the peer may lose the words.
 func (s *socket) closeAfter(words []byte) {
 	defer s.conn.Close()
 	s.conn.SetDeadline(time.Now().Add(lastWordsTimeout))
@@ -99,8 +100,8 @@ func (s *socket) closeAfter(words []byte) {
 	}
 }
 
-// dialTCP connects for MPA start-up. An invalid or unspecified local address with
-// port 0 stands for any.
+// dialTCP connects for MPA start-up. An invalid local address, or an unspecified one with
+// port 0, means any address.
 func dialTCP(ctx context.Context, local, remote netip.AddrPort, deadline time.Time) (net.Conn, error) {
 	d := net.Dialer{KeepAlive: -1, Deadline: deadline}
 	if local.IsValid() && (local.Addr().IsValid() && !local.Addr().IsUnspecified() || local.Port() != 0) {
@@ -141,7 +142,7 @@ func listenTCP(ctx context.Context, local netip.AddrPort) (net.Listener, error) 
 	return ln, nil
 }
 
-// unmapped is the address of a socket, an IPv4 one in its short form.
+// unmapped returns the address of a socket. An IPv4 address has four bytes.
 func unmapped(a net.Addr) netip.AddrPort {
 	ap := a.(*net.TCPAddr).AddrPort()
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())

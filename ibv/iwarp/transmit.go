@@ -14,68 +14,68 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// The way out. Everything here runs with qp.sq.mu held and never blocks.
+// This file sends. Everything here runs with qp.sq.mu held and never blocks.
 //
-//  1. push is called when there may be something to send. While a sender
-//     goroutine is at work it has nothing to do.
-//  2. frame turns requests and Read Responses into a batch of FPDUs: headers
-//     and small payloads in scratch memory, large payloads where they lie.
-//  3. The batch is offered to the link. What the link takes completes
-//     requests (account, then qp.reap).
-//  4. If the link is full, a sender goroutine (flush) waits for room and goes
-//     on with 2 and 3 until nothing is left.
+//  1. push is called when there may be something to send. While a sender goroutine is at
+//     work, push does nothing.
+//  2. frame makes a batch of FPDUs from requests and Read Responses. Headers and small
+//     payloads are in scratch memory. Large payloads stay where they are.
+//  3. The batch is offered to the link. The bytes that the link takes complete requests
+//     (account, then qp.reap).
+//  4. If the link is full, a sender goroutine (flush) waits for room, and repeats 2 and 3
+//     until nothing is left.
 type transmitter struct {
-	hold     bool // the peer's first FPDU must come before ours
+	hold     bool // hold is set while this side must wait for the peer's first FPDU.
 	rtr      rtrKind
-	first    *time.Timer // runs until the peer's first frame comes: see nudge.go
-	draining bool        // after disconnect: nothing more is posted
-	finished bool        // our direction of the link is closed
+	first    *time.Timer // first runs until the peer's first frame comes: see nudge.go.
+	draining bool        // draining is set after disconnect. Nothing more is posted.
+	finished bool        // finished is set when this direction of the link is closed.
 	stopped  bool
-	faulted  bool // the next request cannot be done, the stream is ending
-	flushing bool // a sender goroutine owns the link's way out
+	faulted  bool // faulted is set if the next request cannot be done. The stream is ending.
+	flushing bool // flushing is set while a sender goroutine writes to the link.
 
-	// The batch: framed, and not yet taken by the link.
+	// The batch was framed, and the link has not taken all of it.
 	out      []chunk
-	mem      *batchMemory // nil while there is no batch
-	used     int          // bytes of its scratch
-	owned    *[]byte      // copies of inline data in out
+	mem      *batchMemory // mem is nil while there is no batch.
+	used     int          // used is how many bytes of its scratch are used.
+	owned    *[]byte      // owned has copies of inline data in out.
 	ends     []uint64
-	framed   uint64 // bytes framed so far on this connection
-	taken    uint64 // bytes that the link has taken
-	boundary uint64 // the last end of an FPDU at or before taken
+	framed   uint64 // framed counts the bytes framed on this connection.
+	taken    uint64 // taken counts the bytes that the link has taken.
+	boundary uint64 // boundary is the last end of an FPDU at or before taken.
 
-	msg     outgoing   // the message being framed
-	sendMSN uint32     // messages begun on queue 0
-	readMSN uint32     // and on queue 1
-	reads   int        // our RDMA Reads whose response is not complete
-	resp    []response // Read Responses owed, oldest first
-	turn    bool       // a response goes before the next request
+	msg     outgoing   // msg is the message that is being framed.
+	sendMSN uint32     // sendMSN counts the messages begun on queue 0.
+	readMSN uint32     // readMSN counts the messages begun on queue 1.
+	reads   int        // reads is how many RDMA Reads of this side have no complete response.
+	resp    []response // resp has the Read Responses that the peer waits for, oldest first.
+	turn    bool       // turn is set if a response goes before the next request.
 
 	write, flush func(uintptr) bool
-	n            int // result of write
+	n            int // n is the result of write.
 	wait         bool
 	err          error
 }
 
 const (
-	batchChunks = 8       // elements of one writev
-	smallChunk  = 1 << 10 // payloads up to this are copied behind their header
+	batchChunks = 8       // batchChunks is how many elements a writev has.
+	smallChunk  = 1 << 10 // smallChunk is the greatest length of payloads that are copied behind their header.
 	scratchSize = smallChunk + 512
 
-	// batchBytes is how many bytes a batch has, about. The peer can begin on a
-	// TCP segment only when it is whole, and those have 64 KiB on loopback:
-	// batches of half that keep both ends at work, larger ones make them take
-	// turns. 64 KiB sends run at 5.5 GB/s in pieces of 32 KiB, else at 2.1.
+	// batchBytes is how many bytes a batch has, about. The peer can begin on a TCP segment
+	// only when all of it has arrived, and segments have 64 KiB on loopback. With batches
+	// of half that both ends work at the same time. With larger batches they work in turn.
+	// Sends of 64 KiB run at 5.5 GB/s in batches of 32 KiB, and otherwise at 2.1.
 	batchBytes = 32 << 10
 
-	frameOverhead = 2 + iwarpwire.ReadRequestLen + 3 + 4 // length, header, padding, CRC at most
+	frameOverhead = 2 + iwarpwire.ReadRequestLen + 3 + 4 // frameOverhead is for length, header, padding and CRC at most.
 )
 
-// batchMemory is what a batch needs until the link has taken it. An idle queue pair has
-// none: with it an idle connection would take a tenth more.
+// batchMemory is the memory of a batch until the link has taken the batch. An idle queue
+// pair has none. With it an idle connection would have a tenth more memory.
 type batchMemory struct {
-	scratch [scratchSize]byte   // headers and small payloads
-	iov     [batchChunks][]byte // for writev
+	scratch [scratchSize]byte   // scratch has headers and small payloads.
+	iov     [batchChunks][]byte // iov is for writev.
 }
 
 var batchPool = sync.Pool{New: func() any { return new(batchMemory) }}
@@ -88,29 +88,28 @@ const (
 	rtrRead
 )
 
-// chunk is a stretch of bytes on its way to the link.
+// chunk is a range of bytes that the link has to take.
 type chunk struct {
 	b      []byte
-	mr     *mr  // the region it lies in, which may be taken away
-	inline bool // the poster's memory, only until the post returns
-	resp   bool // of a Read Response, so that the key counts too
+	mr     *mr  // mr is the region of the bytes, which may be taken away.
+	inline bool // inline is set if it is memory of the post's caller, which may be used only until the post returns.
+	resp   bool // resp is set for a Read Response, whose key must be valid too.
 }
 
-// gone reports whether the memory has been taken away. The caller holds the gate
-// for reading.
+// gone reports whether the memory was taken away. The caller holds the gate for reading.
 func (c *chunk) gone() bool { return c.mr.closed || c.resp && c.mr.dead }
 
-// outgoing is the message being framed.
+// outgoing is the message that is being framed.
 type outgoing struct {
 	active bool
-	resp   bool // a Read Response, else the request at sq.sent
+	resp   bool // resp is set for a Read Response. Otherwise the message is the request at sq.sent.
 	inline bool
 	hdr    iwarpwire.Header
 	segs   []segment
 	left   int
 }
 
-// response is a Read Response that is owed.
+// response is a Read Response that the peer waits for.
 type response struct {
 	seg  [1]segment
 	stag uint32
@@ -160,8 +159,8 @@ func (st *stream) writeSome(at uintptr) bool {
 	return true
 }
 
-// gather lists the batch for writev. When it touches registered memory the
-// gate is held on return. ok is false when a region was taken away under it.
+// gather lists the batch for writev. If the batch has registered memory, the gate is held
+// on return. ok is false if a region was taken away from the batch.
 func (st *stream) gather() (bufs [][]byte, gated, ok bool) {
 	t := &st.tx
 	if t.mem == nil {
@@ -187,7 +186,7 @@ func (st *stream) gather() (bufs [][]byte, gated, ok bool) {
 	return bufs, gated, true
 }
 
-// flush is the sender goroutine.
+// flush runs in the sender goroutine.
 func (st *stream) flush() {
 	if err := st.link.write(st.tx.flush); err != nil {
 		st.qp.sq.mu.Lock()
@@ -200,8 +199,8 @@ func (st *stream) flush() {
 	}
 }
 
-// flushSome goes on where push had to leave off; false asks for another call
-// when the link has room.
+// flushSome continues where push has stopped. It returns false to be called again when the
+// link has room.
 func (st *stream) flushSome(at uintptr) bool {
 	t := &st.tx
 	st.qp.sq.mu.Lock()
@@ -224,7 +223,7 @@ func (st *stream) flushSome(at uintptr) bool {
 	return true
 }
 
-// account notes that the link took n bytes of the batch.
+// account notes that the link has taken n bytes of the batch.
 func (st *stream) account(n int) {
 	t := &st.tx
 	t.taken += uint64(n)
@@ -254,13 +253,13 @@ func (st *stream) account(n int) {
 			break
 		}
 		if r.op != ibv.OpRead {
-			r.done = true // the link has it: the buffer is the poster's again
+			r.done = true // The link has the data, so the buffer is the caller's again.
 		}
 	}
 	st.qp.reap(nil)
 }
 
-// trim gives back the lists of a batch while there is none.
+// trim frees the lists of a batch while there is no batch.
 func (t *transmitter) trim() {
 	if len(t.out) == 0 && len(t.ends) == 0 && !t.flushing {
 		t.out, t.ends = nil, nil
@@ -274,7 +273,7 @@ func (st *stream) releaseBatch() {
 	t := &st.tx
 	t.used = 0
 	if t.mem != nil {
-		clear(t.mem.iov[:]) // keep the poster's memory alive no longer
+		clear(t.mem.iov[:]) // The memory of the post's caller is not referred to any more.
 		batchPool.Put(t.mem)
 		t.mem = nil
 	}
@@ -282,27 +281,28 @@ func (st *stream) releaseBatch() {
 	t.owned = nil
 }
 
-// txFailed stops sending after an error of the link. The receiver will meet
-// the same end and reads first what the peer still said.
+// txFailed stops sending after an error of the link. The receiver will find the same end.
+// Before that it reads what the peer has sent.
 func (st *stream) txFailed() {
 	st.tx.stopped = true
 	if err := st.tx.err; endOfPeer(err) {
 		st.ensureReceiver()
 	} else {
-		go st.abort(err, true) // the receiver would never hear of it, nor would the peer
+		go st.abort(err, true) // Neither the receiver nor the peer would notice it otherwise.
 	}
 }
 
-// endOfPeer reports whether a write failed because the connection has ended, which reading
-// meets as well.
+// endOfPeer reports whether a write failed because the connection has ended. A read finds
+// that end too.
 func endOfPeer(err error) bool {
 	return errors.Is(err, errno.EPIPE) || errors.Is(err, errno.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT) ||
 		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed)
 }
 
-// sendError is how the link failed under a send. A reset is told once, to whoever
-// comes first; those who read find the end of the stream then. EPIPE is no news
-// to them: our data met a peer that had ended the stream.
+// sendError returns the error of the link that a write has found. A reset is reported once,
+// to the first call, and a read finds the end of the stream then. So the error of the write
+// is kept. EPIPE is not kept: it means that this side sent data after the peer had ended
+// the stream, which a read finds too.
 func (st *stream) sendError() error {
 	st.qp.sq.mu.Lock()
 	defer st.qp.sq.mu.Unlock()
@@ -312,7 +312,7 @@ func (st *stream) sendError() error {
 	return st.tx.err
 }
 
-// stopTransmit drops the batch; the requests in it are flushed by qp.fail.
+// stopTransmit drops the batch. qp.fail flushes its requests.
 func (st *stream) stopTransmit() {
 	t := &st.tx
 	t.stopped = true
@@ -324,8 +324,8 @@ func (st *stream) stopTransmit() {
 	st.releaseBatch()
 }
 
-// maybeFinish shuts our direction down once a disconnect has been asked for
-// and nothing is left to send.
+// maybeFinish closes this direction if a disconnect was requested and nothing is left to
+// send.
 func (st *stream) maybeFinish() {
 	t := &st.tx
 	if !t.draining || t.finished || t.stopped || t.flushing || t.rtr != rtrNone || len(t.out) > 0 || t.msg.active ||
@@ -336,9 +336,9 @@ func (st *stream) maybeFinish() {
 	st.link.closeWrite()
 }
 
-// unsent is how many bytes this host has still to send, or 1 where it has only the end
-// of the stream: in the send queue, in the batch, and in the link. It is 0
-// when the stream has failed, as nothing is sent any more.
+// unsent returns how many bytes this host has still to send: in the send queue, in the
+// batch and in the link. It returns 1 if only the end of the stream is left. It returns 0
+// if the stream has failed, because nothing is sent any more.
 func (st *stream) unsent() (n int) {
 	s := &st.qp.sq
 	s.mu.Lock()
@@ -355,7 +355,7 @@ func (st *stream) unsent() (n int) {
 	}
 	next := s.sent
 	if t.msg.active && !t.msg.resp {
-		next++ // counted as the message being framed
+		next++ // It is counted as the message that is being framed.
 	}
 	for i := next; i < s.reqs.Len(); i++ {
 		n += max(s.at(i).size, 1)
@@ -366,8 +366,8 @@ func (st *stream) unsent() (n int) {
 	return n + st.link.unsent()
 }
 
-// ownOut copies what the batch still borrows from the poster, and the rest of a
-// message that is half framed: either may be without the other.
+// ownOut copies the inline data of the post's caller that is in the batch, and the rest of
+// a message of which a part was framed. Either may exist without the other.
 func (st *stream) ownOut() {
 	t := &st.tx
 	n := 0
@@ -398,8 +398,8 @@ func (st *stream) ownOut() {
 	}
 }
 
-// lastWords returns what must still be written so that a Terminate can be
-// understood: the rest of the frame in progress, then the Terminate.
+// lastWords returns the bytes that must be sent for a Terminate to be understood: the rest
+// of the frame in progress, then the Terminate.
 func (st *stream) lastWords(term *iwarpwire.TermMsg) []byte {
 	t := &st.tx
 	if term == nil || t.stopped || t.hold || t.finished {
@@ -425,7 +425,7 @@ func (st *stream) lastWords(term *iwarpwire.TermMsg) []byte {
 	return appendTerminate(words, term, st.crc)
 }
 
-// appendTerminate appends a whole FPDU that holds a Terminate message.
+// appendTerminate appends a whole FPDU with a Terminate message.
 func appendTerminate(b []byte, term *iwarpwire.TermMsg, crc bool) []byte {
 	start := len(b)
 	b = append(b, make([]byte, 2+iwarpwire.UntaggedLen)...)

@@ -7,7 +7,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// iWARP has connections only: RFC 5040 names no datagrams.
+// iWARP has connections only, because RFC 5040 has no datagrams.
 
 var (
 	errNoDatagrams = ibv.Unsupported(Name, "datagrams: iWARP has none")
