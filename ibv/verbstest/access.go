@@ -7,7 +7,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// accessTests has each violation by an RDMA Write and by an RDMA Read.
+// accessTests has each violation, by an RDMA Write and by an RDMA Read.
 var accessTests = func() []subtest {
 	var tests []subtest
 	for _, op := range []ibv.Opcode{ibv.OpWrite, ibv.OpRead} {
@@ -25,16 +25,15 @@ var accessTests = func() []subtest {
 		subtest{"CloseStopsReads", testCloseStopsReads})
 }()
 
-// The region of an access test is regionLen bytes inside a larger guarded
-// buffer; what is tried on it is accessLen bytes, few enough to travel in one
-// packet on every device.
+// The region of an access test has regionLen bytes inside a larger guarded buffer. An
+// access has accessLen bytes, which fit into one packet on every device.
 const (
 	regionOff = 1000
 	regionLen = 256
 	accessLen = 32
 )
 
-// A violation registers a region of buf and names a place where op must not go.
+// A violation registers a region of buf, and names a place that op must not use.
 type violation struct {
 	name   string
 	target func(t testing.TB, e *End, buf []byte, op ibv.Opcode) (addr uint64, key uint32)
@@ -46,7 +45,7 @@ func fullyOpen(t testing.TB, e *End, buf []byte) ibv.MR {
 	return e.Register(t, buf[regionOff:][:regionLen], allRights).MR
 }
 
-// at makes a violation of an address in a region that is fully open.
+// at returns a violation by an address in a fully open region.
 func at(addr func(mr ibv.MR) uint64) func(testing.TB, *End, []byte, ibv.Opcode) (uint64, uint32) {
 	return func(t testing.TB, e *End, buf []byte, _ ibv.Opcode) (uint64, uint32) {
 		mr := fullyOpen(t, e, buf)
@@ -109,11 +108,11 @@ var violations = []violation{
 	{"WrapAround", at(func(ibv.MR) uint64 { return 1<<64 - accessLen/2 })},
 }
 
-// ofRights are the violations where nothing but a right is missing.
+// ofRights are the violations in which only a right is missing.
 var ofRights = []string{"NoRight", "NoRemoteRight"}
 
-// testViolation tries what the peer must refuse. Nothing may be written, nothing
-// read, and a connection beside the broken one goes on.
+// testViolation tries an access that the peer must refuse. Nothing may be written or read,
+// and another connection still works.
 func testViolation(t *testing.T, env Env, op ibv.Opcode, v violation) {
 	p, beside := NewPair(t, env, PairConfig{}), NewPair(t, env, PairConfig{})
 	secret := guarded(2*regionOff + regionLen)
@@ -122,7 +121,7 @@ func testViolation(t *testing.T, env Env, op ibv.Opcode, v violation) {
 	if op == ibv.OpRead && slices.Contains(ofRights, v.name) && p.Passive.Dev.Attr().Quirks.ReadsUnchecked {
 		p.Active.Send(t, ibv.SendWR{ID: 1, Op: op, Flags: ibv.SendSignaled, SGL: local.SGL(0, accessLen, 1), RemoteAddr: addr, RKey: key})
 		succeeded(t, p.Active, next(t, p.Active.SendCQ), 1, ibv.WCRead)
-		return // as the device says of itself
+		return // The device has the quirk.
 	}
 	denied(t, p, ibv.SendWR{Op: op, SGL: local.SGL(0, accessLen, 1), RemoteAddr: addr, RKey: key})
 	untouched(t, "memory of the peer", secret)
@@ -131,13 +130,12 @@ func testViolation(t *testing.T, env Env, op ibv.Opcode, v violation) {
 	beside.Passive.transfer(t, beside.Active, pattern(100, 2))
 }
 
-// denied posts a request that the peer must refuse, and checks how that shows.
+// denied posts a request that the peer must refuse, and checks the result.
 //
-// On InfiniBand the peer answers with a NAK and the request completes with a
-// remote access error. On iWARP a Write has no answer: it may be complete, as
-// far as the sender is concerned, before the peer sees it and ends the
-// connection with a Terminate message. A Read waits for its answer and cannot
-// succeed, but a device that tells nothing from the Terminate flushes it.
+// On InfiniBand the peer answers with a NAK, and the request completes with a remote access
+// error. On iWARP a Write has no answer. For the sender it may be complete before the peer
+// ends the connection with a Terminate message. A Read waits for its answer and cannot
+// succeed. A device that does not use the Terminate flushes the Read.
 func denied(t testing.TB, p *Pair, wr ibv.SendWR) {
 	t.Helper()
 	wr.ID, wr.Flags = 1, wr.Flags|ibv.SendSignaled
@@ -155,8 +153,7 @@ func denied(t testing.TB, p *Pair, wr ibv.SendWR) {
 	broken(t, p)
 }
 
-// cutOff adds to the statuses those of a request that met the end of the
-// connection.
+// cutOff adds the statuses of a request that meets the end of the connection.
 func (e *End) cutOff(status ...ibv.WCStatus) []ibv.WCStatus {
 	status = append(status, ibv.WCFlushErr)
 	if e.Dev.Attr().Quirks.VagueErrors {
@@ -165,11 +162,11 @@ func (e *End) cutOff(status ...ibv.WCStatus) []ibv.WCStatus {
 	return status
 }
 
-// recvBeforeBreak is a receive that broken expects to be flushed.
+// recvBeforeBreak is the ID of a receive that broken expects to be flushed.
 const recvBeforeBreak = 77
 
-// broken checks what is left of a connection after a failure that both sides
-// took part in: both hear of it, and all work is flushed.
+// broken checks a connection after a failure that both sides took part in: both get the
+// event, and all work is flushed.
 func broken(t testing.TB, p *Pair) {
 	t.Helper()
 	if !p.Active.iwarp() {
@@ -186,9 +183,9 @@ func broken(t testing.TB, p *Pair) {
 	}
 }
 
-// flushed waits until the queue pair of a connection that ended is in the error
-// state. On iWARP it gets there by itself; on InfiniBand the connection manager
-// leaves it alone, and the program moves it.
+// flushed waits until the queue pair of an ended connection is in the error state. On iWARP
+// it gets there by itself. On InfiniBand the connection manager does not move it, and the
+// program does.
 func (e *End) flushed(t testing.TB) {
 	t.Helper()
 	if !e.iwarp() {
@@ -199,8 +196,8 @@ func (e *End) flushed(t testing.TB) {
 	}
 }
 
-// testWriteOnly and its counterpart show that each right is enough for what it
-// is for.
+// testWriteOnly writes to a region with the right to write only, and reads from one with
+// the right to read only.
 func testWriteOnly(t *testing.T, env Env) {
 	p := NewPair(t, env, PairConfig{})
 	in := p.Passive.Register(t, make([]byte, 64), ibv.AccessLocalWrite|ibv.AccessRemoteWrite)
@@ -236,8 +233,8 @@ func testEdges(t *testing.T, env Env) {
 	untouched(t, "behind the region", buf[regionOff+regionLen:])
 }
 
-// testCloseStopsWrites closes a region while the peer writes to it: when Close
-// returns no more bytes arrive.
+// testCloseStopsWrites closes a region while the peer writes to it. When Close returns, no
+// more bytes arrive.
 func testCloseStopsWrites(t *testing.T, env Env) {
 	const size, pieces = 1 << 20, 8
 	p := NewPair(t, env, PairConfig{SendWR: pieces})
@@ -256,18 +253,18 @@ func testCloseStopsWrites(t *testing.T, env Env) {
 			t.Fatalf("completion %+v", wc)
 		}
 	}
-	// One more behind them shows by its failure, or that of the Read, that the
-	// peer has dealt with all.
+	// One more request behind them fails, or the Read does. That shows that the peer has
+	// handled all.
 	p.Active.Send(t, wr)
-	_ = next(t, p.Active.SendCQ) // however it ended
+	_ = next(t, p.Active.SendCQ) // Any status will do.
 	if wc := p.Active.trySync(t, p.Passive); wc.Status == ibv.WCSuccess {
 		t.Error("the peer wrote to a closed region without harm to itself")
 	}
 	untouched(t, "memory of the closed region", dst.Buf)
 }
 
-// testCloseStopsReads closes the region that RDMA Reads of this side fill: when
-// Close returns no more bytes arrive.
+// testCloseStopsReads closes the region that RDMA Reads of this side fill. When Close
+// returns, no more bytes arrive.
 func testCloseStopsReads(t *testing.T, env Env) {
 	const size, pieces = 1 << 20, 8
 	p := NewPair(t, env, PairConfig{})

@@ -16,29 +16,28 @@
 //		})
 //	}
 //
-// The function is called for every subtest. It may return the same provider
-// each time (one that drives the machine's hardware, say) or a new one, which
-// it closes in t.Cleanup if that is needed. Addr is an address of the machine
-// that the provider can listen on; for Soft-RoCE and siw it is that of the
-// network interface behind the device, which is not always the loopback.
+// The function is called for every subtest. It may return the same provider each time, for
+// instance one for the machine's hardware. Or it may return a new one, and close that in
+// t.Cleanup. Addr is an address of the machine that the provider can listen on. For
+// Soft-RoCE and siw it is that of the network interface of the device, which is not always
+// the loopback interface.
 //
-// What is optional is asked for in DeviceAttr.Caps: a device that lacks an
-// operation is tested for refusing it. What a device is known to do wrong it says
-// itself, in DeviceAttr.Quirks, and only that is let pass. Where InfiniBand and
-// iWARP differ in what they can tell (a refused RDMA Write for instance), the suite
-// goes by DeviceAttr.Transport. How long a thing takes is nowhere asserted, only
-// that it happens: every wait gives up after [Patience].
+// Optional operations are those in DeviceAttr.Caps. If a device lacks one, the suite tests
+// that it refuses it. A device lists the rules that it is known to break in
+// DeviceAttr.Quirks, and the suite allows only these. Where InfiniBand and iWARP report
+// differently (a refused RDMA Write for instance), DeviceAttr.Transport decides. The suite
+// never checks how long something takes, only that it happens. Every wait ends after
+// [Patience].
 //
-// After each subtest every object must have been closed and every goroutine
-// that it started must be gone, so the suite must not run in parallel with other
-// tests. A single part is run by its name, that of the software device with, for
-// instance,
+// After each subtest every object must be closed, and every goroutine that the subtest has
+// started must have ended. So the suite must not run in parallel with other tests. A single
+// part is run by its name. For the software device that is, for instance,
 //
 //	go test -run 'TestProvider/Access/Write' ./ibv/verbstest
 //
 // # Testing the users of a device
 //
-// [Switch] stands between a provider and the code that uses it. It fails the
-// call or the completion that it is told to and counts what is left open.
-// [NewPair] connects two queue pairs for tests that need nothing more.
+// [Switch] is a provider between a provider and the code that uses it. It fails the call or
+// the completion that a test names, and counts the objects that are left open. [NewPair]
+// connects two queue pairs for tests that need nothing more.
 package verbstest

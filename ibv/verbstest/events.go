@@ -22,15 +22,15 @@ var eventTests = []subtest{
 	{"NoLostWakeupShared", testNoLostWakeupShared},
 }
 
-// arrive sends from the active side and returns when the receive is completed.
+// arrive sends from the active side, and returns when the receive has completed.
 func arrive(t testing.TB, p *Pair, flags ibv.SendFlags) {
 	t.Helper()
 	p.Active.Send(t, ibv.SendWR{Op: ibv.OpSend, Flags: flags})
 	p.Active.sync(t, p.Passive)
 }
 
-// eventPair returns a pair whose passive side has n receives posted, with IDs
-// from 0, and that queue.
+// eventPair returns a pair and the completion queue of its passive side. That side has n
+// receives posted, with IDs from 0.
 func eventPair(t testing.TB, env Env, n int) (*Pair, ibv.CQ) {
 	t.Helper()
 	p := NewPair(t, env, PairConfig{})
@@ -40,7 +40,7 @@ func eventPair(t testing.TB, env Env, n int) (*Pair, ibv.CQ) {
 	return p, p.Passive.RecvCQ
 }
 
-// testOncePerArm arms once for two completions: one event.
+// testOncePerArm arms once for two completions. There is one event.
 func testOncePerArm(t *testing.T, env Env) {
 	p, cq := eventPair(t, env, 3)
 	must(t, "Arm", cq.Arm(false))
@@ -55,8 +55,8 @@ func testOncePerArm(t *testing.T, env Env) {
 	succeeded(t, p.Passive, pollNext(t, cq), 2, ibv.WCRecv)
 }
 
-// testNotForOldCompletions arms while completions are waiting: that is why one
-// polls once more after Arm.
+// testNotForOldCompletions arms while completions are waiting. They raise no event, which
+// is why callers poll once more after Arm.
 func testNotForOldCompletions(t *testing.T, env Env) {
 	p, cq := eventPair(t, env, 3)
 	arrive(t, p, 0)
@@ -70,8 +70,8 @@ func testNotForOldCompletions(t *testing.T, env Env) {
 	}
 }
 
-// testEventBeforeWait lets the event come, and its completion be polled, while
-// nobody waits: the event is kept.
+// testEventBeforeWait lets the event come, and polls its completion, before it waits. The
+// event is kept.
 func testEventBeforeWait(t *testing.T, env Env) {
 	p, cq := eventPair(t, env, 1)
 	must(t, "Arm", cq.Arm(false))
@@ -81,7 +81,7 @@ func testEventBeforeWait(t *testing.T, env Env) {
 	quiet(t, "after the one event", cq)
 }
 
-// testEventsBeforeWait has several come so: one Wait is enough for all of them.
+// testEventsBeforeWait does the same with several events. One Wait takes all of them.
 func testEventsBeforeWait(t *testing.T, env Env) {
 	const rounds = 3
 	p, cq := eventPair(t, env, rounds+1)
@@ -98,8 +98,7 @@ func testEventsBeforeWait(t *testing.T, env Env) {
 	quiet(t, "after the new event", cq)
 }
 
-// testRearmed arms twice before the event, and again while the first event was
-// not taken.
+// testRearmed arms twice before the event, and again before the first event is taken.
 func testRearmed(t *testing.T, env Env) {
 	p, cq := eventPair(t, env, 2)
 	must(t, "Arm", cq.Arm(false))
@@ -147,8 +146,8 @@ func testSolicited(t *testing.T, env Env) {
 	}
 }
 
-// testSolicitedByFailure hears of a flushed receive without having asked for
-// more than solicited completions.
+// testSolicitedByFailure arms for solicited completions only, and gets an event for a
+// flushed receive.
 func testSolicitedByFailure(t *testing.T, env Env) {
 	p, cq := eventPair(t, env, 1)
 	must(t, "Arm", cq.Arm(true))
@@ -157,8 +156,8 @@ func testSolicitedByFailure(t *testing.T, env Env) {
 	ended(t, p.Passive, pollNext(t, cq), 0, ibv.WCFlushErr)
 }
 
-// testWidening arms for solicited completions and for all, in both orders: all
-// it is.
+// testWidening arms for solicited completions and for all completions, in both orders. All
+// completions raise the event then.
 func testWidening(t *testing.T, env Env) {
 	p, cq := eventPair(t, env, 2)
 	for i, first := range []bool{true, false} {
@@ -170,9 +169,9 @@ func testWidening(t *testing.T, env Env) {
 	}
 }
 
-// testNoLostWakeup receives message by message, going to sleep whenever there
-// is none, while the sender sends as fast as receives are posted. The order Arm,
-// Poll, Wait must never sleep over a completion.
+// testNoLostWakeup receives message by message, and sleeps whenever there is none. The peer
+// sends as fast as receives are posted. With the order Arm, Poll, Wait no completion may be
+// missed.
 func testNoLostWakeup(t *testing.T, env Env) {
 	wakeups(t, NewPair(t, env, PairConfig{}))
 }
@@ -184,7 +183,7 @@ func testNoLostWakeupShared(t *testing.T, env Env) {
 
 func wakeups(t *testing.T, p *Pair) {
 	const rounds, ahead = 2000, 2
-	credit := make(chan struct{}, ahead) // receives posted
+	credit := make(chan struct{}, ahead) // credit counts the posted receives.
 	for i := range uint64(ahead) {
 		p.Passive.Recv(t, ibv.RecvWR{ID: i})
 		credit <- struct{}{}

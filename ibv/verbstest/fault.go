@@ -8,30 +8,30 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// ErrInjected is what a call fails with when no other error was asked for.
+// ErrInjected is the error of a failed call if the test gave no other.
 var ErrInjected = errors.New("verbstest: injected fault")
 
-// A Fault is one thing that a [Switch] breaks, once. When two faults meet in
-// one call, both are spent and the one that was set first decides.
+// A Fault makes a [Switch] break one thing, once. If two faults fit one call, both are used
+// up, and the one that was set first decides.
 type Fault struct {
 	s     *Switch
-	match func(Kind) bool // faults on calls
+	match func(Kind) bool // match is set for faults on calls.
 	err   error
 	taken int
 
-	completion bool // faults on completions
+	completion bool // completion is set for faults on completions.
 	status     ibv.WCStatus
 	ops        []ibv.WCOpcode
 
-	left  int // until it fires; under s.mu
+	left  int // left is how many calls or completions are left until it fires. s.mu guards it.
 	fired atomic.Bool
 }
 
-// Fired reports whether the fault has struck. A test that fails the first call,
-// then the second and so on is through when its fault did not fire.
+// Fired reports whether the fault has fired. A test that fails the first call, then the
+// second and so on is done when its fault has not fired.
 func (f *Fault) Fired() bool { return f.fired.Load() }
 
-// Cancel takes back a fault that has not fired.
+// Cancel removes a fault that has not fired.
 func (f *Fault) Cancel() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -40,10 +40,9 @@ func (f *Fault) Cancel() {
 	}
 }
 
-// FailNth fails the n-th call from now, counted from 1 over all calls of the
-// given kinds. Without a kind every call counts except those that close
-// something, which must be named to be failed. The failed call has no effect
-// and returns err, or [ErrInjected] if err is nil.
+// FailNth fails the n-th call from now, counted from 1 over all calls of the given kinds.
+// Without a kind all calls count, except those that close an object, which must be named.
+// The failed call has no effect. It returns err, or [ErrInjected] if err is nil.
 func (s *Switch) FailNth(n int, err error, kinds ...Kind) *Fault {
 	match := func(k Kind) bool { return !k.closes() }
 	if len(kinds) > 0 {
@@ -53,9 +52,9 @@ func (s *Switch) FailNth(n int, err error, kinds ...Kind) *Fault {
 	return s.set(&Fault{match: match, err: err, left: n})
 }
 
-// FailPost cuts the n-th call from now of kind, [PostSend] or [PostRecv], short:
-// the first taken work requests are posted, the next one fails with err, or
-// [ErrInjected] if err is nil. Of a shorter chain the last one fails.
+// FailPost shortens the n-th call from now of kind, [PostSend] or [PostRecv]. The first
+// taken work requests are posted. The next one fails with err, or with [ErrInjected] if err
+// is nil. In a shorter chain the last request fails.
 func (s *Switch) FailPost(n int, kind Kind, taken int, err error) *Fault {
 	if kind != PostSend && kind != PostRecv || taken < 0 {
 		panic("verbstest: FailPost needs PostSend or PostRecv and a count")
@@ -63,11 +62,10 @@ func (s *Switch) FailPost(n int, kind Kind, taken int, err error) *Fault {
 	return s.set(&Fault{match: func(k Kind) bool { return k == kind }, err: err, taken: taken, left: n})
 }
 
-// FailCompletion gives status to the n-th completion from now, counted from 1
-// over the successful completions that are polled, or over those of the given
-// operations. The queue pair is moved to the error state before Poll returns,
-// and what the same queue of it completed later comes out flushed: after a
-// failure a work queue has no more successes.
+// FailCompletion sets the status of the n-th completion from now. It counts the successful
+// completions that are polled, from 1, or only those of the given operations. The queue
+// pair is moved to the error state before Poll returns. Later completions of the same work
+// queue are flushed, because a work queue has no successes after a failure.
 func (s *Switch) FailCompletion(n int, status ibv.WCStatus, ops ...ibv.WCOpcode) *Fault {
 	if status == ibv.WCSuccess {
 		panic("verbstest: FailCompletion needs a status that failed")
@@ -94,7 +92,7 @@ func (s *Switch) set(f *Fault) *Fault {
 	return f
 }
 
-// remove forgets the i-th fault. Called with s.mu held.
+// remove removes the i-th fault. The caller holds s.mu.
 func (s *Switch) remove(i int) {
 	if !s.faults[i].completion {
 		s.armed.Add(-1)
@@ -109,8 +107,8 @@ func (s *Switch) meet(k Kind) *Fault {
 	return s.count(func(f *Fault) bool { return !f.completion && f.match(k) })
 }
 
-// count lowers every fault that matches, removes those that fire and returns
-// the first of them. Called with s.mu held.
+// count counts down every fault that matches, removes those that fire, and returns the
+// first of them. The caller holds s.mu.
 func (s *Switch) count(match func(*Fault) bool) *Fault {
 	var first *Fault
 	for i := 0; i < len(s.faults); {
@@ -163,7 +161,7 @@ func (s *Switch) spoilCompletions(dev *switchDevice, wcs []ibv.WC) {
 	}
 }
 
-// queueOf is 1 for the receive queue and 0 for the send queue.
+// queueOf returns 1 for the receive queue and 0 for the send queue.
 func queueOf(op ibv.WCOpcode) int {
 	if op.IsRecv() {
 		return 1
@@ -171,7 +169,7 @@ func queueOf(op ibv.WCOpcode) int {
 	return 0
 }
 
-// fail leaves in wc only what means something in a failed completion.
+// fail clears the fields of wc that are not valid in a failed completion.
 func fail(wc *ibv.WC, status ibv.WCStatus) {
 	*wc = ibv.WC{ID: wc.ID, Status: status, QPN: wc.QPN}
 }

@@ -14,8 +14,8 @@ var inlineTests = []subtest{
 	{"TooLong", testInlineTooLong},
 }
 
-// inlinePair connects queue pairs that send up to n bytes inline, or fewer if
-// the device cannot do so many.
+// inlinePair connects queue pairs that send up to n bytes inline, or fewer if the device's
+// limit is lower.
 func inlinePair(t testing.TB, env Env, n int) (*Pair, int) {
 	t.Helper()
 	attr := env.device(t).Attr()
@@ -23,8 +23,8 @@ func inlinePair(t testing.TB, env Env, n int) (*Pair, int) {
 	return NewPair(t, env, PairConfig{SGE: min(2, attr.MaxSGE), Inline: n}), n
 }
 
-// testInlineOverwritten uses one buffer for all messages, one that is not even
-// registered: it is free as soon as the post returns.
+// testInlineOverwritten uses one buffer for all messages, and does not register it. The
+// buffer is free when the post returns.
 func testInlineOverwritten(t *testing.T, env Env) {
 	const rounds = 16
 	p, size := inlinePair(t, env, 200)
@@ -50,13 +50,13 @@ func testInlineOverwritten(t *testing.T, env Env) {
 	}
 }
 
-// noMR stands for memory that is not registered.
+// noMR is used for memory that is not registered.
 type noMR struct{ ibv.MR }
 
 func (noMR) LKey() uint32 { return 0 }
 
-// testInlineFenced holds an inline send back behind an RDMA Read, so that the
-// device has to keep the bytes.
+// testInlineFenced makes an inline send wait for an RDMA Read by a fence. So the device has
+// to keep the bytes.
 func testInlineFenced(t *testing.T, env Env) {
 	const rounds, bulk = 10, 1 << 20
 	p, size := inlinePair(t, env, 100)
@@ -78,8 +78,8 @@ func testInlineFenced(t *testing.T, env Env) {
 	}
 }
 
-// testInlineBacklog posts more inline than can be under way, where the device
-// takes that much.
+// testInlineBacklog posts more inline data than can be under way, if the device accepts
+// that much.
 func testInlineBacklog(t *testing.T, env Env) {
 	const n = 32
 	p, size := inlinePair(t, env, 1<<18)
@@ -119,7 +119,7 @@ func testInlineWrite(t *testing.T, env Env) {
 	untouched(t, "behind", dst.Buf[rounds*size:])
 }
 
-// testInlineTooLong sends one byte more inline than was granted.
+// testInlineTooLong sends one byte more inline than the queue pair was granted.
 func testInlineTooLong(t *testing.T, env Env) {
 	p, _ := inlinePair(t, env, 64)
 	over := p.Active.QP.Cap().MaxInline + 1

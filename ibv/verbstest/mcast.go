@@ -11,7 +11,7 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// Multicast groups, between ends of one machine.
+// This file tests multicast groups between ends of one machine.
 var mcastTests = []subtest{
 	{"Lacking", testMcastLacking},
 	{"Members", testMcastMembers},
@@ -26,8 +26,8 @@ var mcastTests = []subtest{
 	{"Again", testMcastAgain},
 }
 
-// mcastGroups are of no protocol (RFC 2365, section 6.1; RFC 4291, section 2.7), and as
-// they have Ethernet addresses of their own each is told from the others.
+// mcastGroups are groups that no protocol uses (RFC 2365, section 6.1; RFC 4291, section
+// 2.7). Their Ethernet addresses are different, so devices distinguish them.
 func (env Env) mcastGroups() (a, b netip.Addr) {
 	if env.Addr.Is6() {
 		return netip.MustParseAddr("ff05::7264:6d61"), netip.MustParseAddr("ff05::7264:6d62")
@@ -35,12 +35,12 @@ func (env Env) mcastGroups() (a, b netip.Addr) {
 	return netip.MustParseAddr("239.82.68.1"), netip.MustParseAddr("239.82.68.2")
 }
 
-// hasMcast reports whether the device has multicast of the address's family. One
-// that has not says so in the terms of [ibv.ID].
+// hasMcast reports whether the device has multicast of the address's family. A device
+// without it returns the error that [ibv.ID] names.
 func (env Env) hasMcast(t testing.TB) bool {
 	t.Helper()
 	if !env.device(t).Attr().Caps.Has(ibv.CapMulticast) {
-		return false // testMcastLacking has its say
+		return false // testMcastLacking checks that it is refused.
 	}
 	id, err := env.Passive.BindUD(t.Context(), netip.AddrPortFrom(env.Addr, 0))
 	must(t, "BindUD", err)
@@ -64,7 +64,7 @@ func (e *End) join(t testing.TB, group netip.Addr, how ibv.JoinFlags) ibv.UDPara
 	if to.QPN != ibv.MulticastQPN || to.QKey != ibv.QKeyUDP || to.AH.Port != e.ID.Port() {
 		t.Fatalf("joined %v: %+v", group, to)
 	}
-	t.Cleanup(func() { // before the end's own
+	t.Cleanup(func() { // It runs before the cleanups of the end.
 		if err := e.ID.LeaveMulticast(group); err != nil && !errors.Is(err, errno.EADDRNOTAVAIL) {
 			t.Errorf("LeaveMulticast: %v", err)
 		}
@@ -72,7 +72,7 @@ func (e *End) join(t testing.TB, group netip.Addr, how ibv.JoinFlags) ibv.UDPara
 	return to
 }
 
-// cast sends msg by a way that join has returned.
+// cast sends msg to a group that join has joined.
 func (e *End) cast(t testing.TB, to ibv.UDParam, msg []byte) {
 	t.Helper()
 	ah, err := e.PD.CreateAH(to.AH)
@@ -84,7 +84,7 @@ func (e *End) cast(t testing.TB, to ibv.UDParam, msg []byte) {
 	must(t, "AH.Close", ah.Close())
 }
 
-// heard waits for a receive and checks that it holds msg, from the end to the group.
+// heard waits for a receive and checks that it holds msg, sent by the end to the group.
 func (e *End) heard(t testing.TB, id uint64, in *Mem, from *End, group netip.Addr, msg []byte) {
 	t.Helper()
 	wc := next(t, e.RecvCQ)
@@ -99,8 +99,8 @@ func (e *End) heard(t testing.TB, id uint64, in *Mem, from *End, group netip.Add
 	}
 }
 
-// testMcastLacking asks a device for what it says it does not have, and any for what
-// there is for datagrams only.
+// testMcastLacking checks that a device without multicast refuses it, and that every device
+// refuses multicast on connections.
 func testMcastLacking(t *testing.T, env Env) {
 	p := NewPair(t, env, PairConfig{})
 	group, _ := env.mcastGroups()
@@ -128,8 +128,8 @@ func testMcastLacking(t *testing.T, env Env) {
 	p.Active.transfer(t, p.Passive, pattern(100, 1))
 }
 
-// testMcastMembers has each of two members send to both. A third end that is no
-// member hears nothing.
+// testMcastMembers has each of two members send to both. A third end, which is no member,
+// receives nothing.
 func testMcastMembers(t *testing.T, env Env) {
 	if !env.hasMcast(t) {
 		return
@@ -149,7 +149,7 @@ func testMcastMembers(t *testing.T, env Env) {
 	noCompletion(t, stranger.RecvCQ)
 }
 
-// testMcastSendOnly has one send that hears nothing.
+// testMcastSendOnly has a member that only sends, and receives nothing.
 func testMcastSendOnly(t *testing.T, env Env) {
 	if !env.hasMcast(t) {
 		return
@@ -167,7 +167,7 @@ func testMcastSendOnly(t *testing.T, env Env) {
 	noCompletion(t, b.RecvCQ)
 }
 
-// testMcastLeave leaves one of two groups, and then hears the other only.
+// testMcastLeave leaves one of two groups, and then receives the other only.
 func testMcastLeave(t *testing.T, env Env) {
 	if !env.hasMcast(t) {
 		return
@@ -225,7 +225,7 @@ func testMcastRefused(t *testing.T, env Env) {
 	mustBe(t, "LeaveMulticast of another group", a.ID.LeaveMulticast(other), errno.EADDRNOTAVAIL)
 }
 
-// testMcastCancelled gives a join up, after which there is none.
+// testMcastCancelled cancels a join. The ID is no member then.
 func testMcastCancelled(t *testing.T, env Env) {
 	if !env.hasMcast(t) {
 		return
@@ -237,7 +237,7 @@ func testMcastCancelled(t *testing.T, env Env) {
 	_, err := a.ID.JoinMulticast(ctx, group, ibv.JoinFullMember)
 	mustBe(t, "JoinMulticast with a cancelled context", err, context.Canceled)
 	mustBe(t, "LeaveMulticast after that", a.ID.LeaveMulticast(group), errno.EADDRNOTAVAIL)
-	for range 20 { // at any moment
+	for range 20 { // The join is cancelled at different moments.
 		ctx, cancel := context.WithCancel(t.Context())
 		go cancel()
 		if _, err := a.ID.JoinMulticast(ctx, group, ibv.JoinFullMember); err == nil {
@@ -253,7 +253,7 @@ func testMcastCancelled(t *testing.T, env Env) {
 	a.heard(t, 1, in, a, group, pattern(10, 1))
 }
 
-// testMcastWrongKey sends with another key: members drop it, as any datagram.
+// testMcastWrongKey sends with another key. Members drop that, like any datagram.
 func testMcastWrongKey(t *testing.T, env Env) {
 	if !env.hasMcast(t) {
 		return
@@ -269,7 +269,7 @@ func testMcastWrongKey(t *testing.T, env Env) {
 	a.heard(t, 1, in, a, group, pattern(10, 2))
 }
 
-// testMcastAttach attaches a second queue pair by hand.
+// testMcastAttach attaches a second queue pair by AttachMcast.
 func testMcastAttach(t *testing.T, env Env) {
 	if !env.hasMcast(t) {
 		return
@@ -295,7 +295,8 @@ func testMcastAttach(t *testing.T, env Env) {
 	noCompletion(t, b.RecvCQ)
 }
 
-// testMcastCloseOrder closes the queue pair of a member, and IDs without leaving.
+// testMcastCloseOrder closes the queue pair of a member, and closes IDs without leaving
+// their groups.
 func testMcastCloseOrder(t *testing.T, env Env) {
 	if !env.hasMcast(t) {
 		return
@@ -308,18 +309,18 @@ func testMcastCloseOrder(t *testing.T, env Env) {
 	must(t, "JoinMulticast", err)
 	mustBe(t, "closing the QP of a member", a.QP.Close(), ibv.ErrBusy)
 	must(t, "LeaveMulticast", a.ID.LeaveMulticast(group))
-	must(t, "close", a.close()) // still a sender
+	must(t, "close", a.close()) // It still may send.
 	if _, err := a.ID.JoinMulticast(t.Context(), group, ibv.JoinFullMember); err == nil {
 		t.Error("JoinMulticast of a closed ID succeeded")
 	}
 	id, err := env.Passive.BindUD(t.Context(), netip.AddrPortFrom(env.Addr, 0))
 	must(t, "BindUD", err)
-	_, err = id.JoinMulticast(t.Context(), group, ibv.JoinFullMember) // without a queue pair
+	_, err = id.JoinMulticast(t.Context(), group, ibv.JoinFullMember) // The ID has no queue pair.
 	must(t, "JoinMulticast", err)
 	must(t, "ID.Close", id.Close())
 }
 
-// testMcastAgain joins and leaves over and over, while datagrams come.
+// testMcastAgain joins and leaves many times while datagrams come.
 func testMcastAgain(t *testing.T, env Env) {
 	if !env.hasMcast(t) {
 		return
@@ -333,7 +334,7 @@ func testMcastAgain(t *testing.T, env Env) {
 		b.cast(t, to, pattern(10, i))
 		a.heard(t, uint64(i), in, b, group, pattern(10, i))
 		must(t, "LeaveMulticast", a.ID.LeaveMulticast(group))
-		b.cast(t, to, pattern(10, i)) // which nobody hears
+		b.cast(t, to, pattern(10, i)) // No member receives it.
 	}
 	noCompletion(t, a.RecvCQ)
 }

@@ -7,26 +7,26 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// The rights that tests ask for.
+// These are the rights that tests ask for.
 const (
 	localWrite = ibv.AccessLocalWrite
 	allRights  = ibv.AccessLocalWrite | ibv.AccessRemoteWrite | ibv.AccessRemoteRead
 )
 
-// Mem is a registered piece of memory.
+// Mem is a registered region of memory.
 type Mem struct {
 	Buf    []byte
 	MR     ibv.MR
 	closed bool
 }
 
-// SGE returns the element for n bytes from off.
+// SGE returns the scatter/gather element of the n bytes from off.
 func (m *Mem) SGE(off, n int) ibv.SGE {
 	return ibv.SGE{Buf: m.Buf[off : off+n : off+n], LKey: m.MR.LKey()}
 }
 
-// SGL returns n bytes from off as a list of parts elements, or of fewer if there
-// are fewer bytes: empty elements mean different things to different devices.
+// SGL returns the n bytes from off as a list of parts elements. If there are fewer bytes,
+// it has fewer elements, because devices treat empty elements differently.
 func (m *Mem) SGL(off, n, parts int) []ibv.SGE {
 	parts = min(parts, n)
 	var sgl []ibv.SGE
@@ -40,7 +40,7 @@ func (m *Mem) SGL(off, n, parts int) []ibv.SGE {
 // Addr returns the remote address of the byte at off.
 func (m *Mem) Addr(off int) uint64 { return m.MR.Addr() + uint64(off) }
 
-// Close takes the region back before the end of the test does.
+// Close closes the region before the end of the test.
 func (m *Mem) Close(t testing.TB) {
 	t.Helper()
 	if m.closed {
@@ -52,8 +52,8 @@ func (m *Mem) Close(t testing.TB) {
 	}
 }
 
-// pattern returns n bytes that are different for each seed, and such that a
-// piece in the wrong place shows.
+// pattern returns n bytes that are different for each seed. Bytes in a wrong place are
+// noticed.
 func pattern(n int, seed int) []byte {
 	b := make([]byte, n)
 	x := uint32(seed)*2654435761 + 1
@@ -64,13 +64,13 @@ func pattern(n int, seed int) []byte {
 	return b
 }
 
-// guard is what bytes hold that nothing must touch.
+// guard is the value of bytes that nothing must change.
 const guard = 0xA5
 
 // guarded returns n bytes of guard.
 func guarded(n int) []byte { return bytes.Repeat([]byte{guard}, n) }
 
-// untouched fails the test unless b holds nothing but guard.
+// untouched fails the test unless all bytes of b are guard.
 func untouched(t testing.TB, what string, b []byte) {
 	t.Helper()
 	for i, x := range b {

@@ -11,19 +11,19 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// PairConfig says what queue pairs [NewPair] connects. Zero fields take the
-// default; both ends get the same.
+// PairConfig has the properties of the queue pairs that [NewPair] connects. A zero field
+// means the default. Both ends have the same properties.
 type PairConfig struct {
-	SendWR int // work requests in the send queue, default 32
-	RecvWR int // work requests in the receive queue, default 32
-	SGE    int // elements a work request, default 1
-	Inline int // bytes of an inline send, default 0
-	Reads  int // RDMA Reads at a time in each direction, default 4
+	SendWR int // SendWR is the number of work requests in the send queue, 32 by default.
+	RecvWR int // RecvWR is the number of work requests in the receive queue, 32 by default.
+	SGE    int // SGE is the number of elements in a work request, 1 by default.
+	Inline int // Inline is the number of bytes of an inline send, 0 by default.
+	Reads  int // Reads is the number of RDMA Reads at a time in each direction, 4 by default.
 
-	SignalAll bool  // as in ibv.QPInit
-	SharedCQ  bool  // one completion queue for sends and receives
-	CQDepth   int   // default: room for all that the queues can hold
-	Share     *Pair // use the domains and completion queues of this pair
+	SignalAll bool  // SignalAll is that of ibv.QPInit.
+	SharedCQ  bool  // SharedCQ is set for one completion queue for sends and receives.
+	CQDepth   int   // CQDepth has room for all completions of the queues by default.
+	Share     *Pair // Share is a pair whose domains and completion queues are used.
 }
 
 func (c PairConfig) filled() PairConfig {
@@ -40,8 +40,8 @@ func (c PairConfig) filled() PairConfig {
 	return c
 }
 
-// Pair is two connected queue pairs. Everything in it is closed at the end of
-// the test, which fails if a Close does.
+// Pair is two connected queue pairs. All its objects are closed at the end of the test. The
+// test fails if a Close does.
 type Pair struct {
 	Active, Passive *End
 }
@@ -58,14 +58,14 @@ type End struct {
 	Dev    ibv.Device
 	PD     ibv.PD
 	SendCQ ibv.CQ
-	RecvCQ ibv.CQ // the same as SendCQ with SharedCQ
+	RecvCQ ibv.CQ // RecvCQ is the same as SendCQ with SharedCQ.
 	QP     ibv.QP
 
-	param    ibv.ConnParam // for Connect or Accept
+	param    ibv.ConnParam // param is for Connect or Accept.
 	events   eventLog
 	mems     []*Mem
-	scratch  *Mem // for sync
-	shared   bool // PD and CQs belong to another End
+	scratch  *Mem // scratch is for sync.
+	shared   bool // shared is set if PD and CQs belong to another End.
 	qpClosed bool
 	idClosed bool
 }
@@ -118,7 +118,7 @@ func (env Env) unconnected(t testing.TB) *End {
 	return env.unconnectedTo(t, env.listen(t))
 }
 
-// unconnectedTo is unconnected with a listener of choice.
+// unconnectedTo is like unconnected, with a given listener.
 func (env Env) unconnectedTo(t testing.TB, l ibv.Listener) *End {
 	t.Helper()
 	id, err := env.Active.Resolve(t.Context(), netip.AddrPort{}, l.Addr())
@@ -129,8 +129,7 @@ func (env Env) unconnectedTo(t testing.TB, l ibv.Listener) *End {
 	return e
 }
 
-// newEnd creates the queue pair and what it needs on id, which it owns from
-// here on.
+// newEnd creates the queue pair, and what it needs, on id. The end owns id then.
 func newEnd(id ibv.ID, cfg PairConfig, share *End) (*End, error) {
 	cfg = cfg.filled()
 	e := &End{ID: id, Dev: id.Device()}
@@ -185,7 +184,7 @@ func (e *End) createQP(cfg PairConfig) (err error) {
 	return nil
 }
 
-// close releases all that the end owns and is still open, children first.
+// close releases all open objects of the end, children first.
 func (e *End) close() error {
 	var errs []error
 	if e.QP != nil && !e.qpClosed {
@@ -208,7 +207,7 @@ func (e *End) close() error {
 		if e.PD != nil {
 			errs = append(errs, named("PD", e.PD.Close()))
 		}
-		e.RecvCQ, e.SendCQ, e.PD = nil, nil, nil // close may be called again
+		e.RecvCQ, e.SendCQ, e.PD = nil, nil, nil // The next call of close must not close them again.
 	}
 	if !e.idClosed {
 		e.idClosed = true
@@ -250,11 +249,11 @@ func (env Env) pair(t testing.TB, l ibv.Listener, cfg PairConfig) *Pair {
 	}
 }
 
-// portTries is how often a connection is tried whose port TCP does not give: rdma_cm
-// chooses one from ports of its own, and Linux siw connects by TCP, where it may be in use.
+// portTries is how often a connection is tried if TCP does not give the port. rdma_cm
+// chooses a port of its own, and siw connects by TCP, where that port may be in use.
 const portTries = 4
 
-// connect makes one try at a connection.
+// connect tries once to connect.
 func (env Env) connect(t testing.TB, l ibv.Listener, cfg PairConfig) (*Pair, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
@@ -267,7 +266,7 @@ func (env Env) connect(t testing.TB, l ibv.Listener, cfg PairConfig) (*Pair, err
 		err := a.ID.Connect(ctx, a.param)
 		connected <- err
 		if err != nil {
-			cancel() // nobody comes
+			cancel() // No request will come.
 		}
 	}()
 	p, err := passive(ctx, l, cfg)
@@ -289,9 +288,9 @@ func (e *End) accept(ctx context.Context) error {
 	return e.ID.Accept(ctx, e.param)
 }
 
-// hello sends the first message, an empty one, from the active side: in iWARP
-// the passive side must not speak before that (RFC 5044, section 7). It does
-// not arm the completion queues, so tests of events find them fresh.
+// hello sends the first message, an empty one, from the active side. On iWARP the passive
+// side must not send before (RFC 5044, section 7). It does not arm the completion queues,
+// so that tests of events find them unarmed.
 func hello(a, p *End) error {
 	if _, err := a.QP.PostSend([]ibv.SendWR{{ID: helloID, Op: ibv.OpSend, Flags: ibv.SendSignaled}}); err != nil {
 		return err
@@ -308,14 +307,14 @@ func hello(a, p *End) error {
 	return done(polled(p.RecvCQ))
 }
 
-// CloseQP closes the queue pair before the end of the test does.
+// CloseQP closes the queue pair before the end of the test.
 func (e *End) CloseQP(t testing.TB) {
 	t.Helper()
 	e.qpClosed = true
 	must(t, "QP.Close", e.QP.Close())
 }
 
-// Register registers buf for the life of the end.
+// Register registers buf until the end is closed.
 func (e *End) Register(t testing.TB, buf []byte, access ibv.Access) *Mem {
 	t.Helper()
 	mr, err := e.PD.RegMR(buf, access)
@@ -355,19 +354,19 @@ func (e *End) transfer(t testing.TB, peer *End, msg []byte) {
 	untouched(t, "behind the message", dst.Buf[len(msg):])
 }
 
-// sync returns when the peer's device has taken in all that e sent before, its
-// completions included: a Read is served after the Sends and Writes before it.
-// It needs e's send completions to have been polled, and does not arm.
+// sync returns when the peer's device has received all that e has sent before, completions
+// included. A Read is served after the Sends and Writes before it. sync needs e's send
+// completions to have been polled. It does not arm.
 func (e *End) sync(t testing.TB, peer *End) {
 	t.Helper()
 	wc := e.trySync(t, peer)
 	succeeded(t, e, wc, syncID, ibv.WCRead)
 }
 
-// syncID is the request that sync makes.
+// syncID is the ID of the request that sync makes.
 const syncID = helloID - 1
 
-// trySync is sync on a connection that may be broken.
+// trySync is like sync, on a connection that may be broken.
 func (e *End) trySync(t testing.TB, peer *End) ibv.WC {
 	t.Helper()
 	for _, end := range []*End{e, peer} {
@@ -380,11 +379,11 @@ func (e *End) trySync(t testing.TB, peer *End) ibv.WC {
 	return pollNext(t, e.SendCQ)
 }
 
-// iwarp reports whether the device speaks iWARP, where a connection that breaks
-// is torn down by the device and the peer hears of it at once.
+// iwarp reports whether the device is an iWARP device. There the device ends a broken
+// connection, and the peer gets the event at once.
 func (e *End) iwarp() bool { return e.Dev.Attr().Transport == ibv.TransportIWARP }
 
-// inOrder has the requests complete in order where RDMA Reads may be late.
+// inOrder makes requests complete in order on devices whose RDMA Reads may be late.
 func (e *End) inOrder(wrs []ibv.SendWR) []ibv.SendWR {
 	if e.Dev.Attr().Quirks.ReadsOutOfOrder {
 		for i := range wrs {

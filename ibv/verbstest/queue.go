@@ -20,7 +20,7 @@ var queueTests = []subtest{
 	{"OneCQForTwoQPs", testOneCQForTwoQPs},
 }
 
-// testUnsignaled signals every fourth send: only those complete.
+// testUnsignaled signals every fourth send. Only those complete.
 func testUnsignaled(t *testing.T, env Env) {
 	p := NewPair(t, env, PairConfig{SendWR: 16, RecvWR: 64})
 	for range 64 {
@@ -54,8 +54,8 @@ func testSignalAll(t *testing.T, env Env) {
 	}
 }
 
-// testMixedOrder posts operations that take very different times: they complete
-// in the order of the posts.
+// testMixedOrder posts operations whose durations are very different. They complete in the
+// order of the posts.
 func testMixedOrder(t *testing.T, env Env) {
 	const n = 24
 	p := NewPair(t, env, PairConfig{SendWR: n, RecvWR: n})
@@ -93,8 +93,8 @@ func testMixedOrder(t *testing.T, env Env) {
 	}
 }
 
-// testLongChain posts many requests in one call, in the second chain with one in
-// the middle that has more elements than the queue pair takes.
+// testLongChain posts many requests in one call. One in the middle of the second chain has
+// more elements than the queue pair accepts.
 func testLongChain(t *testing.T, env Env) {
 	const n, size, bad = 100, 8, 70
 	p := NewPair(t, env, PairConfig{SendWR: n, RecvWR: n})
@@ -128,10 +128,10 @@ func testLongChain(t *testing.T, env Env) {
 	noCompletion(t, p.Passive.RecvCQ)
 }
 
-// testSendQueueFull posts far more in one chain than the queue holds, small
-// Writes that need no cooperation of the peer. How much fits is up to the
-// device: some free a slot when the work is done, others when its completion is
-// polled. But what was granted fits, and what was refused left no trace.
+// testSendQueueFull posts far more in one chain than the queue holds. The requests are
+// small Writes, for which the peer need not do anything. The device decides how many fit:
+// some free a slot when the work is done, others when its completion is polled. But the
+// granted number fits, and requests that were refused have no effect.
 func testSendQueueFull(t *testing.T, env Env) {
 	p := NewPair(t, env, PairConfig{SendWR: 8, CQDepth: 256})
 	capacity := p.Active.QP.Cap().MaxSendWR
@@ -142,7 +142,7 @@ func testSendQueueFull(t *testing.T, env Env) {
 	for i := range total {
 		binary.BigEndian.PutUint32(src.Buf[4*i:], uint32(i)+1)
 		wr := ibv.SendWR{ID: uint64(i), Op: ibv.OpWrite, SGL: src.SGL(4*i, 4, 1), RemoteAddr: dst.Addr(4 * i), RKey: dst.MR.RKey()}
-		// A queue that only held unsignalled work could never be emptied.
+		// A queue with unsignaled work only could never be emptied.
 		if i%4 == 3 {
 			wr.Flags = ibv.SendSignaled
 		}
@@ -150,7 +150,7 @@ func testSendQueueFull(t *testing.T, env Env) {
 	}
 	taken, signaled, first := 0, uint64(3), true
 	for taken < total {
-		// Never more at a time than what the completion queue can take.
+		// There are never more at a time than the completion queue can take.
 		chain := wrs[taken:min(taken+4*200, total)]
 		n, err := p.Active.QP.PostSend(chain)
 		if n < len(chain) {
@@ -172,8 +172,8 @@ func testSendQueueFull(t *testing.T, env Env) {
 	sameBytes(t, "written", dst.Buf, src.Buf)
 }
 
-// testReceiveQueueFull fills the receive queue, where nothing happens until the
-// peer sends. A device may hold more than it granted, but not for ever.
+// testReceiveQueueFull fills the receive queue, where nothing happens until the peer sends.
+// A device may accept more than it has granted, but not without end.
 func testReceiveQueueFull(t *testing.T, env Env) {
 	p := NewPair(t, env, PairConfig{RecvWR: 10, CQDepth: 1000})
 	capacity := p.Passive.QP.Cap().MaxRecvWR
@@ -214,7 +214,7 @@ func testReceiveQueueFull(t *testing.T, env Env) {
 	p.Active.transfer(t, p.Passive, pattern(10, 1))
 }
 
-// testSlotReuse goes many times around small queues.
+// testSlotReuse fills and empties small queues many times.
 func testSlotReuse(t *testing.T, env Env) {
 	p := NewPair(t, env, PairConfig{SendWR: 3, RecvWR: 5})
 	send := p.Active.QP.Cap().MaxSendWR
@@ -238,7 +238,8 @@ func testSlotReuse(t *testing.T, env Env) {
 	}
 }
 
-// testOneCQForBothQueues keeps the order of each queue, whatever the mixture.
+// testOneCQForBothQueues checks that each queue keeps its order, however sends and receives
+// are mixed.
 func testOneCQForBothQueues(t *testing.T, env Env) {
 	p := NewPair(t, env, PairConfig{SharedCQ: true})
 	const n, recvBit = 16, 1 << 32
@@ -268,8 +269,8 @@ func testOneCQForBothQueues(t *testing.T, env Env) {
 	}
 }
 
-// testOneCQForTwoQPs tells queue pairs that share completion queues apart by
-// their number.
+// testOneCQForTwoQPs distinguishes queue pairs with shared completion queues by their
+// numbers.
 func testOneCQForTwoQPs(t *testing.T, env Env) {
 	first := NewPair(t, env, PairConfig{CQDepth: 128})
 	second := NewPair(t, env, PairConfig{Share: first})

@@ -31,13 +31,13 @@ var setupTests = []subtest{
 	{"Again", testAgain},
 }
 
-// attempt is a connection in the making: the active side connects in the
-// background, the passive side has the request.
+// attempt is a connection that is being made: the active side connects in another
+// goroutine, and the passive side has the request.
 type attempt struct {
 	active  *End
 	request ibv.ID
-	cancel  context.CancelFunc // ends Connect
-	result  chan error         // of Connect
+	cancel  context.CancelFunc // cancel ends Connect.
+	result  chan error         // result has the result of Connect.
 }
 
 // attempt starts to connect through l and waits for the request to arrive.
@@ -85,7 +85,7 @@ func testUnspecified(t *testing.T, env Env) {
 	testWide(t, env, all)
 }
 
-// testBothFamilies listens on all addresses there are.
+// testBothFamilies listens on all addresses of both families.
 func testBothFamilies(t *testing.T, env Env) { testWide(t, env, netip.Addr{}) }
 
 func testWide(t *testing.T, env Env, all netip.Addr) {
@@ -101,7 +101,7 @@ func testWide(t *testing.T, env Env, all netip.Addr) {
 	p.Active.transfer(t, p.Passive, pattern(10, 1))
 }
 
-// relocated is a listener to be reached at an address of choice.
+// relocated is a listener with another address for those who connect.
 type relocated struct {
 	ibv.Listener
 	at netip.AddrPort
@@ -140,8 +140,8 @@ func testAddressInUse(t *testing.T, env Env) {
 	must(t, "Listener.Close", again.Close())
 }
 
-// testTCPPorts listens by TCP on the port of a listener. Where the device has ports of its
-// own, another program's socket may have the first ones that are tried.
+// testTCPPorts listens by TCP on the port of a listener. If the device has ports of its
+// own, another program's socket may use the first ports that are tried.
 func testTCPPorts(t *testing.T, env Env) {
 	devs, err := env.Passive.Devices()
 	must(t, "Devices", err)
@@ -169,7 +169,7 @@ func testPrivateData(t *testing.T, env Env) {
 	for _, size := range []int{0, 1, limit / 2, limit} {
 		question, answer := pattern(size, 1), pattern(size, 2)
 		a := env.attempt(t, l, question)
-		// A device may pad, so what was not sent is zero.
+		// A device may pad private data. So bytes that were not sent must be zero.
 		samePrivate(t, "request", a.request.PrivateData(), question)
 		p, err := newEnd(a.request, PairConfig{}, nil)
 		must(t, "passive end", err)
@@ -193,8 +193,8 @@ func samePrivate(t testing.TB, what string, got, want []byte) {
 	}
 }
 
-// testDepths asks for more RDMA Reads on the active side than the passive side
-// serves: what holds in the end must fit together.
+// testDepths asks for more RDMA Reads on the active side than the passive side serves. The
+// depths that both ends report must fit together.
 func testDepths(t *testing.T, env Env) {
 	a := env.attempt(t, env.listen(t), nil)
 	p, err := newEnd(a.request, PairConfig{Reads: 2}, nil)
@@ -213,7 +213,7 @@ func testDepths(t *testing.T, env Env) {
 	readMany(t, &Pair{p, a.active}, 20)
 }
 
-// testPathMTU asks both ends, which must have agreed.
+// testPathMTU compares the path MTU of both ends.
 func testPathMTU(t *testing.T, env Env) {
 	p := NewPair(t, env, PairConfig{})
 	a, b := p.Active.ID.PathMTU(), p.Passive.ID.PathMTU()
@@ -225,7 +225,8 @@ func testPathMTU(t *testing.T, env Env) {
 	}
 }
 
-// testAcceptContext ends waits for a request by context; the listener goes on.
+// testAcceptContext ends waits for a request by their context. The listener still works
+// afterwards.
 func testAcceptContext(t *testing.T, env Env) {
 	l := env.listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -280,8 +281,8 @@ func testListenerCloseKeepsConnections(t *testing.T, env Env) {
 	p.Passive.transfer(t, p.Active, pattern(100, 2))
 }
 
-// testPassiveSpeaksFirst lets the passive side post before the active side has
-// sent anything. A device may hold the message back until then, not lose it.
+// testPassiveSpeaksFirst lets the passive side post before the active side has sent
+// anything. A device may hold the message back until then, but must not lose it.
 func testPassiveSpeaksFirst(t *testing.T, env Env) {
 	a := env.attempt(t, env.listen(t), nil)
 	a.active.Recv(t, ibv.RecvWR{ID: 1})
@@ -296,7 +297,7 @@ func testPassiveSpeaksFirst(t *testing.T, env Env) {
 	succeeded(t, a.active, next(t, a.active.RecvCQ), 1, ibv.WCRecv)
 }
 
-// testAgain connects over and over through one listener.
+// testAgain connects many times through one listener.
 func testAgain(t *testing.T, env Env) {
 	l := env.listen(t)
 	for i := range 20 {

@@ -12,8 +12,8 @@ import (
 // Kind is a kind of call that a [Switch] counts and can fail.
 type Kind uint8
 
-// The kinds of calls. The name is that of the method, and of the object too
-// where several objects have the method.
+// These are the kinds of calls. A name is that of the method. If several objects have the
+// method, the name of the object is in it.
 const (
 	Devices Kind = iota
 	Resolve
@@ -26,7 +26,7 @@ const (
 	AllocPD
 	CreateCQ
 	RegMR    // PD.RegMR and QP.RegMR
-	CreateAH // PD.CreateAHFromWC too
+	CreateAH // CreateAH also counts PD.CreateAHFromWC.
 	CreateQP
 	Connect
 	Accept
@@ -67,26 +67,26 @@ func (k Kind) String() string {
 // closes reports whether the call releases an object.
 func (k Kind) closes() bool { return k >= CloseListener }
 
-// Switch is a provider that hands every call on to another one. On the way it
-// counts the calls and the objects that live, and breaks what it was told to.
-// Everything that comes out of it is wrapped, so an object must not be shared
-// with code that uses the inner provider directly. All methods may be called by
-// several goroutines at once. No lock is held while a call is handed on, but
-// closing a queue pair waits for an injected failure of it to be through.
+// Switch is a provider that passes every call on to another one. It counts the calls and
+// the live objects, and breaks what a test has asked for. Every object that it returns is
+// wrapped. So an object must not be shared with code that uses the inner provider directly.
+// All methods may be called by several goroutines at once. No lock is held while a call is
+// passed on. The Close of a queue pair waits until an injected failure of the queue pair is
+// done.
 type Switch struct {
 	inner ibv.Provider
 
 	calls      [numKinds]atomic.Int64
 	live       [numObjects]atomic.Int64
 	registered atomic.Int64
-	limit      atomic.Int64 // of registered, 0 for none
+	limit      atomic.Int64 // limit is the limit of registered, 0 for none.
 
-	armed atomic.Int32 // faults on calls that did not fire yet
-	spoil atomic.Bool  // some completion is, or was, to be failed
+	armed atomic.Int32 // armed counts the faults on calls that have not fired.
+	spoil atomic.Bool  // spoil is set when a fault on completions was set.
 
 	mu      sync.Mutex
 	faults  []*Fault
-	devices map[ibv.Device]*switchDevice // by inner device
+	devices map[ibv.Device]*switchDevice // devices has the wrappers by inner device.
 	qps     map[qpKey]*switchQP
 }
 
@@ -110,9 +110,9 @@ func NewSwitch(p ibv.Provider) *Switch {
 // Calls returns how many calls of kind k were made, the failed ones included.
 func (s *Switch) Calls(k Kind) int64 { return s.calls[k].Load() }
 
-// Live returns how many objects of each type were created and not closed:
-// "Listener", "ID", "QP", "CQ", "MR", "AH" and "PD". A type of which nothing lives is
-// left out, so the map is empty when nothing leaked.
+// Live returns how many objects of each type were created and not closed: "Listener", "ID",
+// "QP", "CQ", "MR", "AH" and "PD". A type without live objects is left out. So the map is
+// empty when nothing leaked.
 func (s *Switch) Live() map[string]int {
 	m := make(map[string]int)
 	for o := range numObjects {
@@ -123,18 +123,18 @@ func (s *Switch) Live() map[string]int {
 	return m
 }
 
-// RegisteredBytes returns the bytes in the regions that live.
+// RegisteredBytes returns how many bytes are in live regions.
 func (s *Switch) RegisteredBytes() int64 { return s.registered.Load() }
 
-// LimitMemory makes registrations fail with ENOMEM that would bring
-// RegisteredBytes above n, as a limit on locked memory does (ulimit -l). 0 takes
-// the limit away. Regions that are there already stay.
+// LimitMemory makes a registration fail with ENOMEM if it would bring RegisteredBytes above
+// n, as a limit on locked memory does (ulimit -l). 0 removes the limit. Regions that exist
+// already stay.
 func (s *Switch) LimitMemory(n int64) { s.limit.Store(n) }
 
 // Name returns the inner provider's name.
 func (s *Switch) Name() string { return s.inner.Name() }
 
-// Attr returns what the inner provider says.
+// Attr returns the attributes of the inner provider.
 func (s *Switch) Attr() ibv.ProviderAttr { return s.inner.Attr() }
 
 // Devices lists the inner provider's devices.
@@ -153,7 +153,7 @@ func (s *Switch) Devices() ([]ibv.Device, error) {
 	return devs, nil
 }
 
-// Resolve hands the call on and wraps the ID.
+// Resolve passes the call on and wraps the ID.
 func (s *Switch) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
 	if f := s.enter(Resolve); f != nil {
 		return nil, f.err
@@ -165,7 +165,7 @@ func (s *Switch) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv
 	return s.id(id), nil
 }
 
-// Listen hands the call on and wraps the listener.
+// Listen passes the call on and wraps the listener.
 func (s *Switch) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
 	if f := s.enter(Listen); f != nil {
 		return nil, f.err
@@ -177,7 +177,7 @@ func (s *Switch) Listen(ctx context.Context, local netip.AddrPort, backlog int) 
 	return &switchListener{Listener: l, object: s.opened(objListener)}, nil
 }
 
-// enter counts a call and returns the fault that it meets, if any.
+// enter counts a call. It returns the fault for the call, if there is one.
 func (s *Switch) enter(k Kind) *Fault {
 	s.calls[k].Add(1)
 	if s.armed.Load() == 0 {

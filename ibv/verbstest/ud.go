@@ -11,8 +11,8 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// Datagrams between two ends of one machine are taken not to get lost as long as
-// a receive is posted.
+// The tests assume that datagrams between two ends of one machine are not lost as long as a
+// receive is posted.
 var udTests = []subtest{
 	{"Lacking", testUDLacking},
 	{"BothWays", testUDBothWays},
@@ -34,22 +34,22 @@ var udTests = []subtest{
 	{"Again", testUDAgain},
 }
 
-// hasUD reports whether the device has datagrams. Where it has none
-// testUDLacking has its say.
+// hasUD reports whether the device has datagrams. If it has none, testUDLacking checks
+// that.
 func (env Env) hasUD(t testing.TB) bool {
 	t.Helper()
 	return env.device(t).Attr().Caps.Has(ibv.CapUD)
 }
 
-// udPair is two ends for datagrams that know of each other. Their IDs are one of
-// each kind: Passive's of BindUD, Active's of ResolveUD.
+// udPair is two ends for datagrams that know each other. Passive's ID is one of BindUD, and
+// Active's is one of ResolveUD.
 type udPair struct {
 	Pair
-	to ibv.UDParam // Passive
-	ah ibv.AH      // likewise, of Active
+	to ibv.UDParam // to is the address of Passive.
+	ah ibv.AH      // ah is Active's handle for it.
 }
 
-// udPair returns nil where there are no datagrams.
+// udPair returns nil if the device has no datagrams.
 func (env Env) udPair(t testing.TB, cfg PairConfig) *udPair {
 	t.Helper()
 	if !env.hasUD(t) {
@@ -59,7 +59,7 @@ func (env Env) udPair(t testing.TB, cfg PairConfig) *udPair {
 	return env.udPairWith(t, p, env.listenUD(t), cfg)
 }
 
-// boundUD returns an end that has an address of its own.
+// boundUD returns an end with an address of its own.
 func (env Env) boundUD(t testing.TB, cfg PairConfig) *End {
 	t.Helper()
 	id, err := env.Passive.BindUD(t.Context(), netip.AddrPortFrom(env.Addr, 0))
@@ -82,7 +82,7 @@ func (env Env) listenUD(t testing.TB) ibv.Listener {
 	return l
 }
 
-// udPairWith has a new end ask l, which tells it of p.
+// udPairWith makes a new end that sends a request to l, which replies with p's queue pair.
 func (env Env) udPairWith(t testing.TB, p *End, l ibv.Listener, cfg PairConfig) *udPair {
 	t.Helper()
 	a := env.attemptUD(t, l, cfg, nil)
@@ -96,7 +96,7 @@ func (env Env) udPairWith(t testing.TB, p *End, l ibv.Listener, cfg PairConfig) 
 	var err error
 	u.ah, err = a.active.PD.CreateAH(u.to.AH)
 	must(t, "CreateAH", err)
-	t.Cleanup(func() { // before the end's own
+	t.Cleanup(func() { // It runs before the cleanups of the end.
 		if u.ah != nil {
 			must(t, "AH.Close", u.ah.Close())
 		}
@@ -126,7 +126,7 @@ func (u *udPair) wr(id uint64, sgl []ibv.SGE) ibv.SendWR {
 	return ibv.SendWR{ID: id, Op: ibv.OpSend, Flags: ibv.SendSignaled, SGL: sgl, AH: u.ah, RemoteQPN: u.to.QPN, RemoteQKey: u.to.QKey}
 }
 
-// mtu is the most that one datagram holds.
+// mtu returns how many bytes a datagram may have.
 func (e *End) mtu(t testing.TB) int {
 	t.Helper()
 	port, err := e.Dev.Port(e.ID.Port())
@@ -162,7 +162,7 @@ func (e *End) arrived(t testing.TB, id uint64, in *Mem, from *End, msg []byte) i
 	return wc
 }
 
-// plain is the ID's address as headers have it.
+// plain returns the ID's address as it is in headers.
 func plain(id ibv.ID) netip.Addr { return id.LocalAddr().Addr().WithZone("") }
 
 // exchange sends msg to Passive.
@@ -170,7 +170,7 @@ func (u *udPair) exchange(t testing.TB, msg []byte) (ibv.WC, *Mem) {
 	t.Helper()
 	in := u.Passive.receive(t, 1)
 	var sgl []ibv.SGE
-	if len(msg) > 0 { // no memory has no region
+	if len(msg) > 0 { // An empty message needs no region.
 		src := u.Active.Register(t, append([]byte(nil), msg...), 0)
 		sgl = src.SGL(0, len(msg), 1)
 	}
@@ -193,7 +193,7 @@ func (e *End) answer(t testing.TB, wc ibv.WC, in *Mem, to *End, msg []byte) {
 	must(t, "AH.Close", ah.Close())
 }
 
-// testUDLacking asks a device without datagrams for them.
+// testUDLacking checks that a device without datagrams refuses them.
 func testUDLacking(t *testing.T, env Env) {
 	e := env.unconnected(t)
 	attr := e.Dev.Attr()
@@ -219,7 +219,7 @@ func testUDLacking(t *testing.T, env Env) {
 	mustBe(t, "CreateAHFromWC", err, errors.ErrUnsupported)
 }
 
-// testUDBothWays sends, and answers with what the datagram brought.
+// testUDBothWays sends a datagram, and answers with what the datagram has brought.
 func testUDBothWays(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil {
@@ -236,7 +236,7 @@ func testUDBothWays(t *testing.T, env Env) {
 	}
 }
 
-// testUDSizes sends from nothing to all that a packet holds.
+// testUDSizes sends datagrams of all sizes, from zero to the MTU.
 func testUDSizes(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil {
@@ -251,8 +251,8 @@ func testUDSizes(t *testing.T, env Env) {
 	}
 }
 
-// testUDTooLong puts a datagram that is too long in the middle of a chain: what
-// stands before it is sent, it and the rest are not.
+// testUDTooLong puts a datagram that is too long in the middle of a chain. The datagrams
+// before it are sent. It and the rest are not.
 func testUDTooLong(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{SGE: 2})
 	if u == nil {
@@ -274,7 +274,7 @@ func testUDTooLong(t *testing.T, env Env) {
 	noCompletion(t, u.Passive.RecvCQ)
 }
 
-// testUDInline sends what is changed as soon as it is posted.
+// testUDInline sends inline data that is changed as soon as it is posted.
 func testUDInline(t *testing.T, env Env) {
 	if !env.hasUD(t) {
 		return
@@ -301,7 +301,8 @@ func testUDInline(t *testing.T, env Env) {
 	must(t, "ID.Close", id.Close())
 }
 
-// testUDElements gathers a datagram and scatters it, the header apart.
+// testUDElements sends a datagram from several elements and receives it into several, with
+// the header in one of its own.
 func testUDElements(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{SGE: 3})
 	if u == nil {
@@ -318,8 +319,8 @@ func testUDElements(t *testing.T, env Env) {
 	sameBytes(t, "second half", dst.Buf[ibv.GRHLen:half], src.Buf[150:])
 }
 
-// testUDImm sends four bytes beside the datagram, and a datagram that has
-// nothing else.
+// testUDImm sends immediate data with a datagram, and a datagram that has only immediate
+// data.
 func testUDImm(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil || !u.Active.Dev.Attr().Caps.Has(ibv.CapSendImm) {
@@ -369,8 +370,8 @@ func testUDOrder(t *testing.T, env Env) {
 	}
 }
 
-// testUDNoReceive sends while no receive is posted: the datagrams complete and
-// are gone. One that is on its way yet when a receive is posted may get it.
+// testUDNoReceive sends while no receive is posted: the datagrams complete and are lost. A
+// datagram that is still on its way when a receive is posted may arrive.
 func testUDNoReceive(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil {
@@ -404,8 +405,8 @@ func testUDNoReceive(t *testing.T, env Env) {
 	}
 }
 
-// testUDWrongKey sends a datagram with another key in front of a good one: only
-// the latter arrives.
+// testUDWrongKey sends a datagram with a wrong key before a good one. Only the good one
+// arrives.
 func testUDWrongKey(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil {
@@ -422,8 +423,7 @@ func testUDWrongKey(t *testing.T, env Env) {
 	noCompletion(t, u.Passive.RecvCQ)
 }
 
-// testUDNobodyThere sends to a queue pair that is closed, and to one that is
-// connected.
+// testUDNobodyThere sends to a queue pair that is closed, and to one of a connection.
 func testUDNobodyThere(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil {
@@ -445,7 +445,7 @@ func testUDNobodyThere(t *testing.T, env Env) {
 	succeeded(t, rc.Passive, next(t, rc.Passive.RecvCQ), 9, ibv.WCRecv)
 }
 
-// testUDPeers has several peers of one queue pair, which answers each.
+// testUDPeers has several peers of one queue pair. The queue pair answers each.
 func testUDPeers(t *testing.T, env Env) {
 	if !env.hasUD(t) {
 		return
@@ -466,8 +466,8 @@ func testUDPeers(t *testing.T, env Env) {
 	}
 }
 
-// testUDOperations posts what there is for connections only, and datagrams
-// without a way to anywhere.
+// testUDOperations posts operations that only connections have, and datagrams without an
+// address handle.
 func testUDOperations(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil {
@@ -488,13 +488,13 @@ func testUDOperations(t *testing.T, env Env) {
 	u.exchange(t, pattern(10, 1))
 }
 
-// testUDHandles closes address handles and what they depend on.
+// testUDHandles closes address handles, and the objects that they depend on.
 func testUDHandles(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil {
 		return
 	}
-	// Another domain's is refused.
+	// A handle of another domain is refused.
 	wc, in := u.exchange(t, pattern(10, 1))
 	foreign, err := u.Passive.PD.CreateAHFromWC(u.Passive.ID.Port(), &wc, in.Buf)
 	must(t, "CreateAHFromWC", err)
@@ -504,7 +504,7 @@ func testUDHandles(t *testing.T, env Env) {
 	refused(t, "PostSend with the handle of another domain", n, err)
 	must(t, "AH.Close", foreign.Close())
 
-	// A handle is good for as long as it is open, others or not.
+	// A handle works as long as it is open, whatever happens to others.
 	second, err := u.Active.PD.CreateAH(u.to.AH)
 	must(t, "CreateAH", err)
 	must(t, "AH.Close", second.Close())
@@ -516,7 +516,7 @@ func testUDHandles(t *testing.T, env Env) {
 	succeeded(t, u.Active, next(t, u.Active.SendCQ), 7, ibv.WCSend)
 	u.exchange(t, pattern(20, 2))
 
-	// It keeps its domain.
+	// An open handle keeps its domain busy.
 	pd, err := u.Active.Dev.AllocPD()
 	must(t, "AllocPD", err)
 	own, err := pd.CreateAH(u.to.AH)
@@ -525,7 +525,7 @@ func testUDHandles(t *testing.T, env Env) {
 	must(t, "AH.Close", own.Close())
 	must(t, "PD.Close", pd.Close())
 
-	// What says nothing makes none.
+	// Attributes without a valid port, and a part of a header, make no handle.
 	for what, attr := range map[string]ibv.AHAttr{"port 0": {}, "a port too many": {Port: u.Active.Dev.Attr().Ports + 1}} {
 		attr.Global, attr.GID = true, u.to.AH.GID
 		if _, err := u.Active.PD.CreateAH(attr); err == nil {
@@ -537,7 +537,7 @@ func testUDHandles(t *testing.T, env Env) {
 	}
 }
 
-// testUDFlush ends a queue pair that has receives posted.
+// testUDFlush moves a queue pair with posted receives to the error state.
 func testUDFlush(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
 	if u == nil {
@@ -555,11 +555,11 @@ func testUDFlush(t *testing.T, env Env) {
 	}
 	u.Passive.receive(t, 3)
 	ended(t, u.Passive, next(t, u.Passive.RecvCQ), 3, ibv.WCFlushErr)
-	u.Active.Send(t, u.wr(5, nil)) // the peer knows nothing of it
+	u.Active.Send(t, u.wr(5, nil)) // The peer does not notice.
 	succeeded(t, u.Active, next(t, u.Active.SendCQ), 5, ibv.WCSend)
 }
 
-// testUDCloseOrder releases parents before their children, and a queue pair
+// testUDCloseOrder tries to release parents before their children, and closes a queue pair
 // while datagrams come.
 func testUDCloseOrder(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{})
@@ -585,7 +585,7 @@ func testUDCloseOrder(t *testing.T, env Env) {
 	}
 }
 
-// testUDAgain asks one listener over and over, and closes in turns.
+// testUDAgain sends many requests to one listener, and closes the ends in different orders.
 func testUDAgain(t *testing.T, env Env) {
 	if !env.hasUD(t) {
 		return
@@ -607,8 +607,8 @@ func testUDAgain(t *testing.T, env Env) {
 	}
 }
 
-// testUDMixed has a connection and datagrams complete on the same queues: where
-// they came from is told of the latter only.
+// testUDMixed has a connection and datagrams complete on the same queues. Only the
+// completions of datagrams have a source.
 func testUDMixed(t *testing.T, env Env) {
 	u := env.udPair(t, PairConfig{SharedCQ: true, CQDepth: 256})
 	if u == nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// BindUD hands the call on and wraps the ID.
+// BindUD passes the call on and wraps the ID.
 func (s *Switch) BindUD(ctx context.Context, local netip.AddrPort) (ibv.ID, error) {
 	if f := s.enter(BindUD); f != nil {
 		return nil, f.err
@@ -20,7 +20,7 @@ func (s *Switch) BindUD(ctx context.Context, local netip.AddrPort) (ibv.ID, erro
 	return s.id(id), nil
 }
 
-// ResolveUD hands the call on and wraps the ID.
+// ResolveUD passes the call on and wraps the ID.
 func (s *Switch) ResolveUD(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
 	if f := s.enter(ResolveUD); f != nil {
 		return nil, f.err
@@ -32,7 +32,7 @@ func (s *Switch) ResolveUD(ctx context.Context, local, remote netip.AddrPort) (i
 	return s.id(id), nil
 }
 
-// ListenUD hands the call on and wraps the listener.
+// ListenUD passes the call on and wraps the listener.
 func (s *Switch) ListenUD(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
 	if f := s.enter(ListenUD); f != nil {
 		return nil, f.err
@@ -84,8 +84,8 @@ func (p *switchPD) ah(create func() (ibv.AH, error)) (ibv.AH, error) {
 
 func (a *switchAH) Close() error { return a.close(CloseAH, a.AH) }
 
-// innerAHs names the inner device's handles in what is posted, of which it
-// makes a copy if there are any.
+// innerAHs replaces the handles in work requests by those of the inner device. If there are
+// any, it works on a copy.
 func innerAHs(wrs []ibv.SendWR) []ibv.SendWR {
 	ours := func(wr ibv.SendWR) bool { _, ok := wr.AH.(*switchAH); return ok }
 	if !slices.ContainsFunc(wrs, ours) {
