@@ -38,9 +38,9 @@ func (f *Finding) String() string {
 // A Checker runs programs and looks for findings.
 type Checker struct{ *Machine }
 
-// Confirm reports whether a finding counts. What is wrong counts at once. What took too
-// long counts if it does so in two of three runs, of which this function does two, with
-// nothing beside them: a busy machine is slow now and then.
+// Confirm reports whether a finding counts. A wrong result counts at once. A finding about
+// time counts if it occurs in two of three runs. Confirm makes two of these, with nothing
+// beside them, because a busy machine is slow now and then.
 func (c *Checker) Confirm(f *Finding) *Finding {
 	if f == nil || !f.timing() {
 		return f
@@ -53,7 +53,7 @@ func (c *Checker) Confirm(f *Finding) *Finding {
 	return nil
 }
 
-// timing reports whether the finding has to do with time alone.
+// timing reports whether the finding is about time only.
 func (f *Finding) timing() bool {
 	for _, v := range f.Violations {
 		if !v.Timing {
@@ -63,8 +63,8 @@ func (f *Finding) timing() bool {
 	return true
 }
 
-// sharesRule reports whether f breaks the rule that g breaks: one that has nothing to do
-// with time if there is one.
+// sharesRule reports whether f breaks the rule that g breaks. If g breaks rules that are
+// not about time, one of those counts.
 func (f *Finding) sharesRule(g *Finding) bool {
 	main := g.Violations[0]
 	for _, v := range g.Violations {
@@ -101,8 +101,8 @@ func (c *Checker) Check(p *Program) *Finding {
 	return nil
 }
 
-// Reduce shrinks the program of a finding. What fails only now and then is tried more
-// often.
+// Reduce shrinks the program of a finding. A program that fails only now and then is tried
+// more often.
 func (c *Checker) Reduce(f *Finding, attempts int) *Finding {
 	best := f
 	hits, tries := 0, 0

@@ -6,12 +6,12 @@ import (
 	"math/rand/v2"
 )
 
-// period is after how many bytes a stream repeats itself, a prime, so that no block that
-// is lost or doubled has a whole number of periods.
+// period is after how many bytes a stream repeats itself. It is a prime, so no block that
+// is lost or doubled is a multiple of it.
 const period = 4194301
 
-// noise holds the bytes of all streams, with a stretch repeated behind them so that a
-// slice of up to that length can be compared in one piece.
+// noise has the bytes of all streams. Its beginning is repeated at its end, so that a slice
+// of up to that length can be compared at once.
 var noiseBytes = func() []byte {
 	b := make([]byte, period+64<<10)
 	rand.NewChaCha8([32]byte{'t', 'w', 'i', 'n'}).Read(b[:period])
@@ -19,7 +19,8 @@ var noiseBytes = func() []byte {
 	return b
 }()
 
-// A stream is what one end sends: a function of the seed, the direction and the offset.
+// A stream is what one end sends. Its bytes depend on the seed, the direction and the
+// offset.
 type stream struct{ start int64 }
 
 func newStream(seed uint64, end int) stream {
@@ -54,7 +55,8 @@ func (s stream) differ(p []byte, off int64) string {
 	return ""
 }
 
-// place says where in the stream the bytes in p belong, which came at off.
+// place finds the place in the stream that the bytes in p belong to. They were received at
+// off.
 func (s stream) place(p []byte, off int64) string {
 	if len(p) < 12 {
 		return ""

@@ -5,29 +5,30 @@ import (
 	"time"
 )
 
-// licence is something that the oracle forbids and an exemption may permit.
+// licence is a result that the oracle forbids, and that an exemption may permit.
 type licence uint8
 
 const (
-	mayFail  licence = iota + 1 // a call fails although the contract has no cause for it
-	mayLose                     // a reader gets a reset in place of bytes that were taken and EOF
-	maySlow                     // a call takes longer than its bound
-	mayStall                    // nothing moves although nothing holds it up
-	mayEnd                      // a reader gets EOF in place of an error
-	mayCount                    // n is less than what the peer has read
+	mayFail  licence = iota + 1 // mayFail: a call fails although the contract has no cause for it.
+	mayLose                     // mayLose: a reader gets a reset in place of bytes that were taken and EOF.
+	maySlow                     // maySlow: a call takes longer than its bound.
+	mayStall                    // mayStall: nothing moves although nothing prevents it.
+	mayEnd                      // mayEnd: a reader gets EOF in place of an error.
+	mayCount                    // mayCount: n is less than what the peer has read.
 )
 
-// An exemption is where a network is allowed less than the contract asks.
+// An exemption is a case in which a network may do less than the contract requires.
 type exemption struct {
 	network string
 	what    licence
 	when    func(f *facts, c *Call) bool
 
-	// row is the first cell of the row of docs/semantics.md, part Streams, that says so.
+	// row is the first cell of the row of docs/semantics.md, section Streams, that
+	// describes the case.
 	row string
 }
 
-// exemptions are all of them. The oracle knows no other difference between the networks.
+// exemptions are all exemptions. The oracle knows no other difference between the networks.
 var exemptions = []exemption{
 	{"tcp", mayLose, tcpUnread, "Close with bytes unread"},
 	{"tcp", mayFail, tcpUnread, "Close with bytes unread"},
@@ -62,17 +63,18 @@ func tcpUnread(f *facts, c *Call) bool {
 	return (c.Class == ResetByPeer || c.Class == Pipe) && peer.closed <= c.Return && me.most+asked(f, c.End) > peer.closedN
 }
 
-// tcpDeaf is Linux's reset of a connection that brings bytes after CloseRead and CloseWrite.
+// tcpDeaf is Linux's reset of a connection on which bytes arrive after CloseRead and
+// CloseWrite.
 func tcpDeaf(f *facts, c *Call) bool {
 	return (c.Class == ResetByPeer || c.Class == Pipe) && min(f.ends[0].closeRead, f.ends[1].closeRead) <= c.Return
 }
 
-// tcpTold is Linux's: a socket tells of a reset once, to the first call in either
-// direction, and reads EOF from then on. That call may return later than the one that
-// reads EOF.
+// tcpTold is a property of Linux: a socket reports a reset once, to the first call in
+// either direction, and reads EOF from then on. That call may return later than the one
+// that reads EOF.
 func tcpTold(f *facts, c *Call) bool { return f.ends[c.End].told <= c.Return }
 
-// asked is what the calls of an end have tried to write and did not.
+// asked is how many bytes the calls of an end have tried to write and did not.
 func asked(f *facts, end int) (n int64) {
 	for i := range f.t.Calls {
 		if c := &f.t.Calls[i]; c.End == end && c.Do.writes() {
@@ -94,9 +96,9 @@ func (f *facts) lingerOver(c *Call) bool {
 	return closed != never && c.Return >= closed+f.p.end(1-c.End).Setup.linger()-50*time.Millisecond
 }
 
-// holdsOn is a call that gives up a large transfer whose peer is silent: the peer's device
-// may be at work on the memory. It waits 5 s in all, and 1 s after Close. A link that stands
-// still for a while makes a peer as silent for that long.
+// holdsOn is for a call that gives up a large transfer whose peer is silent. The peer's
+// device may use the memory. The call waits 5 s in all, and 1 s after Close. A peer behind
+// a link that stops for a while is as silent.
 func holdsOn(f *facts, c *Call) bool {
 	if !f.lends(c) {
 		return false
@@ -113,7 +115,7 @@ func holdsOn(f *facts, c *Call) bool {
 	return c.Return <= closed || c.Return <= max(f.freeze, closed)+time.Second+late
 }
 
-// stood is for how long the link carried nothing between two moments.
+// stood returns for how long the link carried nothing between two moments.
 func (f *facts) stood(from, to time.Duration) (sum time.Duration) {
 	for _, e := range f.t.Link {
 		if e.Do == Stop {
@@ -123,8 +125,8 @@ func (f *facts) stood(from, to time.Duration) (sum time.Duration) {
 	return sum
 }
 
-// behind is how long the link takes for what the peer had written and the caller's end had
-// not read when the call was due: the peer's answer comes behind that, and so may the
+// behind returns how long the link takes for what the peer had written and the caller's end
+// had not read when the call was due. The peer's answer comes behind that, and so may the
 // requests of RDMA Reads that it answers for. The peer can send what the caller's end has
 // receives for, or what that end has asked for of a large transfer.
 func (f *facts) behind(c *Call, due time.Duration) time.Duration {
@@ -144,8 +146,9 @@ func (f *facts) behind(c *Call, due time.Duration) time.Duration {
 	return time.Duration(2*max(0, min(n, most))) * time.Second / time.Duration(f.p.Link.Rate)
 }
 
-// brokenOff is a reset by a peer that was closed in the middle of a large transfer and has
-// waited 1 s in vain for this end to let go of it: this machine ran nobody who could.
+// brokenOff is a reset by a peer that was closed in the middle of a large transfer. The
+// peer has waited 1 s for this end to let go of the memory, but no goroutine that could do
+// that got a processor.
 func brokenOff(f *facts, c *Call) bool {
 	closed := f.ends[1-c.End].closed
 	return 3*f.t.Noise >= time.Second && closed <= c.Return && slices.ContainsFunc(f.t.Calls, func(d Call) bool {
@@ -153,7 +156,7 @@ func brokenOff(f *facts, c *Call) bool {
 	})
 }
 
-// queuedLarge is a queued send that is large, or comes behind one that is: the results
+// queuedLarge is for a queued send that is large, or that follows a large one. The results
 // are waited for in order.
 func queuedLarge(f *facts, c *Call) bool {
 	return c.Do == Queue && slices.ContainsFunc(f.t.Calls, func(q Call) bool {
@@ -161,12 +164,12 @@ func queuedLarge(f *facts, c *Call) bool {
 	})
 }
 
-// lends reports whether a device may be at work on the memory of a call's caller: that of
-// a large write, or of a read with as much room beside a large write of the peer's. That
-// one may have returned before.
+// lends reports whether a device may use the memory of a call's caller: that of a large
+// write, or of a read with as much room that runs beside a large write of the peer. That
+// write may have returned before.
 func (f *facts) lends(c *Call) bool {
 	switch {
-	case !f.large(c), c.Do == ReadFrom, c.Do == WriteTo: // these two have memory of rdmanet's own
+	case !f.large(c), c.Do == ReadFrom, c.Do == WriteTo: // These two use memory of rdmanet.
 		return false
 	case c.Do.writes():
 		return true
@@ -176,7 +179,7 @@ func (f *facts) lends(c *Call) bool {
 	})
 }
 
-// large reports whether a call has bytes enough, or room, for a large transfer.
+// large reports whether a call has enough bytes, or enough room, for a large transfer.
 func (f *facts) large(c *Call) bool {
 	if !c.Do.writes() && !c.Do.reads() {
 		return false
@@ -186,17 +189,17 @@ func (f *facts) large(c *Call) bool {
 	case least < 0:
 		return false
 	case least == 0:
-		least = 128 << 10 // the least from which anything is a large transfer by itself
+		least = 128 << 10 // From this length on anything is a large transfer by itself.
 	case c.Do.message():
-		least = min(least, 128<<10) // what is too long for segments is one
+		least = min(least, 128<<10) // What is too long for segments is a large transfer.
 	case c.Do.reads():
-		least = min(least, 512<<10) // that is room enough
+		least = min(least, 512<<10) // That is enough room.
 	}
 	return c.Asked >= least
 }
 
-// untold is a large Write that failed as the connection was over, or before the peer could
-// say how much it had fetched.
+// untold is for a large Write that failed because the connection was over, or failed before
+// the peer could report how much it had fetched.
 func untold(f *facts, c *Call) bool {
 	if !f.large(c) {
 		return false
@@ -210,7 +213,7 @@ func untold(f *facts, c *Call) bool {
 	return false
 }
 
-// plainEnd is for peers that have neither half-close nor an end that is not a disconnect.
+// plainEnd is for peers that have no half-close and no other end than a disconnect.
 func plainEnd(f *facts, c *Call) bool { return f.p.Peer != Rdmanet && c.Class == Unsupported }
 
 func (f *facts) anyCloseRead() bool {

@@ -12,7 +12,8 @@ type generator struct {
 	p *Program
 }
 
-// shapes are the kinds of programs, with how many of a hundred are of each.
+// shapes are the kinds of programs. Each has a number: how many of a hundred programs are
+// of that kind.
 var shapes = []struct {
 	weight int
 	make   func(g *generator)
@@ -44,9 +45,9 @@ func Generate(seed uint64) *Program {
 	return g.p
 }
 
-// steadyQueue leaves the write deadline alone beside messages that wait in a queue. Each
-// fails or is sent by itself, so that with a deadline that comes and goes again one may be
-// missing between two, and nobody could say where in the stream those behind it belong.
+// steadyQueue removes changes of the write deadline while messages wait in a queue. Each
+// message fails or is sent by itself. With a deadline that changes, a message between two
+// others may be missing. Then the place of the later ones in the stream is not known.
 func (e *End) steadyQueue() {
 	queues := slices.ContainsFunc(e.Writing, func(op Op) bool { return op.Do == Queue && op.Size > op.Part })
 	changes := 0
@@ -72,10 +73,10 @@ func (e *End) steadyQueue() {
 	}
 }
 
-// one is true once in n times.
+// one returns true once in n times.
 func (g *generator) one(n int) bool { return g.IntN(n) == 0 }
 
-// between returns a number from lo to hi, small ones more often.
+// between returns a number from lo to hi. Small numbers are more frequent.
 func (g *generator) between(lo, hi int) int {
 	if hi <= lo {
 		return lo
@@ -123,7 +124,7 @@ func (g *generator) setup() (s Setup) {
 	return s
 }
 
-// link makes one that carries so many bytes in little time.
+// link makes a link that carries so many bytes in little time.
 func (g *generator) link(total int) (l Link) {
 	if g.one(3) {
 		return l
@@ -140,7 +141,7 @@ func (g *generator) link(total int) (l Link) {
 	return l
 }
 
-// fault makes one at a random place.
+// fault makes a fault at a random place.
 func (g *generator) fault(do FaultKind, total int) Fault {
 	f := Fault{Do: do}
 	if g.one(2) {
@@ -193,7 +194,7 @@ func (g *generator) readOp(most int) Op {
 	return Op{Do: ReadFull, Size: n, Part: g.between(max(1, n/64), max(1, n)), Own: g.one(4)}
 }
 
-// mixed is anything, both ways.
+// mixed is a program with operations of all kinds in both directions.
 func (g *generator) mixed() {
 	most := 4096 << g.IntN(9)
 	for i := range 2 {
@@ -222,7 +223,8 @@ func (g *generator) mixed() {
 		case 3:
 			e.Control = append(e.Control, Op{Do: AwaitTaken, Size: g.between(1, 2*most)}, Op{Do: CloseWrite})
 		case 4:
-			// Bytes that come after CloseRead may be dropped or not, so the end is closed soon.
+			// Bytes that come after CloseRead may be dropped or not. So the end is
+			// closed soon.
 			e.Control = append(e.Control, Op{Do: AwaitRead, Size: g.between(1, most)}, Op{Do: CloseRead},
 				Op{Do: Pause, Wait: g.ms(1, 20)}, Op{Do: Close})
 		}
@@ -241,7 +243,7 @@ func (g *generator) mixed() {
 	g.p.Link = g.link(int(g.p.bytes()))
 }
 
-// orderMeetings has each lane come to the meetings in the same order.
+// orderMeetings makes each lane come to the meetings in the same order.
 func (g *generator) orderMeetings() {
 	for _, l := range g.p.lanes() {
 		next := 0
@@ -263,7 +265,7 @@ func (g *generator) orderMeetings() {
 	}
 }
 
-// aside is a pause, or a deadline that is set or taken back.
+// aside is a pause, or an operation that sets or clears a deadline.
 func (g *generator) aside(set, unset Kind) Op {
 	switch g.IntN(5) {
 	case 0, 1:
@@ -276,8 +278,8 @@ func (g *generator) aside(set, unset Kind) Op {
 	return Op{Do: set, Wait: time.Duration(g.between(1, 100_000)) * time.Microsecond}
 }
 
-// burst is an end that writes and closes at once, while the other one reads at some pace
-// and, in half of them, writes all the time.
+// burst is a program in which one end writes and closes at once, and the other end reads at
+// some pace. In half of these programs the other end writes all the time.
 func (g *generator) burst() {
 	if g.one(4) {
 		g.crossing()
@@ -304,7 +306,7 @@ func (g *generator) burst() {
 	}
 	first.Writing = append(first.Writing, Op{Do: Close})
 	switch g.IntN(4) {
-	case 0: // as fast as it goes
+	case 0: // The end reads as fast as it can.
 	case 1:
 		other.Reading = append(other.Reading, Op{Do: Pause, Wait: g.ms(1, 300)})
 	case 2:
@@ -324,7 +326,7 @@ func (g *generator) burst() {
 			}
 		}
 		if g.one(3) {
-			// The bytes lie there unread when the end is closed.
+			// The bytes are unread when the end is closed.
 			first.Reading = append(first.Reading, Op{Do: Meet, Size: 9})
 			first.Writing = append(first.Writing, Op{Do: Meet, Size: 9})
 		}
@@ -337,8 +339,8 @@ func (g *generator) burst() {
 	}
 }
 
-// crossing is an end that writes over a slow link and closes at once, while the other one
-// streams to it, so that credits are due when it closes.
+// crossing is a program in which one end writes over a slow link and closes at once. The
+// other end streams to it, so that credits are due when it closes.
 func (g *generator) crossing() {
 	first, other := &g.p.First, &g.p.Other
 	if !g.one(4) {
@@ -347,7 +349,7 @@ func (g *generator) crossing() {
 	total := 500<<10 + g.IntN(1500<<10)
 	first.Writing = []Op{{Do: Write, Size: total}, {Do: Close}}
 	if g.one(2) {
-		first.Reading = []Op{{Do: Pause, Wait: 300 * time.Millisecond}} // and does not read
+		first.Reading = []Op{{Do: Pause, Wait: 300 * time.Millisecond}} // The end does not read meanwhile.
 	}
 	for range 10 + g.IntN(60) {
 		other.Writing = append(other.Writing, Op{Do: Write, Size: 32 << 10})
@@ -357,8 +359,8 @@ func (g *generator) crossing() {
 	}
 }
 
-// silent is a link that carries nothing any more, and an end that is closed, or whose
-// calls have deadlines, or that finds out by keep-alive.
+// silent is a program whose link carries nothing any more. An end is closed, or its calls
+// have deadlines, or keep-alive finds the silence.
 func (g *generator) silent() {
 	for i := range 2 {
 		e := g.p.end(i)
@@ -394,7 +396,7 @@ func (g *generator) silent() {
 	}
 }
 
-// slow is a link that is slow for what it has to carry, with keep-alive that is impatient.
+// slow is a program whose link is slow for its data, with a short keep-alive interval.
 func (g *generator) slow() {
 	keepAlive := g.ms(500, 700)
 	for i := range 2 {
@@ -409,8 +411,8 @@ func (g *generator) slow() {
 	}
 	total := 2<<20 + g.IntN(1<<20)
 	if a, b := &g.p.First.Setup, &g.p.Other.Setup; a.TransferSize < 0 || b.TransferSize < 0 {
-		// The device takes all segments at once and the link takes seconds for them. The end
-		// that wrote them stays meanwhile, and no grant tells it that its peer lives.
+		// The device takes all segments at once, and the link needs seconds for them. The
+		// end that wrote them stays meanwhile, and no grant shows it that its peer lives.
 		a.InitialCredits, b.InitialCredits = 64, 64
 		g.p.First.Control = []Op{{Do: Pause, Wait: 3 * time.Second}}
 	}
@@ -427,7 +429,7 @@ func (g *generator) slow() {
 	}
 }
 
-// timed is calls with deadlines, and Close, on a slow link.
+// timed is a program of calls with deadlines, and Close, on a slow link.
 func (g *generator) timed() {
 	g.p.Link.Rate = bulkRate << g.IntN(3)
 	if g.one(3) {
@@ -484,7 +486,7 @@ func (g *generator) timed() {
 	}
 }
 
-// plainWrites is what a peer that is not rdmanet does.
+// plainWrites returns the operations of a peer that is not rdmanet.
 func (g *generator) plainWrites(e *End, most int) {
 	for range 1 + g.IntN(5) {
 		e.Writing = append(e.Writing, Op{Do: Write, Size: g.size(most)})
@@ -494,7 +496,7 @@ func (g *generator) plainWrites(e *End, most int) {
 	}
 }
 
-// plain has an SMB Direct peer that is not rdmanet.
+// plain is a program with an SMB Direct peer that is not rdmanet.
 func (g *generator) plain() {
 	g.p.Peer = Plain
 	most := 4096 << g.IntN(8)
@@ -527,7 +529,7 @@ func (g *generator) plain() {
 	g.p.Link = g.link(int(g.p.bytes()))
 }
 
-// breaking has a peer that sends a malformed message in the middle.
+// breaking is a program whose peer sends a malformed message in the middle.
 func (g *generator) breaking() {
 	g.p.Peer = Breaking
 	most := 4096 << g.IntN(6)
@@ -553,7 +555,7 @@ func (g *generator) breaking() {
 	}
 }
 
-// severed is a connection that is reset in its middle.
+// severed is a program whose connection is reset in the middle.
 func (g *generator) severed() {
 	g.mixed()
 	g.p.Link.Faults = append(g.p.Link.Faults, g.fault(Reset, int(g.p.bytes())))

@@ -11,33 +11,33 @@ import (
 )
 
 const (
-	linkChunk = 4 << 10 // bytes that a shaped link carries at a time
-	linkQueue = 8       // chunks of them on their way, so 32 KiB
+	linkChunk = 4 << 10 // linkChunk is how many bytes a shaped link carries at a time.
+	linkQueue = 8       // linkQueue is how many chunks are on their way. That is 32 KiB.
 
-	straightChunk = 64 << 10 // the same of a link that is neither slow nor far
+	straightChunk = 64 << 10 // straightChunk is linkChunk for a link that is neither slow nor far.
 )
 
-// A link is a TCP proxy for one connection: what a Link says, between two ends.
+// A link is a TCP proxy for one connection. It implements a Link between two ends.
 type link struct {
 	spec   Link
 	ln     *net.TCPListener
 	target string
 
-	carried atomic.Int64 // bytes, both ways
+	carried atomic.Int64 // carried counts the bytes of both directions.
 	done    sync.WaitGroup
-	over    chan struct{} // closed by close
+	over    chan struct{} // close closes over.
 
 	mu      sync.Mutex
 	start   time.Time
 	conns   []*net.TCPConn
-	began   []bool // faults that have come to pass
+	began   []bool // began is set for the faults that have begun.
 	stopped time.Time
 	frozen  bool
 	events  []Event
-	wake    chan struct{} // closed, and made anew, when stopped or frozen change
+	wake    chan struct{} // wake is closed, and made anew, when stopped or frozen changes.
 }
 
-// An Event is a fault of the link that has come to pass, at a time since the beginning.
+// An Event is a fault of the link that has begun, and the time since the beginning.
 type Event struct {
 	Fault
 	When time.Duration
@@ -60,7 +60,7 @@ func (l Link) shaped() bool { return l.Delay > 0 || l.Rate > 0 }
 
 func (l *link) addr() string { return l.ln.Addr().String() }
 
-// begin is when the ends are connected: times of faults count from here.
+// begin is called when the ends are connected. The times of faults count from here.
 func (l *link) begin(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +80,7 @@ func (l *link) begin(now time.Time) {
 	}
 }
 
-// fault has a fault come to pass, once.
+// fault makes a fault begin, once.
 func (l *link) fault(i int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,7 +105,7 @@ func (l *link) fault(i int) {
 	l.wake = make(chan struct{})
 }
 
-// count takes note of bytes that were carried, which may bring about a fault.
+// count counts bytes that were carried. A fault may begin then.
 func (l *link) count(n int) {
 	total := l.carried.Add(int64(n))
 	for i, f := range l.spec.Faults {
@@ -115,7 +115,7 @@ func (l *link) count(n int) {
 	}
 }
 
-// pass waits until the link carries something; it is false when it is over.
+// pass waits until the link carries data. It returns false if the link is over.
 func (l *link) pass() bool {
 	for {
 		l.mu.Lock()
@@ -139,7 +139,7 @@ func (l *link) pass() bool {
 	}
 }
 
-// sleep waits until a moment; it is false when the link is over.
+// sleep waits until a moment. It returns false if the link is over.
 func (l *link) sleep(until time.Time) bool {
 	d := time.Until(until)
 	if d <= 0 {
@@ -155,7 +155,7 @@ func (l *link) sleep(until time.Time) bool {
 	}
 }
 
-// close ends the link, with a reset for those who are still connected.
+// close ends the link. It resets the connections that still exist.
 func (l *link) close() {
 	close(l.over)
 	l.ln.Close()
@@ -168,7 +168,7 @@ func (l *link) close() {
 	l.done.Wait()
 }
 
-// faults returns what has come to pass.
+// faults returns the faults that have begun.
 func (l *link) faults() []Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -207,22 +207,22 @@ func (l *link) run() {
 	}
 }
 
-// A chunk is on its way, due at the other end at a time. The last one has no bytes, and
-// says how the stream ends.
+// A chunk is data on its way, with the time at which it is due at the other end. The last
+// chunk has no bytes, and has the kind of the stream's end.
 type chunk struct {
 	data []byte
 	due  time.Time
 	err  error
 }
 
-// direction is what the two pumps of a connection tell each other.
+// direction is what the two pumps of a connection know of each other.
 type direction struct {
-	writing atomic.Bool // a Write is under way
-	failed  atomic.Bool // one has failed
+	writing atomic.Bool // writing is set while a Write is under way.
+	failed  atomic.Bool // failed is set when a Write has failed.
 }
 
-// reset reports whether the end of a stream that was read is a reset in truth: Linux
-// tells of it once, and when that was to a Write the next Read says EOF.
+// reset reports whether the end of a stream that was read is really a reset. Linux reports
+// a reset once. If it has reported it to a Write, the next Read returns EOF.
 func (d *direction) reset() bool {
 	for end := time.Now().Add(10 * time.Millisecond); d.writing.Load() && time.Now().Before(end); {
 		time.Sleep(100 * time.Microsecond)
@@ -230,13 +230,13 @@ func (d *direction) reset() bool {
 	return d.failed.Load()
 }
 
-// pump carries what src sends to dst, done says when it has carried everything. A reset
-// of one side is passed on to the other behind what came before it.
+// pump carries what src sends to dst, and calls done when it has carried everything. It
+// passes a reset of one side on to the other, behind what came before the reset.
 func (l *link) pump(dst, src *net.TCPConn, mine, opposite *direction, done, other chan struct{}) {
 	defer l.done.Done()
 	size, depth := straightChunk, 1
 	if l.spec.shaped() {
-		size, depth = linkChunk, linkQueue-2 // one is being read, and one written
+		size, depth = linkChunk, linkQueue-2 // One more is being read, and one is being written.
 	}
 	queue := make(chan chunk, depth)
 	l.done.Add(1)
@@ -264,11 +264,11 @@ func (l *link) pump(dst, src *net.TCPConn, mine, opposite *direction, done, othe
 		}
 	}()
 	defer func() {
-		for range queue { // so that the reader is not held up, which ends with src
+		for range queue { // The queue is emptied, so that the reader does not wait. The reader ends with src.
 		}
 	}()
 	defer close(done)
-	var free time.Time // when the wire is free again
+	var free time.Time // free is when the wire is free again.
 	for c := range queue {
 		if !l.sleep(c.due) || !l.pass() {
 			return
@@ -290,7 +290,7 @@ func (l *link) pump(dst, src *net.TCPConn, mine, opposite *direction, done, othe
 			}
 			mine.writing.Store(false)
 			if err != nil {
-				// The far end takes no more: its own stream comes to its end first.
+				// The far end takes no more. Its own stream ends first.
 				l.done.Add(1)
 				go func() {
 					defer l.done.Done()

@@ -6,11 +6,12 @@ import (
 	"syscall"
 )
 
-// smallBuffer is for the sockets of a slow link, so that little is on its way.
+// smallBuffer is the size of the socket buffers of a slow link. It is small, so that few
+// bytes are on their way.
 const smallBuffer = 8 << 10
 
-// listenSmall listens on loopback with small socket buffers, or with those of the system.
-// They are set before the connections are made, as TCP does not take back a window.
+// listenSmall listens on loopback, with small socket buffers or with those of the system.
+// The size is set before the connections are made, because TCP does not reduce a window.
 func listenSmall(usual bool) (*net.TCPListener, error) {
 	var lc net.ListenConfig
 	if !usual {

@@ -4,8 +4,8 @@ package twin
 
 import "net"
 
-// listenSmall listens on loopback. Elsewhere than on Linux the socket buffers are set when
-// the connections are there.
+// listenSmall listens on loopback. On these systems the size of the socket buffers is set
+// when the connections exist.
 func listenSmall(bool) (*net.TCPListener, error) {
 	return net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 }

@@ -12,7 +12,7 @@ type Noise struct {
 	done chan struct{}
 
 	mu   sync.Mutex
-	late [512]lateness // the latest ones, a ring
+	late [512]lateness // late has the latest delays, in a ring.
 	next int
 }
 
@@ -23,7 +23,7 @@ type lateness struct {
 
 const noiseTick = 5 * time.Millisecond
 
-// NewNoise begins to measure; Stop ends it.
+// NewNoise starts the measurement. Stop ends it.
 func NewNoise() *Noise {
 	n := &Noise{stop: make(chan struct{}), done: make(chan struct{})}
 	go n.run()
@@ -59,7 +59,7 @@ func (n *Noise) Stop() {
 	<-n.done
 }
 
-// Since returns the longest delay that was seen from a moment on.
+// Since returns the longest delay since a moment.
 func (n *Noise) Since(t time.Time) (worst time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -8,27 +8,27 @@ import (
 )
 
 const (
-	// deadlineBound is by how much a call may overrun its deadline, or the Close of its
-	// end, on a link of no less than bulkRate.
+	// deadlineBound is how much later than its deadline, or than the Close of its end, a
+	// call may return on a link of bulkRate or more.
 	deadlineBound = 250 * time.Millisecond
 	bulkRate      = 1 << 20
 
-	// closeBound is how long Close may take, and whatever else does not wait for the peer.
+	// closeBound bounds Close, and other calls that do not wait for the peer.
 	closeBound = 100 * time.Millisecond
 
-	// setUpBound is how long a set-up that fails may take for the fault not to be that of
-	// a busy machine.
+	// setUpBound is how long a set-up that fails may take. A longer time can be the fault
+	// of a busy machine.
 	setUpBound = 5 * time.Second
 )
 
 const never = time.Duration(math.MaxInt64)
 
-// A Violation is something that the contract does not permit.
+// A Violation is a result that the contract does not permit.
 type Violation struct {
 	Rule string
 	Text string
 
-	// Timing is set when it took too long: it counts if it comes again.
+	// Timing is set if a call took too long. It counts if it occurs again.
 	Timing bool
 }
 
@@ -40,27 +40,27 @@ type facts struct {
 	p    *Program
 	t    *Trace
 	ends [2]endFacts
-	// when the link first did these
+	// These are the times at which the link did this first.
 	reset, freeze time.Duration
 }
 
-// endFacts is what one end has done. Times are of the first call, at its beginning.
+// endFacts is what one end has done. Times are the beginning of the first such call.
 type endFacts struct {
 	closed, closeWrite, closeRead time.Duration
-	closedN                       int64         // bytes that this end had read when Close began
-	taken, most                   int64         // bytes that its calls have taken, at least and at most
-	read                          int64         // bytes that it has read
-	open                          bool          // its last message has no end
-	pieces                        bool          // one was sent in pieces
-	cut                           time.Duration // when a message of its was cut
-	over                          time.Duration // when Close had returned
-	dead                          time.Duration // when a call told that the connection is over
-	lost                          time.Duration // the same of one that ends what there is to be read
-	told                          time.Duration // when the first call began that told so
-	broke                         time.Duration // when it sent a malformed message
+	closedN                       int64         // closedN is how many bytes this end had read when Close began.
+	taken, most                   int64         // taken and most bound the bytes that its calls have taken.
+	read                          int64         // read is how many bytes it has read.
+	open                          bool          // open is set if its last message has no end.
+	pieces                        bool          // pieces is set if a message was sent in pieces.
+	cut                           time.Duration // cut is when one of its messages was cut.
+	over                          time.Duration // over is when Close had returned.
+	dead                          time.Duration // dead is when a call reported that the connection is over.
+	lost                          time.Duration // lost is when a call reported an end after which nothing can be read.
+	told                          time.Duration // told is when the first call began that reported the end.
+	broke                         time.Duration // broke is when it sent a malformed message.
 }
 
-// Judge returns what in a trace the contract of net.Conn does not permit.
+// Judge returns the results in a trace that the contract of net.Conn does not permit.
 func Judge(p *Program, t *Trace) []Violation {
 	f := gather(p, t)
 	var vs []Violation
@@ -107,7 +107,7 @@ func Judge(p *Program, t *Trace) []Violation {
 	return vs
 }
 
-// foreign reports whether the end is not the program's under test.
+// foreign reports whether the end is a peer that is not rdmanet.
 func (f *facts) foreign(end int) bool {
 	return end == 1 && f.p.Peer != Rdmanet && f.t.Network == "rdma"
 }
@@ -184,7 +184,7 @@ func gather(p *Program, t *Trace) *facts {
 
 type report func(timing bool, rule, format string, args ...any)
 
-// judgeResult looks at what a call returned.
+// judgeResult checks the result of a call.
 func (f *facts) judgeResult(c *Call, found report) {
 	me, peer := &f.ends[c.End], &f.ends[1-c.End]
 	data := c.Do.writes() || c.Do.reads()
@@ -259,7 +259,7 @@ func (f *facts) judgeResult(c *Call, found report) {
 	}
 }
 
-// judgeEnd looks at an end of the stream.
+// judgeEnd checks an end of the stream.
 func (f *facts) judgeEnd(c *Call, found report) {
 	me, peer, read := &f.ends[c.End], &f.ends[1-c.End], f.readBy(c)
 	switch {
@@ -275,9 +275,9 @@ func (f *facts) judgeEnd(c *Call, found report) {
 	}
 }
 
-// judgeForeign looks at a call of a peer that is not rdmanet, which only tells what has come.
-// When rdmanet was closed first everything has, and then the connection is over, for
-// which the peer has several words.
+// judgeForeign checks a call of a peer that is not rdmanet. Such a peer only reports what
+// has arrived. If rdmanet was closed first, everything has arrived. Then the connection is
+// over, which the peer reports in several ways.
 func (f *facts) judgeForeign(c *Call, found report) {
 	me, peer := &f.ends[c.End], &f.ends[1-c.End]
 	if !c.Do.reads() {
@@ -298,7 +298,7 @@ func (f *facts) judgeForeign(c *Call, found report) {
 	}
 }
 
-// readBy is what an end had read when one of its calls returned.
+// readBy returns how many bytes an end had read when one of its calls returned.
 func (f *facts) readBy(c *Call) (n int64) {
 	for i := range f.t.Calls {
 		if d := &f.t.Calls[i]; d.End == c.End && d.Do.reads() && d.Return <= c.Return {
@@ -308,13 +308,14 @@ func (f *facts) readBy(c *Call) (n int64) {
 	return n
 }
 
-// brokeOff reports whether a read came to where a message of the peer's has no end.
+// brokeOff reports whether a read came to the place at which a message of the peer has no
+// end.
 func (f *facts) brokeOff(c *Call) bool {
 	peer := &f.ends[1-c.End]
 	return (peer.open || peer.cut <= c.Return) && f.readBy(c) >= peer.taken
 }
 
-// returned is when the first call of a kind that succeeded returned.
+// returned returns when the first successful call of a kind returned.
 func (f *facts) returned(end int, do Kind) time.Duration {
 	for i := range f.t.Calls {
 		if c := &f.t.Calls[i]; c.End == end && c.Do == do && c.Class == OK {
@@ -324,7 +325,7 @@ func (f *facts) returned(end int, do Kind) time.Duration {
 	return never
 }
 
-// gone is when an end found that the other one was silent, and left.
+// gone returns when an end found that the other end was silent, and closed the connection.
 func (f *facts) gone(end int) time.Duration {
 	for i := range f.t.Calls {
 		if c := &f.t.Calls[i]; c.End == end && c.Class == TimedOut {
@@ -334,8 +335,9 @@ func (f *facts) gone(end int) time.Duration {
 	return never
 }
 
-// silent reports whether a call may say that the peer is silent: the link carried nothing
-// for as long as the end waits for an answer, or this machine ran nobody who could give one.
+// silent reports whether a call may report that the peer is silent. The link carried
+// nothing for as long as the end waits for an answer. Or no goroutine that could answer got
+// a processor.
 func (f *facts) silent(c *Call) bool {
 	s := f.p.end(c.End).Setup
 	if s.KeepAlive <= 0 || f.t.Network == "tcp" {
@@ -356,9 +358,9 @@ func (f *facts) silent(c *Call) bool {
 	return false
 }
 
-// setters are the calls that may have set a deadline that held for c between then and its
-// return. A call is left out if another one came after it as a whole and had returned by
-// then. Of calls that overlap in time any may have been the last.
+// setters returns the calls that may have set the deadline of c between then and the return
+// of c. A call is left out if a later one began after its end, and had returned by then. If
+// calls overlap in time, any of them may have been the last.
 func (f *facts) setters(c *Call, then time.Duration) (ds []*Call) {
 	for i := range f.t.Calls {
 		d := &f.t.Calls[i]
@@ -372,7 +374,7 @@ func (f *facts) setters(c *Call, then time.Duration) (ds []*Call) {
 	})
 }
 
-// deadline is what a setter sets, never for none.
+// deadline returns the deadline that a setter sets, or never.
 func (c *Call) deadline() time.Duration {
 	if c.Do == ClearRead || c.Do == ClearWrite {
 		return never
@@ -403,8 +405,8 @@ func sets(d, c *Call) bool {
 	return false
 }
 
-// overdue is since when a call should have returned because of its deadline: the moment
-// at which the last one that was set passed; never if it did not.
+// overdue returns when a call should have returned because of its deadline: the moment at
+// which the last deadline passed, or never.
 func (f *facts) overdue(c *Call) time.Duration {
 	ds := f.setters(c, c.Return)
 	if len(ds) == 0 {
@@ -420,7 +422,7 @@ func (f *facts) overdue(c *Call) time.Duration {
 	return max(at, set, c.Start)
 }
 
-// slack is what the machine may add to every bound.
+// slack is the time that the machine may add to every bound.
 func (f *facts) slack() time.Duration {
 	s := 50*time.Millisecond + 3*f.t.Noise
 	if f.t.Slow {
@@ -429,10 +431,12 @@ func (f *facts) slack() time.Duration {
 	return s
 }
 
-// mayBeTooLong is the length of the shortest message that a program's limits may refuse.
+// mayBeTooLong returns the length of the shortest message that a program's limits may
+// refuse.
 const mayBeTooLong = 128 << 10
 
-// overrun is by how much a deadline, or Close, may be overrun on the program's link.
+// overrun returns how much later than a deadline, or Close, a call may return on the
+// program's link.
 func (f *facts) overrun() time.Duration {
 	bound := deadlineBound
 	if r := f.p.Link.Rate; r > 0 && r < bulkRate {
@@ -441,7 +445,7 @@ func (f *facts) overrun() time.Duration {
 	return bound + 4*f.p.Link.Delay
 }
 
-// judgeTime looks at how long a call took.
+// judgeTime checks how long a call took.
 func (f *facts) judgeTime(c *Call, found report) {
 	took := c.Return - c.Start
 	slack, bound := f.slack(), f.overrun()
@@ -465,23 +469,24 @@ func (f *facts) judgeTime(c *Call, found report) {
 	if s.KeepAlive > 0 && f.t.Network == "rdma" && f.freeze != never {
 		since := max(c.Start, f.freeze)
 		noticed := since + s.silence() + deadlineBound + slack
-		// Behind a Close that came first keep-alive has ended, and the bound of Close holds.
+		// Keep-alive ends with a Close that came first. Then the bound of Close holds.
 		if took := c.Return - since; c.Return > noticed && f.ends[c.End].closed > noticed {
 			found(true, fmt.Sprintf("a silent peer is noticed within %v", s.silence()), "%v, which is %.0f ms after the link was cut", c, ms(took))
 		}
 	}
 }
 
-// Compare looks at what only shows beside the other network: how long a program took.
+// Compare checks what can only be seen in comparison with the other network: how long a
+// program took.
 func Compare(p *Program, tcp, rdma *Trace) []Violation {
 	if tcp.Failed != "" || rdma.Failed != "" || tcp.GaveUp > 0 || rdma.GaveUp > 0 || p.Link.frozen() || p.Link.cut() {
 		return nil
 	}
 	allowance := 2*time.Second + 10*rdma.Noise
 	a, b := p.First.Setup, p.Other.Setup
-	allowance += time.Duration(p.bytes()/min(a.segment(), b.segment())) * time.Millisecond // each may wake up both ends
-	// Where TCP drops bytes at Close rdmanet delivers them, half a window for each time that
-	// the link takes both ways.
+	allowance += time.Duration(p.bytes()/min(a.segment(), b.segment())) * time.Millisecond // Each segment may wake both ends.
+	// TCP drops bytes at Close that rdmanet delivers: half a window for each time that the
+	// link takes both ways.
 	rounds := time.Duration(2 * p.bytes() / min(a.window(), b.window()))
 	allowance += rounds * 2 * p.Link.Delay
 	if r := p.Link.Rate; r > 0 {

@@ -12,7 +12,7 @@ import (
 )
 
 // plainConn is an SMB Direct peer that is not rdmanet, as an end of a program. It has no
-// half-close and no deadlines, so its program has none either.
+// half-close and no deadlines, and its program uses none.
 type plainConn struct {
 	*smbdpeer.Peer
 }
@@ -64,8 +64,8 @@ func (r *run) listenPlain(ctx context.Context) (*listener, error) {
 // breaches are the ways in which a message can be malformed.
 const breaches = 6
 
-// malformed sends a message with bytes of the stream that is malformed in the given way,
-// right between two that are not. Only the first one may reach the reader; it has
+// malformed sends a message that is malformed in the given way, between two that are not.
+// All three have bytes of the stream. Only the first one may reach the reader. It has
 // breachBytes bytes.
 func (c *plainConn) malformed(way int, s stream, at int64) error {
 	message := func(off int64, change func(h *smbdpeer.DataTransfer)) []byte {
@@ -83,20 +83,20 @@ func (c *plainConn) malformed(way int, s stream, at int64) error {
 		case 0:
 			h.CreditsRequested = 0
 		case 1:
-			h.DataOffset = 20 // not a multiple of eight
+			h.DataOffset = 20 // 20 is not a multiple of eight.
 		case 2:
-			h.DataLength = 100_000 // behind the end
+			h.DataLength = 100_000 // The payload would end behind the message.
 		case 3:
-			h.DataOffset = 8 // inside the header
+			h.DataOffset = 8 // 8 is inside the header.
 		case 4:
-			h.RemainingDataLength = 1 << 31 // longer than any message may be
+			h.RemainingDataLength = 1 << 31 // No message may be so long.
 		}
 	})
 	if way%breaches == 5 {
-		bad = bad[:12] // shorter than the header
+		bad = bad[:12] // The message is shorter than the header.
 	}
 	return c.Post(message(at, nil), bad, message(at+2*breachBytes, nil))
 }
 
-// breachBytes is the payload of each of the messages around a malformed one.
+// breachBytes is the length of the payload of each message around a malformed one.
 const breachBytes = 64

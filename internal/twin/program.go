@@ -6,37 +6,47 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// Kind says what an Op does.
+// Kind is what an Op does.
 type Kind uint8
 
-// The operations of the writing lane come first, then those of the reading lane, then
-// those that any lane may have.
+// These are the operations: first those of the writing lane, then those of the reading
+// lane, then those of any lane.
 const (
-	Write      Kind = iota + 1 // Size bytes by Write
-	ReadFrom                   // Size bytes by ReadFrom, from a reader that yields Part bytes at a time
-	Buffers                    // Size bytes by net.Buffers of Part bytes each
-	WriteMsg                   // Size bytes by WriteMsg
-	Pieces                     // Size bytes by WriteMsg with Partial, Part bytes at a time
-	TryMsg                     // Size bytes by WriteMsg with NonBlocking, as many as are taken
-	Queue                      // Size bytes by QueueMsg, messages of Part bytes, then wait for all
-	Malformed                  // on a wire-level peer: a malformed message, Size says which
-	Read                       // once, into Size bytes
-	ReadFull                   // until Size bytes are there, into Part bytes at a time
-	WriteTo                    // by WriteTo until at least Size bytes are there
-	ReadMsg                    // by ReadMsg, into Size bytes
-	ReadPiece                  // by ReadPiece, into Size bytes
-	Pause                      // for Wait
-	Meet                       // waits until every lane with a Meet of the same Size has come to it
-	AwaitTaken                 // waits until this end's calls have written Size bytes
-	AwaitRead                  // waits until this end has read Size bytes
-	SetRead                    // SetReadDeadline, Wait from now
-	SetWrite                   // SetWriteDeadline, Wait from now
-	SetBoth                    // SetDeadline, Wait from now
-	ClearRead                  // SetReadDeadline, none
-	ClearWrite                 // SetWriteDeadline, none
-	CloseWrite                 // CloseWrite
-	CloseRead                  // CloseRead
-	Close                      // Close
+	Write Kind = iota + 1 // Write writes Size bytes by Write.
+
+	// ReadFrom writes Size bytes by ReadFrom, from a reader that returns Part bytes at a
+	// time.
+	ReadFrom
+
+	Buffers  // Buffers writes Size bytes by net.Buffers of Part bytes each.
+	WriteMsg // WriteMsg writes Size bytes by WriteMsg.
+	Pieces   // Pieces writes Size bytes by WriteMsg with Partial, Part bytes at a time.
+	TryMsg   // TryMsg writes Size bytes by WriteMsg with NonBlocking, as many as are taken.
+
+	// Queue queues Size bytes by QueueMsg, in messages of Part bytes, and waits for all of
+	// them.
+	Queue
+
+	// Malformed makes a wire-level peer send a malformed message. Size selects the kind.
+	Malformed
+
+	Read       // Read reads once, into Size bytes.
+	ReadFull   // ReadFull reads Size bytes, at most Part bytes at a time.
+	WriteTo    // WriteTo reads at least Size bytes by WriteTo.
+	ReadMsg    // ReadMsg reads a message into Size bytes.
+	ReadPiece  // ReadPiece reads a piece into Size bytes.
+	Pause      // Pause does nothing for Wait.
+	Meet       // Meet waits for every lane that has a Meet of the same Size.
+	AwaitTaken // AwaitTaken waits until this end's calls have written Size bytes.
+	AwaitRead  // AwaitRead waits until this end has read Size bytes.
+	SetRead    // SetRead calls SetReadDeadline, Wait from now.
+	SetWrite   // SetWrite calls SetWriteDeadline, Wait from now.
+	SetBoth    // SetBoth calls SetDeadline, Wait from now.
+	ClearRead  // ClearRead calls SetReadDeadline without a deadline.
+	ClearWrite // ClearWrite calls SetWriteDeadline without a deadline.
+	CloseWrite // CloseWrite calls CloseWrite.
+	CloseRead  // CloseRead calls CloseRead.
+	Close      // Close calls Close.
 )
 
 var kindNames = map[Kind]string{
@@ -56,8 +66,8 @@ func (k Kind) writes() bool { return k >= Write && k <= Malformed }
 // reads reports whether the operation receives bytes of the stream.
 func (k Kind) reads() bool { return k >= Read && k <= ReadPiece }
 
-// message reports whether the operation needs the methods that rdmanet has for messages.
-// Over TCP a Write or Read takes its place.
+// message reports whether the operation needs rdmanet's methods for messages. Over TCP a
+// Write or Read is used instead.
 func (k Kind) message() bool {
 	switch k {
 	case WriteMsg, Pieces, TryMsg, Queue, ReadMsg, ReadPiece:
@@ -69,15 +79,15 @@ func (k Kind) message() bool {
 // An Op is one operation of a lane.
 type Op struct {
 	Do   Kind
-	Size int           // bytes
-	Part int           // bytes at a time
-	Wait time.Duration // how long, or how far away the deadline is; it may be in the past
-	Own  bool          // the memory is a Buffer of rdmanet's, not of the Go heap
+	Size int           // Size is in bytes.
+	Part int           // Part is how many bytes are used at a time.
+	Wait time.Duration // Wait is a time, or the distance of a deadline, which may be in the past.
+	Own  bool          // Own is set if the memory is a Buffer of rdmanet, and not of the Go heap.
 }
 
-// An End is what one end does. The three lanes run at the same time. When the writing
-// lane is through it calls CloseWrite, the reading lane reads to the end of the stream,
-// and when all three are through the end is closed.
+// An End is what one end does. The three lanes run at the same time. When the writing lane
+// is done, it calls CloseWrite. Then the reading lane reads to the end of the stream. When
+// all three are done, the end is closed.
 type End struct {
 	Setup   Setup
 	Writing []Op
@@ -85,11 +95,11 @@ type End struct {
 	Control []Op
 }
 
-// Setup is what differs from a Config of zeros; see [rdmanet.Config].
+// Setup has the fields that differ from a zero Config; see [rdmanet.Config].
 type Setup struct {
 	TransferSize      int
 	NoRDMARead        bool
-	MaxSegment        int // MaxSendSize and MaxReceiveSize
+	MaxSegment        int // MaxSegment is MaxSendSize and MaxReceiveSize.
 	MaxFragmentedSize int
 	InitialCredits    int
 	MaxCredits        int
@@ -114,7 +124,7 @@ func (s Setup) config(device string) rdmanet.Config {
 	}
 }
 
-// linger is the linger time that holds.
+// linger returns the linger time that is used.
 func (s Setup) linger() time.Duration {
 	if s.Linger == 0 {
 		return 5 * time.Second
@@ -122,8 +132,8 @@ func (s Setup) linger() time.Duration {
 	return s.Linger
 }
 
-// segment is the largest message, and window how many bytes the peer may send that nobody
-// has read.
+// segment returns the largest message. window returns how many bytes the peer may send that
+// were not read.
 func (s Setup) segment() int64 {
 	if s.MaxSegment == 0 {
 		return 8 << 10
@@ -138,7 +148,7 @@ func (s Setup) window() int64 {
 	return int64(s.MaxCredits) * s.segment()
 }
 
-// silence is how long an end may be silent before the other one ends the connection.
+// silence returns how long an end may be silent before the other end breaks the connection.
 func (s Setup) silence() time.Duration {
 	if s.KeepAlive == 0 {
 		return 140 * time.Second
@@ -146,14 +156,14 @@ func (s Setup) silence() time.Duration {
 	return s.KeepAlive + min(s.KeepAlive, 20*time.Second)
 }
 
-// A Peer says what the second end is.
+// A Peer is the kind of the second end.
 type Peer uint8
 
-// The kinds of second ends.
+// These are the kinds of second ends.
 const (
-	Rdmanet  Peer = iota // the same as the first end
-	Plain                // an SMB Direct peer without extensions
-	Breaking             // one that sends a malformed message
+	Rdmanet  Peer = iota // Rdmanet is the same as the first end.
+	Plain                // Plain is an SMB Direct peer without extensions.
+	Breaking             // Breaking is a peer that sends a malformed message.
 )
 
 var peerNames = [...]string{"Rdmanet", "Plain", "Breaking"}
@@ -161,17 +171,18 @@ var peerNames = [...]string{"Rdmanet", "Plain", "Breaking"}
 // String returns the name of the constant.
 func (p Peer) String() string { return peerNames[p] }
 
-// A Link is what lies between the two ends. It carries the TCP of both networks.
+// A Link describes the link between the two ends. The TCP connections of both networks go
+// through it.
 type Link struct {
-	Delay  time.Duration // one way
-	Rate   int           // bytes a second, each way; 0 is as fast as it goes
+	Delay  time.Duration // Delay is the delay of one direction.
+	Rate   int           // Rate is in bytes a second, for each direction. 0 means no limit.
 	Faults []Fault
 }
 
-// direct reports whether there need be nothing in between.
+// direct reports whether the ends can be connected without a proxy.
 func (l Link) direct() bool { return l.Delay == 0 && l.Rate == 0 && len(l.Faults) == 0 }
 
-// frozen reports whether the link carries nothing any more in the end.
+// frozen reports whether the link carries nothing any more at the end of the program.
 func (l Link) frozen() bool {
 	for _, f := range l.Faults {
 		if f.Do == Freeze {
@@ -191,14 +202,14 @@ func (l Link) cut() bool {
 	return false
 }
 
-// FaultKind says what a Fault does.
+// FaultKind is what a Fault does.
 type FaultKind uint8
 
-// The faults of a link.
+// These are the faults of a link.
 const (
-	Stop   FaultKind = iota + 1 // nothing is carried for a while
-	Freeze                      // nothing is carried any more, as when a cable is cut
-	Reset                       // both ends get a TCP reset
+	Stop   FaultKind = iota + 1 // Stop: the link carries nothing for a while.
+	Freeze                      // Freeze: the link carries nothing any more, as when a cable is cut.
+	Reset                       // Reset: both ends get a TCP reset.
 )
 
 var faultNames = [...]string{"", "Stop", "Freeze", "Reset"}
@@ -206,8 +217,9 @@ var faultNames = [...]string{"", "Stop", "Freeze", "Reset"}
 // String returns the name of the constant.
 func (k FaultKind) String() string { return faultNames[k] }
 
-// A Fault befalls the link at a time after the connection was set up, or when so many
-// bytes have been carried, both ways together, whichever is first; zero is never.
+// A Fault of the link begins at a time after the connection was set up, or when so many
+// bytes were carried in both directions together. The earlier moment counts, and zero means
+// never.
 type Fault struct {
 	Do    FaultKind
 	At    time.Duration
@@ -215,11 +227,11 @@ type Fault struct {
 	For   time.Duration
 }
 
-// A Program is what is run over both networks.
+// A Program is run over both networks.
 type Program struct {
-	Seed  uint64 // of the bytes
-	Peer  Peer   // what the second end is
-	Swap  bool   // the second end dials
+	Seed  uint64 // Seed is the seed of the bytes.
+	Peer  Peer   // Peer is the kind of the second end.
+	Swap  bool   // Swap is set if the second end dials.
 	Link  Link
 	First End
 	Other End
@@ -232,7 +244,7 @@ func (p *Program) end(i int) *End {
 	return &p.Other
 }
 
-// lanes returns the lists of operations, for those who change them.
+// lanes returns pointers to the lists of operations, so that they can be changed.
 func (p *Program) lanes() []*[]Op {
 	return []*[]Op{
 		&p.First.Writing, &p.First.Reading, &p.First.Control,
@@ -250,7 +262,7 @@ func (p *Program) clone() *Program {
 	return &q
 }
 
-// has reports whether an end has such an operation.
+// has reports whether an end has an operation of that kind.
 func (e *End) has(kinds ...Kind) bool {
 	for _, lane := range [][]Op{e.Writing, e.Reading, e.Control} {
 		for _, op := range lane {

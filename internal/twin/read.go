@@ -8,7 +8,7 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// drainBytes is the room that the reading lane has at the end.
+// drainBytes is the size of the reads at the end of the reading lane.
 const drainBytes = 64 << 10
 
 // receive does an operation of the reading lane.
@@ -41,7 +41,7 @@ func (l *lane) receive(op Op) {
 	}
 }
 
-// got checks what has come and records the call.
+// got checks what was received, and records the call.
 func (l *lane) got(c Call, p []byte, n int, err error) Class {
 	c.N = int64(n)
 	if n < 0 || n > len(p) {
@@ -55,7 +55,7 @@ func (l *lane) got(c Call, p []byte, n int, err error) Class {
 
 func (l *lane) gotten(c Call, err error) Class {
 	class := l.add(c, err)
-	if class != Deadline { // a plain peer's comes again and again
+	if class != Deadline { // A plain peer returns that error again and again.
 		l.moved.Add(1)
 	}
 	switch class {
@@ -72,13 +72,13 @@ func (l *lane) readOnce(b []byte) (int, Class) {
 	return n, l.got(c, b, n, err)
 }
 
-// readMessage reads a message, or what there is of one.
+// readMessage reads a message, or the part of it that was received.
 func (l *lane) readMessage(do Kind, rc *rdmanet.Conn, b []byte) {
 	c := Call{End: l.i, Lane: l.which, Do: do, Start: l.now(), Asked: int64(len(b))}
 	at := l.read.Load()
 	l.wanted.fill(b, at)
 	for i := range b {
-		b[i] ^= 0xff // so that it shows whether a message that is too long was begun
+		b[i] ^= 0xff // The change shows whether the beginning of a message that is too long was written there.
 	}
 	var n int
 	var err error
@@ -96,7 +96,7 @@ func (l *lane) readMessage(do Kind, rc *rdmanet.Conn, b []byte) {
 	l.got(c, b, n, err)
 }
 
-// checker is the writer that WriteTo is given.
+// checker is the writer for WriteTo.
 type checker struct {
 	l     *lane
 	want  int64
@@ -128,7 +128,7 @@ func (l *lane) writeTo(op Op) {
 	case errors.Is(err, errEnough):
 		err = nil
 	case err == nil:
-		// WriteTo says nothing of the end of the stream; a Read would.
+		// WriteTo does not report the end of the stream. A Read would.
 		c.Class = EOF
 	}
 	if c.Class == EOF {
@@ -155,7 +155,7 @@ func (l *lane) endReading() {
 	for {
 		if plain != nil {
 			if l.otherIsThrough() {
-				return // its Close ends the other end's stream
+				return // The Close of this end ends the other end's stream.
 			}
 			plain.Peer.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 		}
@@ -172,7 +172,8 @@ func (l *lane) endReading() {
 	}
 }
 
-// otherIsThrough reports whether the other end has written everything, and this end read it.
+// otherIsThrough reports whether the other end has written everything, and this end has
+// read it.
 func (l *lane) otherIsThrough() bool {
 	other := l.ends[1-l.i]
 	select {

@@ -18,17 +18,17 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// A Machine is where programs run.
+// A Machine describes where programs run.
 type Machine struct {
-	Host     string       // address of both ends
-	Device   string       // rdmanet.Config.Device
-	Provider ibv.Provider // of the peers that are not rdmanet
-	Linked   bool         // a Link can lie between the ends
-	Slow     bool         // the device is emulated
+	Host     string       // Host is the address of both ends.
+	Device   string       // Device is rdmanet.Config.Device.
+	Provider ibv.Provider // Provider is for the peers that are not rdmanet.
+	Linked   bool         // Linked is set if there can be a Link between the ends.
+	Slow     bool         // Slow is set if the device is emulated.
 	Noise    *Noise
 }
 
-// conn is what the two networks have in common.
+// conn has the methods that the connections of both networks have.
 type conn interface {
 	net.Conn
 	io.ReaderFrom
@@ -38,12 +38,12 @@ type conn interface {
 }
 
 const (
-	meetTime  = 200 * time.Millisecond // how long lanes wait for each other
-	awaitTime = 500 * time.Millisecond // and for bytes
-	hangTime  = 20 * time.Second       // until a call that does not return after Close hangs
+	meetTime  = 200 * time.Millisecond // meetTime is how long lanes wait for each other.
+	awaitTime = 500 * time.Millisecond // awaitTime is how long they wait for bytes.
+	hangTime  = 20 * time.Second       // hangTime is how long after Close a call that does not return counts as hanging.
 )
 
-// run is a program that runs.
+// run is a program while it runs.
 type run struct {
 	*recorder
 	p       *Program
@@ -52,24 +52,24 @@ type run struct {
 	ends    [2]*end
 	link    *link
 	meets   *meetings
-	moved   atomic.Int64 // changes whenever something happens
-	resting atomic.Int64 // lanes that pause
+	moved   atomic.Int64 // moved changes whenever something happens.
+	resting atomic.Int64 // resting counts the lanes that pause.
 	closing sync.WaitGroup
 	over    chan struct{}
 }
 
-// end is one end of it.
+// end is one end of a run.
 type end struct {
 	*run
 	i      int
 	spec   *End
 	conn   conn
-	sent   stream // what this end writes
-	wanted stream // what it reads
+	sent   stream // sent is what this end writes.
+	wanted stream // wanted is what it reads.
 	taken  atomic.Int64
 	read   atomic.Int64
-	wrote  chan struct{} // closed when the writing lane is through
-	closed chan struct{} // closed when Close has begun
+	wrote  chan struct{} // wrote is closed when the writing lane is done.
+	closed chan struct{} // closed is closed when Close has begun.
 	once   sync.Once
 }
 
@@ -102,7 +102,7 @@ func Run(m *Machine, p *Program, network string) *Trace {
 	done := make(chan struct{})
 	go func() {
 		lanes.Wait()
-		r.closing.Wait() // watch adds to it while a lane hangs, or not at all
+		r.closing.Wait() // watch adds to it only while a lane hangs.
 		close(done)
 	}()
 	r.watch(t, done)
@@ -111,7 +111,7 @@ func Run(m *Machine, p *Program, network string) *Trace {
 		t.Link = r.link.faults()
 		r.link.close()
 	}
-	if t.Hang != "" { // the link's end may have helped
+	if t.Hang != "" { // The end of the link may have ended the hang.
 		select {
 		case <-done:
 		case <-time.After(hangTime):
@@ -125,7 +125,7 @@ func Run(m *Machine, p *Program, network string) *Trace {
 	return t
 }
 
-// stall is how long nothing may move.
+// stall returns how long nothing may move.
 func (r *run) stall() time.Duration {
 	d := 12 * time.Second
 	switch {
@@ -144,7 +144,7 @@ func (r *run) stall() time.Duration {
 	return d
 }
 
-// watch waits for the lanes. When nothing moves any more it closes both ends.
+// watch waits for the lanes. When nothing moves any more, it closes both ends.
 func (r *run) watch(t *Trace, done chan struct{}) {
 	defer close(r.over)
 	limit := r.stall()
@@ -159,7 +159,7 @@ func (r *run) watch(t *Trace, done chan struct{}) {
 		}
 		now := r.moved.Load()
 		if r.link != nil {
-			now += r.link.carried.Load() / 4096 // keep-alive alone is not enough
+			now += r.link.carried.Load() / 4096 // Keep-alive alone does not count.
 		}
 		if now != last || r.resting.Load() > 0 {
 			last, since = now, time.Now()
@@ -188,7 +188,7 @@ func (r *run) watch(t *Trace, done chan struct{}) {
 func (r *run) connect() ([2]conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	first, other := 0, 1 // who listens, who dials
+	first, other := 0, 1 // first listens, and other dials.
 	if !r.p.Swap {
 		first, other = 1, 0
 	}
@@ -204,8 +204,8 @@ func (r *run) connect() ([2]conn, error) {
 	}
 }
 
-// portTaken reports whether the port that a plain peer's device chose cannot be had, as
-// happens on siw once in thousands of connections. A Dialer of rdmanet takes another one
+// portTaken reports whether the port that a plain peer's device chose is in use. That
+// happens on siw once in thousands of connections. A Dialer of rdmanet takes another port
 // by itself.
 func (r *run) portTaken(err error) bool {
 	return r.network == "rdma" && r.m.Device != iwarp.Name && errors.Is(err, errno.EADDRNOTAVAIL)
@@ -260,7 +260,7 @@ func (r *run) connectOnce(ctx context.Context, listens, dials int) (conns [2]con
 	return conns, nil
 }
 
-// listener is one of any kind.
+// listener is a listener of any network.
 type listener struct {
 	addr   string
 	accept func() (conn, error)
@@ -363,8 +363,8 @@ type lane struct {
 	*end
 	which Lane
 	ops   []Op
-	meets []int // to which it has still to come
-	fatal int   // calls that have failed for good
+	meets []int // meets has the meetings that are still to come.
+	fatal int   // fatal counts the calls that have failed for good.
 }
 
 func (e *end) lane(which Lane, ops []Op) *lane {
@@ -377,8 +377,8 @@ func (e *end) lane(which Lane, ops []Op) *lane {
 	return l
 }
 
-// run does all operations, or those before the connection was found to be unusable, and
-// reports whether it is usable still.
+// run does all operations, or those before the connection was found to be unusable. It
+// reports whether the connection is usable.
 func (l *lane) run() bool {
 	defer func() {
 		for _, id := range l.meets {
@@ -393,7 +393,7 @@ func (l *lane) run() bool {
 		}
 		l.do(op)
 		l.moved.Add(1)
-		if l.fatal > 1 { // one call more shows whether the error stays
+		if l.fatal > 1 { // One more call shows whether the error stays.
 			return false
 		}
 	}
@@ -402,7 +402,7 @@ func (l *lane) run() bool {
 
 func (l *lane) run3meets() *meetings { return l.end.run.meets }
 
-// rest waits for so long, or until the run is over.
+// rest waits for that time, or until the run is over.
 func (l *lane) rest(d time.Duration, until <-chan struct{}) {
 	l.resting.Add(1)
 	defer l.resting.Add(-1)
@@ -415,7 +415,7 @@ func (l *lane) rest(d time.Duration, until <-chan struct{}) {
 	}
 }
 
-// await waits until a counter has come so far, for a while.
+// await waits for a while until a counter has reached a value.
 func (l *lane) await(counter *atomic.Int64, n int64) {
 	l.resting.Add(1)
 	defer l.resting.Add(-1)
@@ -482,10 +482,10 @@ func (l *lane) clear(do Kind, set func(time.Time) error) {
 	l.add(c, set(time.Time{}))
 }
 
-// meetings are the points that several lanes come to.
+// meetings are the points at which several lanes meet.
 type meetings struct {
 	mu   sync.Mutex
-	left map[int]int // lanes that are still to come
+	left map[int]int // left is how many lanes are still to come.
 	all  map[int]chan struct{}
 }
 
@@ -502,7 +502,8 @@ func newMeetings(p *Program) *meetings {
 	return m
 }
 
-// come says that a lane has come to a meeting, and returns what is closed when all have.
+// come notes that a lane has come to a meeting. It returns the channel that is closed when
+// all have come.
 func (m *meetings) come(id int) <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()

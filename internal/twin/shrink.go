@@ -1,7 +1,7 @@
 package twin
 
-// Shrink makes a program that fails smaller for as long as it does: fails reports whether
-// a program does, and is asked at most so many times.
+// Shrink makes a program that fails smaller, as long as it still fails. fails reports
+// whether a program does. The number of its calls is bounded.
 func Shrink(p *Program, attempts int, fails func(p *Program) bool) *Program {
 	best := p.clone()
 	try := func(q *Program) bool {
@@ -17,7 +17,7 @@ func Shrink(p *Program, attempts int, fails func(p *Program) bool) *Program {
 	}
 	for changed := true; changed && attempts > 0; {
 		changed = false
-		// Whole lanes, then halves of them, then single operations.
+		// Whole lanes are removed first, then halves of them, then single operations.
 		for i := range best.lanes() {
 			for span := len(*best.lanes()[i]); span > 0; span /= 2 {
 				for at := 0; at < len(*best.lanes()[i]); {
@@ -62,12 +62,13 @@ func Shrink(p *Program, attempts int, fails func(p *Program) bool) *Program {
 	return best
 }
 
-// sound reports whether the program is one still: the peer that breaks the protocol does.
+// sound reports whether the program is still a valid one: the peer that is to break the
+// protocol does so.
 func (p *Program) sound() bool {
 	return p.Peer != Breaking || p.Other.has(Malformed)
 }
 
-// simplifications take away what lies around the operations.
+// simplifications remove what is around the operations.
 var simplifications = []func(p *Program){
 	func(p *Program) { p.First.Setup, p.Other.Setup = Setup{}, Setup{} },
 	func(p *Program) { p.First.Setup = Setup{} },

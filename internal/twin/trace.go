@@ -18,7 +18,7 @@ import (
 // Class is the kind of an error, as a program sees it by errors.Is.
 type Class string
 
-// The classes of errors.
+// These are the classes of errors.
 const (
 	OK          Class = ""
 	EOF         Class = "EOF"
@@ -69,7 +69,7 @@ func classify(err error) Class {
 	return Other
 }
 
-// shape says what is wrong with an error's type, which callers look at too.
+// shape returns what is wrong with an error's type, which callers check too.
 func shape(err error, class Class) string {
 	if class == OK || class == EOF {
 		return ""
@@ -90,7 +90,8 @@ func shape(err error, class Class) string {
 // A Lane is one of the goroutines of an end.
 type Lane uint8
 
-// The lanes of an end. The last one closes it when the others are through, or hang.
+// These are the lanes of an end. The last one closes the end when the others are done, or
+// hang.
 const (
 	Writing Lane = iota
 	Reading
@@ -103,23 +104,23 @@ var laneNames = [...]string{"writing", "reading", "control", "closing"}
 // String returns the name in lower case.
 func (l Lane) String() string { return laneNames[l] }
 
-// A Call is one call of a method of the connection. Times count from when the connection
-// was there.
+// A Call is one call of a method of the connection. Times count from the set-up of the
+// connection.
 type Call struct {
 	End    int
 	Lane   Lane
 	Do     Kind
 	Start  time.Duration
 	Return time.Duration
-	Asked  int64         // bytes to be written, or room to read into
-	N      int64         // bytes that the call says that it took or brought
-	More   int64         // bytes that it may have taken beyond that, where it does not say
-	Piece  bool          // of a message that it did not end
-	Due    time.Duration // the deadline that it set
+	Asked  int64         // Asked is how many bytes are to be written, or the room of a read.
+	N      int64         // N is how many bytes the call has returned.
+	More   int64         // More is how many more bytes it may have taken, if it does not report them.
+	Piece  bool          // Piece is set if it did not end the message.
+	Due    time.Duration // Due is the deadline that it has set.
 	Class  Class
-	Err    string // the error in words
-	Shape  string // what was wrong with the error's type
-	Wrong  string // what was wrong with the bytes
+	Err    string // Err is the text of the error.
+	Shape  string // Shape is what was wrong with the error's type.
+	Wrong  string // Wrong is what was wrong with the bytes.
 }
 
 // String describes the call in a line.
@@ -149,15 +150,15 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 
 // A Trace is what happened when a program ran.
 type Trace struct {
-	Network  string // "tcp" or "rdma"
-	Calls    []Call // in the order in which they returned
+	Network  string // Network is "tcp" or "rdma".
+	Calls    []Call // Calls has the calls in the order in which they returned.
 	Link     []Event
-	Duration time.Duration // of the set-up where that failed
-	Noise    time.Duration // how late this process's goroutines ran
-	Slow     bool          // the device is emulated
-	GaveUp   time.Duration // when nothing had moved for too long, zero for never
-	Hang     string        // calls that had not returned long after Close, and all stacks
-	Failed   string        // why the connection could not be made
+	Duration time.Duration // Duration is the time of the run, or of the set-up if that failed.
+	Noise    time.Duration // Noise is how late this process's goroutines ran.
+	Slow     bool          // Slow is set if the device is emulated.
+	GaveUp   time.Duration // GaveUp is when nothing had moved for too long, zero for never.
+	Hang     string        // Hang has the calls that had not returned long after Close, and all stacks.
+	Failed   string        // Failed is the reason why the connection could not be made.
 }
 
 // recorder collects the calls of a run.

@@ -8,7 +8,7 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// memory returns n bytes for an operation, and what gives them up.
+// memory returns n bytes for an operation, and the function that frees them.
 func memory(n int, own bool) ([]byte, func()) {
 	if own {
 		if b, err := rdmanet.Alloc(max(1, n)); err == nil {
@@ -83,7 +83,7 @@ func (l *lane) write(op Op) {
 	}
 }
 
-// malform has a wire-level peer send a malformed message, after which nothing may come.
+// malform makes a wire-level peer send a malformed message. Nothing may arrive after it.
 func (l *lane) malform(op Op) {
 	p, ok := l.conn.(*plainConn)
 	if !ok {
@@ -94,7 +94,7 @@ func (l *lane) malform(op Op) {
 	if err == nil {
 		c.N = breachBytes
 	} else {
-		c.More = breachBytes // the good one in front may have been sent
+		c.More = breachBytes // The message before it is not malformed and may have been sent.
 	}
 	l.finish(c, nil, err)
 	l.fatal += 2
@@ -104,8 +104,8 @@ func (l *lane) begin(do Kind, b []byte) Call {
 	return Call{End: l.i, Lane: l.which, Do: do, Start: l.now(), Asked: int64(len(b))}
 }
 
-// finish records a call that has written. The memory is the caller's again, so it is
-// overwritten: what is sent of it later shows.
+// finish records a call that has written. The memory is the caller's again, so finish
+// overwrites it. If it is sent later, the wrong bytes show that.
 func (l *lane) finish(c Call, b []byte, err error) Class {
 	if c.N >= 0 && c.N <= c.Asked {
 		l.taken.Add(c.N)
@@ -129,12 +129,12 @@ func (l *lane) took(do Kind, b []byte, piece bool, f func() (int64, error)) Clas
 	return l.finish(c, b, err)
 }
 
-// try sends without blocking as much as goes, and goes on when more is possible.
+// try sends without blocking as much as it can, and goes on when more is possible.
 func (l *lane) try(rc *rdmanet.Conn, b []byte) {
 	for tries := 0; len(b) > 0; tries++ {
 		flags := rdmanet.NonBlocking
 		if tries >= 20 {
-			flags = 0 // the message is to have an end
+			flags = 0 // The message must have an end.
 		}
 		c := l.begin(TryMsg, b)
 		n, err := rc.WriteMsg(b, flags)
@@ -157,7 +157,7 @@ func (l *lane) try(rc *rdmanet.Conn, b []byte) {
 	}
 }
 
-// queue has messages wait in the queue and then waits for all of them.
+// queue queues messages and then waits for all of them.
 func (l *lane) queue(rc *rdmanet.Conn, b []byte, part int) {
 	var sends []*rdmanet.PendingMessage
 	var calls []Call
@@ -165,7 +165,7 @@ func (l *lane) queue(rc *rdmanet.Conn, b []byte, part int) {
 	for rest := b; len(rest) > 0; {
 		n := min(part, len(rest))
 		if n < part && part >= mayBeTooLong && len(rest) < len(b) {
-			break // it would be sent although those before it were refused for their length
+			break // It would be sent although messages before it were refused for their length.
 		}
 		calls, bufs = append(calls, l.begin(Queue, rest[:n])), append(bufs, rest[:n])
 		sends = append(sends, rc.QueueMsg(rest[:n]))
@@ -176,14 +176,16 @@ func (l *lane) queue(rc *rdmanet.Conn, b []byte, part int) {
 		n, err := s.Result()
 		calls[i].N = int64(n)
 		if failed && n > 0 {
-			// The message before it is missing, so the reader cannot know where it belongs.
+			// The message before it is missing, so the place of this one in the stream
+			// is not known.
 			calls[i].Wrong = "was sent although a message before it in the queue was not"
 			l.fatal++
 		}
 		switch classify(err) {
 		case OK, Closed, Pipe, ResetByPeer, TimedOut:
-			// When the connection ends, transfers that the peer was told of fail, and what
-			// was handed to the device behind them has not. Nobody reads it.
+			// When the connection ends, transfers that were announced to the peer fail.
+			// Messages behind them that the device already has do not. The peer does not
+			// read them.
 		default:
 			failed = true
 		}
@@ -206,10 +208,10 @@ func (y *yielder) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// endWriting is what the writing lane does when it is through.
+// endWriting ends the writing lane.
 func (l *lane) endWriting() {
 	if l.p.Peer != Rdmanet && l.network != "tcp" {
-		return // there is no half-close
+		return // The connection has no half-close.
 	}
 	for range 100 {
 		if l.isClosed() {
@@ -218,7 +220,7 @@ func (l *lane) endWriting() {
 		switch l.call(CloseWrite, l.conn.CloseWrite) {
 		case Deadline:
 		case Other:
-			// A message was cut, and no end can be sent any more but by Close.
+			// A message was cut. Then only Close can send an end.
 			l.end.close(l.which)
 			return
 		default:
