@@ -13,11 +13,12 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// Streams that one end closes right behind what it wrote, and how they arrive.
+// This file has streams that one end closes right after what it wrote, and checks how they
+// arrive.
 
-// receive reads a stream of N bytes. It may be cut, but not in silence: Write fails only
-// where the connection does, or when patience is over, so an end of the stream that comes
-// early stands for bytes that were lost.
+// receive reads a stream of N bytes. The stream may be cut, but not without an error. Write
+// fails only if the connection does, or after patience. So an end of the stream that comes
+// early means that bytes were lost.
 func (h *header) receive(c *rdmanet.Conn) error {
 	got := &check{seed: h.Seed}
 	_, err := c.WriteTo(got)
@@ -32,14 +33,14 @@ func (h *header) receive(c *rdmanet.Conn) error {
 	return nil
 }
 
-// arrivals has the word of those that receive for those that have closed, where both are
-// in one process.
+// arrivals passes the results of receive to the ends that have closed their streams, if
+// both ends are in one process.
 type arrivals struct {
 	mu      sync.Mutex
 	waiting map[uint64]chan error
 }
 
-// expect returns where it will be said how the stream of that seed has arrived.
+// expect returns the channel for the result of the stream of that seed.
 func (a *arrivals) expect(seed uint64) <-chan error {
 	ch := make(chan error, 1)
 	a.mu.Lock()
@@ -51,7 +52,7 @@ func (a *arrivals) expect(seed uint64) <-chan error {
 	return ch
 }
 
-// tell says it, once, if somebody wants to know.
+// tell sends the result, once, if an end waits for it.
 func (a *arrivals) tell(seed uint64, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -67,11 +68,11 @@ func (a *arrivals) forget(seed uint64) {
 	delete(a.waiting, seed)
 }
 
-// writeAndClose writes the stream and closes at once, with CloseContext if it is to be
-// sure. It returns an error if that fails, and errLost if the stream has not arrived whole
-// and this process can tell; whether there was a reason is the caller's to know. There is
-// none where CloseContext has said that everything arrived. That CloseContext gives up when
-// LingerTimeout is over is no error: the other end may have got no processor.
+// writeAndClose writes the stream and closes at once, by CloseContext if it is to be sure.
+// It returns an error if that fails. It returns errLost if the stream has not arrived
+// whole, and this process knows that. The caller decides whether there was a reason. There
+// is none if CloseContext has reported that everything arrived. If CloseContext gives up
+// after LingerTimeout, that is no error: the other end may have got no processor.
 func (e *end) writeAndClose(c *rdmanet.Conn, t target, h header, sure bool) error {
 	calm, before := e.disturbance.Load(), givenUp()
 	arrived := e.arrivals.expect(h.Seed)
@@ -85,8 +86,8 @@ func (e *end) writeAndClose(c *rdmanet.Conn, t target, h header, sure bool) erro
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		switch err := c.CloseContext(ctx); {
-		case errors.Is(err, syscall.ETIMEDOUT) && givenUp() > before: // and counted by now
-			e.excuses.take(before, givenUp()) // one that was counted excuses nobody else
+		case errors.Is(err, syscall.ETIMEDOUT) && givenUp() > before: // It is counted by now.
+			e.excuses.take(before, givenUp()) // What was counted excuses nothing else then.
 			return nil
 		case err != nil:
 			return err

@@ -19,14 +19,14 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// target is where to dial.
+// target is the address to dial.
 type target struct {
 	stream, packet string
-	killed         bool // it may be gone at any time
-	own            bool // it is this process
+	killed         bool // killed is set if the target may be killed at any time.
+	own            bool // own is set if it is this process.
 }
 
-// dialOn makes one connection after the other until ctx ends.
+// dialOn makes one connection after another until ctx ends.
 func (e *end) dialOn(ctx context.Context, to func() target) {
 	rnd := rand.New(rand.NewPCG(e.seed.Add(1), 2))
 	for ctx.Err() == nil {
@@ -115,7 +115,7 @@ func (e *end) active(ctx context.Context, t target, h header, rnd *rand.Rand) er
 	return nil
 }
 
-// requests sends N small requests, each behind the answer to the one before.
+// requests sends N small requests, each after the answer to the one before.
 func (h *header) requests(c net.Conn, rnd *rand.Rand) error {
 	b, want := make([]byte, 600), &check{seed: h.Seed}
 	for off, left := 0, h.N; left > 0; left-- {
@@ -132,7 +132,7 @@ func (h *header) requests(c net.Conn, rnd *rand.Rand) error {
 	return nil
 }
 
-// upload sends N bytes and the end of the stream, and reads as many.
+// upload sends N bytes and the end of the stream, and reads N bytes.
 func (h *header) upload(c *rdmanet.Conn) error {
 	var err error
 	if h.Kind == readFrom {
@@ -171,7 +171,7 @@ func (h *header) echoBuffer(c net.Conn) error {
 	return err
 }
 
-// echoMessages sends N messages, each behind the echo of the one before.
+// echoMessages sends N messages, each after the echo of the one before.
 func (h *header) echoMessages(c *rdmanet.Conn, rnd *rand.Rand) error {
 	b, want := make([]byte, 32<<10), &check{seed: h.Seed}
 	for off, left := 0, h.N; left > 0; left-- {
@@ -223,7 +223,7 @@ func (h *header) post(c net.Conn) error {
 	return nil
 }
 
-// streams has three yamux streams, one after the other, whose bytes come back.
+// streams opens three yamux streams, one after the other, whose bytes come back.
 func (h *header) streams(c net.Conn) error {
 	s, err := yamux.Client(c, quiet())
 	if err != nil {
@@ -251,7 +251,7 @@ func (h *header) streams(c net.Conn) error {
 	return nil
 }
 
-// sayNothing has a TCP connection to the port that says nothing.
+// sayNothing opens a TCP connection to the port and sends nothing.
 func sayNothing(ctx context.Context, t target, rnd *rand.Rand) error {
 	c, err := net.Dial("tcp", t.stream)
 	if err != nil {
@@ -262,10 +262,10 @@ func sayNothing(ctx context.Context, t target, rnd *rand.Rand) error {
 	return nil
 }
 
-// errDropped is that no datagram has come back, which may be.
+// errDropped means that no datagram has come back, which is allowed.
 var errDropped = errors.New("no datagram has come back")
 
-// datagrams sends some and looks at those that come back.
+// datagrams sends datagrams and checks those that come back.
 func (e *end) datagrams(t target, h header) error {
 	cfg := e.cfg
 	if cfg.Provider.Attr().UDPSockets {
@@ -281,7 +281,7 @@ func (e *end) datagrams(t target, h header) error {
 	result := errDropped
 	for range 5 {
 		if _, err := c.Write(p); err != nil {
-			return result // the peer is gone
+			return result // The peer has ended.
 		}
 		_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 		n, err := c.Read(b)

@@ -21,14 +21,14 @@ import (
 type end struct {
 	cfg     rdmanet.Config
 	ln      net.Listener
-	packets net.PacketConn // nil where the device has no datagrams
+	packets net.PacketConn // packets is nil if the device has no datagrams.
 	peer    bool
 	seed    atomic.Uint64
 	addr    string
 
-	made, open, failures atomic.Int64           // those made have done what they were for
-	byKind               [numKinds]atomic.Int64 // of those made
-	disturbance          atomic.Int64           // odd while something is refused
+	made, open, failures atomic.Int64           // made counts connections that have done their work.
+	byKind               [numKinds]atomic.Int64 // byKind counts the same by kind.
+	disturbance          atomic.Int64           // disturbance is odd while something is refused.
 	arrivals             arrivals
 	excuses              excuses
 	wrong                chan error
@@ -105,7 +105,8 @@ func (e *end) close() error {
 	return err
 }
 
-// missing returns the kinds of which none was made, though home could have.
+// missing returns the kinds of which no connection was made, although home could have made
+// one.
 func (e *end) missing() (names []string) {
 	for k := range numKinds {
 		if e.possible(k, target{packet: e.packetAddr()}) && e.byKind[k].Load() == 0 {
@@ -115,7 +116,7 @@ func (e *end) missing() (names []string) {
 	return names
 }
 
-// overflow dials a listener that nobody accepts from, more often than it has room.
+// overflow dials a listener that does not accept more often than the listener has room.
 func (e *end) overflow(ctx context.Context) {
 	ln, err := (&rdmanet.ListenConfig{Config: e.cfg, Backlog: 2}).Listen(ctx, "rdma", net.JoinHostPort(e.addr, "0"))
 	if err != nil {
@@ -156,7 +157,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// warmUp has a connection of each kind, one after the other.
+// warmUp makes a connection of each kind, one after the other.
 func warmUp(cfg rdmanet.Config, addr string) error {
 	e, err := newEnd(cfg, addr, 1)
 	if err != nil {
@@ -164,7 +165,7 @@ func warmUp(cfg rdmanet.Config, addr string) error {
 	}
 	rnd := rand.New(rand.NewPCG(1, 1))
 	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // no pauses
+	cancel() // There are no pauses.
 	var errs []error
 	for k := range numKinds {
 		if !e.possible(k, target{packet: e.packetAddr()}) {

@@ -6,32 +6,32 @@ import (
 	"encoding/binary"
 )
 
-// kind is what a connection is for.
+// kind is the use of a connection.
 type kind uint8
 
 const (
-	echo      kind = iota // small requests and answers
-	bulk                  // many bytes one way, with Write
-	readFrom              // the same with ReadFrom
-	buffers               // from a Buffer into a Buffer
-	messages              // with boundaries
-	halfClose             // an answer after the end of the request
-	closed                // Write, and Close at once
-	idle                  // nothing for a while
-	httpKind              // HTTP/1.1 requests
-	muxed                 // yamux streams
+	echo      kind = iota // echo has small requests and answers.
+	bulk                  // bulk has many bytes in one direction, by Write.
+	readFrom              // readFrom is bulk by ReadFrom.
+	buffers               // buffers is a transfer from a Buffer into a Buffer.
+	messages              // messages has messages with boundaries.
+	halfClose             // halfClose has an answer after the end of the request.
+	closed                // closed is a Write, and Close at once.
+	idle                  // idle does nothing for a while.
+	httpKind              // httpKind has HTTP/1.1 requests.
+	muxed                 // muxed has yamux streams.
 	datagrams
-	silent // a TCP connection that says nothing
+	silent // silent is a TCP connection that sends nothing.
 	numKinds
 )
 
 var kindNames = [numKinds]string{"echo", "bulk", "ReadFrom", "Buffers", "messages", "half-close", "close", "idle", "HTTP", "yamux", "datagrams", "silent"}
 
-// header begins a connection.
+// header is the first message of a connection.
 type header struct {
 	Kind kind
 	Seed uint64
-	N    uint32 // bytes, or rounds
+	N    uint32 // N is a number of bytes, or of rounds.
 }
 
 const headerLen = 13

@@ -27,14 +27,14 @@ import (
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
-// options are what the command line says.
+// options are the flags.
 type options struct {
 	duration time.Duration
-	device   string // "iwarp", or any RDMA device
+	device   string // device is "iwarp", or the name of an RDMA device.
 	addr     string
 	conns    int
 	peers    int
-	rss      int64 // bytes that resident memory may have grown by in the end
+	rss      int64 // rss is how many bytes resident memory may have grown by at the end.
 	rate     int
 	seed     uint64
 	out      string
@@ -54,10 +54,11 @@ func parse(args []string) (o options, err error) {
 	return o, f.Parse(args)
 }
 
-// peerEnv makes a process a peer: it holds device, address and the address of home.
+// peerEnv is the environment variable that makes a process a peer. Its value has the
+// device, the address, and the address of home.
 const peerEnv = "RDMANET_SOAK_PEER"
 
-// noStart is the exit status of a peer that could not begin.
+// noStart is the exit status of a peer that could not start.
 const noStart = 1
 
 func main() {
@@ -68,7 +69,7 @@ func main() {
 	if err != nil {
 		os.Exit(2)
 	}
-	time.AfterFunc(o.duration+15*time.Minute, func() { // longer than everything in the end may take
+	time.AfterFunc(o.duration+15*time.Minute, func() { // The end of a run takes less time.
 		debug.SetTraceback("all")
 		panic("the soak does not end")
 	})
@@ -85,7 +86,8 @@ func provider(device string) (ibv.Provider, error) {
 	return rdmacore.New(rdmacore.Config{})
 }
 
-// beAPeer serves and dials until the process is killed, if it is to be a peer.
+// beAPeer makes the process a peer if peerEnv is set. The peer serves and dials until it is
+// killed.
 func beAPeer() bool {
 	fields := strings.Fields(os.Getenv(peerEnv))
 	if len(fields) != 3 {
@@ -103,7 +105,7 @@ func beAPeer() bool {
 	}
 	e.peer = true
 	fmt.Println(e.ln.Addr(), e.packetAddr())
-	go func() { // the parent is gone when its pipe is
+	go func() { // The parent has ended when its pipe is closed.
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		os.Exit(0)
 	}()
@@ -113,12 +115,12 @@ func beAPeer() bool {
 	}
 	for err := range e.wrong {
 		fmt.Fprintln(os.Stderr, "peer:", err)
-		os.Exit(3) // which home sees, as any end that is not its doing
+		os.Exit(3) // home notices this, as any end that it has not caused.
 	}
 	return true
 }
 
-// child is a peer's process.
+// child is the process of a peer.
 type child struct {
 	mu     sync.Mutex
 	cmd    *exec.Cmd
@@ -126,7 +128,7 @@ type child struct {
 	packet string
 }
 
-// start starts the process and learns its addresses.
+// start starts the process and reads its addresses.
 func (c *child) start(o options, home string) error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -134,9 +136,9 @@ func (c *child) start(o options, home string) error {
 	}
 	cmd := exec.Command(exe)
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s", peerEnv, o.device, o.addr, home),
-		"GORACE="+os.Getenv("GORACE")+" halt_on_error=1 atexit_sleep_ms=0") // a race ends the peer at once, which kill sees
+		"GORACE="+os.Getenv("GORACE")+" halt_on_error=1 atexit_sleep_ms=0") // A race ends the peer at once, which kill notices.
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt from the keyboard is for home alone
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // An interrupt from the keyboard is for home only.
 	if _, err = cmd.StdinPipe(); err != nil {
 		return err
 	}
@@ -162,10 +164,11 @@ func (c *child) start(o options, home string) error {
 	return nil
 }
 
-// errPeer is a peer that was not killed: it has found wrong bytes, a race, or panicked.
+// errPeer is the error of a peer that was not killed: it has found wrong bytes or a race,
+// or has panicked.
 var errPeer = errors.New("a peer has ended by itself, see what it printed")
 
-// kill ends the process as SIGKILL does. It returns an error if it has ended before.
+// kill ends the process by SIGKILL. It returns an error if the process has ended before.
 func (c *child) kill() error {
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
@@ -181,7 +184,7 @@ func (c *child) target() target {
 	return target{stream: c.stream, packet: c.packet, killed: true}
 }
 
-// soak runs it all.
+// soak does the whole run.
 func soak(o options, w *os.File) error {
 	rnd := rand.New(rand.NewPCG(o.seed, 0))
 	fmt.Fprintf(w, "soak: %v on %s, seed %d\n", o.duration, o.device, o.seed)
@@ -191,7 +194,8 @@ func soak(o options, w *os.File) error {
 	}
 	sw := verbstest.NewSwitch(inner)
 	cfg := rdmanet.Config{Provider: sw, LingerTimeout: time.Second}
-	// The warm-up makes whatever the process makes once and keeps, before the first look.
+	// The warm-up makes what the process makes once and keeps. So it comes before the
+	// first count.
 	if err := warmUp(cfg, o.addr); err != nil {
 		return fmt.Errorf("warm-up: %w", err)
 	}
@@ -289,7 +293,7 @@ loop:
 	return errors.Join(failed, settled(sw, o, snapshot, before, w))
 }
 
-// held is what the process has of what must come back.
+// held counts the things of the process that must be given back.
 type held struct {
 	rss, registered int64
 	live, rdma      string
@@ -305,7 +309,7 @@ func state(sw *verbstest.Switch, device string) held {
 	return h
 }
 
-// settled waits for everything to be as it was before.
+// settled waits until all counts are as they were before.
 func settled(sw *verbstest.Switch, o options, snapshot *leaktest.Snapshot, before held, w *os.File) error {
 	var errs []error
 	var now held
@@ -356,7 +360,7 @@ func within(d time.Duration, f func()) bool {
 	}
 }
 
-// faults does what connections must get over.
+// faults causes the faults that connections must tolerate.
 type faults struct {
 	o        options
 	home     *end
@@ -364,7 +368,7 @@ type faults struct {
 	children []*child
 	rnd      *rand.Rand
 	kills    int
-	refused  int // times that memory or descriptors were refused for a while
+	refused  int // refused counts the times at which memory or descriptors were refused for a while.
 	err      error
 }
 
@@ -381,7 +385,7 @@ func (f *faults) run(ctx context.Context) {
 			c := f.children[f.rnd.IntN(len(f.children))]
 			err = c.kill()
 			f.kills++
-			// There may be no descriptor for a pipe, or no peer for the one address.
+			// There may be no descriptor for a pipe, or no peer for the only address.
 			for try := 0; ; try++ {
 				e := c.start(f.o, f.home.ln.Addr().String())
 				if e == nil || try == 20 || errors.Is(e, errPeer) {
@@ -409,7 +413,7 @@ func (f *faults) run(ctx context.Context) {
 	}
 }
 
-// disturb does something for a while; what fails meanwhile has a reason to.
+// disturb disturbs the process for a while. What fails meanwhile has a reason to.
 func (f *faults) disturb(begin, end func()) {
 	f.refused++
 	f.home.disturbance.Add(1)

@@ -9,7 +9,7 @@ import (
 	"io"
 )
 
-// fill sets b to what the stream of that seed has at off.
+// fill sets b to the bytes of the stream of that seed at off.
 func fill(b []byte, seed uint64, off int) {
 	for i := range b {
 		at := uint64(off + i)
@@ -19,7 +19,7 @@ func fill(b []byte, seed uint64, off int) {
 	}
 }
 
-// stream reads what the stream of that seed has.
+// stream is a reader of the stream of that seed.
 type stream struct {
 	seed uint64
 	off  int
@@ -38,7 +38,7 @@ func (s *stream) Read(b []byte) (int, error) {
 
 var errWrong = errors.New("wrong bytes")
 
-// check takes what a stream of that seed must have.
+// check is a writer that checks the stream of that seed.
 type check struct {
 	seed uint64
 	off  int

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// plot is three charts over one time.
+// plot is three charts with the same time axis.
 type plot struct {
 	every  time.Duration
 	points []sample
@@ -22,7 +22,8 @@ type sample struct {
 
 const maxSamples = 2000
 
-// add notes a sample. There are never more than maxSamples: then every other one goes.
+// add adds a sample. There are never more than maxSamples: then every second one is
+// removed.
 func (p *plot) add(at time.Duration, rss, conns, failures float64) {
 	if n := len(p.points); n > 0 && at-p.points[n-1].at < p.every {
 		return

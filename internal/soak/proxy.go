@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// proxy is a link to home that stops for a while, or is cut, now and then.
+// proxy is a link to home that now and then stops for a while, or is cut.
 type proxy struct {
 	ln   net.Listener
 	to   string
@@ -33,7 +33,7 @@ func newProxy(to string, seed uint64) (*proxy, error) {
 				select {
 				case <-p.done:
 					return
-				case <-time.After(10 * time.Millisecond): // no descriptor
+				case <-time.After(10 * time.Millisecond): // There is no descriptor.
 					continue
 				}
 			}
@@ -116,7 +116,7 @@ func (p *proxy) close() {
 	p.wg.Wait()
 }
 
-// abort resets both.
+// abort resets both connections.
 func abort(conns ...net.Conn) {
 	for _, c := range conns {
 		_ = c.(*net.TCPConn).SetLinger(0)

@@ -17,10 +17,10 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// patience is how long anything on a connection may take.
+// patience bounds every call on a connection.
 const patience = time.Minute
 
-// serve is the passive side of a connection.
+// serve handles the passive side of a connection.
 func (e *end) serve(c *rdmanet.Conn) {
 	e.open.Add(1)
 	defer e.open.Add(-1)
@@ -109,12 +109,12 @@ func (e *end) passive(c *rdmanet.Conn, h header) error {
 func quiet() *yamux.Config {
 	cfg := yamux.DefaultConfig()
 	cfg.LogOutput = io.Discard
-	// Timers of streams keep their sessions in memory as long.
+	// Timers of streams keep their sessions in memory that long.
 	cfg.StreamCloseTimeout, cfg.StreamOpenTimeout = time.Second, 20*time.Second
 	return cfg
 }
 
-// oneListener hands out one connection.
+// oneListener is a listener with one connection.
 type oneListener struct {
 	c    net.Conn
 	mu   sync.Mutex

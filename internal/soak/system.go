@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// resident returns the bytes of the process that are in memory.
+// resident returns how many bytes of the process are in memory.
 func resident() int64 {
 	b, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
@@ -19,7 +19,7 @@ func resident() int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// descriptors returns how many are open.
+// descriptors returns how many descriptors are open.
 func descriptors() int {
 	list, _ := os.ReadDir("/proc/self/fd")
 	return len(list)
