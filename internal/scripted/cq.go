@@ -11,26 +11,26 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// cq is a completion queue whose completions can be kept back. It belongs to the endpoint
-// of the queue pair that was created with it last.
+// cq is a completion queue that can hold completions back. It belongs to the endpoint of
+// the queue pair that was created with it last.
 type cq struct {
 	ibv.CQ
 	p     *Provider
-	asked int // the depth that was asked for
+	asked int // asked is the depth that was asked for.
 
-	poll sync.Mutex // held for the whole of Poll, so that completions keep their order
+	poll sync.Mutex // poll is held for the whole of Poll, so that completions keep their order.
 
 	mu          sync.Mutex
 	end         *Endpoint
 	kept        []ibv.WC
-	armed, all  bool // armed, and for all completions
+	armed, all  bool // armed is set while the queue is armed, and all if it is for all completions.
 	waiting     []uint64
-	most        int // waiting at a time
+	most        int // most is how many goroutines were in Wait at a time at most.
 	interrupted bool
 	poller      uint64
 }
 
-// holds reports whether a completion is kept back.
+// holds reports whether a completion is held back.
 func (q *cq) holds(e *Endpoint, wc *ibv.WC) bool {
 	if e == nil {
 		return false
@@ -133,8 +133,8 @@ func (q *cq) Interrupt() {
 	q.CQ.Interrupt()
 }
 
-// changed wakes whoever waits if something that was kept back need not be any more, and what
-// the queue is armed for covers it.
+// changed wakes the goroutine that waits, if a completion need not be held back any more
+// and the queue is armed for it.
 func (q *cq) changed() {
 	q.mu.Lock()
 	e, kept := q.end, q.kept
@@ -148,7 +148,7 @@ func (q *cq) changed() {
 	}
 }
 
-// Goroutine returns the number of the goroutine that calls it, as stack traces show it.
+// Goroutine returns the number of the calling goroutine, as stack traces show it.
 func Goroutine() uint64 {
 	var b [64]byte
 	head := bytes.TrimPrefix(b[:runtime.Stack(b[:], false)], []byte("goroutine "))

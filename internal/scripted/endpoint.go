@@ -7,9 +7,9 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// An Endpoint is the verbs of one end of a connection: its queue pair, its completion queues,
-// of which there may be one for sends and receives, and its ID. All methods may be called by
-// several goroutines at once.
+// An Endpoint has the verbs of one end of a connection: its queue pair, its completion
+// queues, and its ID. Sends and receives may share a completion queue. All methods may be
+// called by several goroutines at once.
 type Endpoint struct {
 	p   *Provider
 	id  ibv.ID
@@ -19,15 +19,15 @@ type Endpoint struct {
 
 	mu       sync.Mutex
 	scripted script
-	sends    []posted        // posted and not known to be completed, oldest first
-	count    uint64          // sends posted
-	recvIDs  map[uint64]bool // of receives that were posted
-	recvs    int             // receives posted
-	blocked  int             // posts that wait at the gate
+	sends    []posted        // sends were posted, and the program does not know their completion. The oldest one comes first.
+	count    uint64          // count counts the posted sends.
+	recvIDs  map[uint64]bool // recvIDs has the IDs of receives that were posted.
+	recvs    int             // recvs counts the posted receives.
+	blocked  int             // blocked counts the posts that wait at the gate.
 }
 
-// script is what the test has asked for. The functions are called without any lock of the
-// package's.
+// script is what the test has asked for. The functions are called without any lock of this
+// package.
 type script struct {
 	hold       func(wc *ibv.WC) bool
 	postSend   func(wrs []ibv.SendWR) error
@@ -36,8 +36,8 @@ type script struct {
 	arm        func(solicitedOnly bool) error
 	register   func(buf []byte, access ibv.Access) (closing func(), err error)
 	disconnect func() (pass bool)
-	gate       chan struct{} // closed when posts may go on
-	pass       int           // completions that may go although they are to be held
+	gate       chan struct{} // gate is closed when posts may go on.
+	pass       int           // pass is how many completions may pass although they are to be held.
 }
 
 // posted is a request of the send queue.
@@ -74,12 +74,13 @@ func (e *Endpoint) each(f func(q *cq)) {
 	}
 }
 
-// Hold keeps those completions back for which which holds, and lets the others go that were
-// kept back before. With nil it lets all go. Whoever waits for an event is woken if one is due.
-// which must not call methods of the endpoint but IsSend.
+// Hold holds back the completions for which which returns true. The others pass, also those
+// that were held back before. With a nil which all pass. If an event is due, the goroutine
+// that waits is woken. which must not call methods of the endpoint, except IsSend.
 func (e *Endpoint) Hold(which func(wc *ibv.WC) bool) { e.set(func(s *script) { s.hold = which }) }
 
-// HoldAll keeps every completion back, or lets them go: the program hears of nothing.
+// HoldAll holds every completion back, or lets all pass. While all are held, the program
+// sees no completion.
 func (e *Endpoint) HoldAll(on bool) {
 	if !on {
 		e.Hold(nil)
@@ -88,11 +89,11 @@ func (e *Endpoint) HoldAll(on bool) {
 	e.Hold(func(*ibv.WC) bool { return true })
 }
 
-// Pass lets the n oldest completions go that are kept back by Hold, or will be, and keeps those
-// behind them.
+// Pass lets the n oldest completions pass that Hold holds back now or later. Hold still
+// holds back the completions behind them.
 func (e *Endpoint) Pass(n int) { e.set(func(s *script) { s.pass += n }) }
 
-// passes reports whether a completion that is to be held may go all the same.
+// passes reports whether a completion may pass although it is to be held.
 func (e *Endpoint) passes() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -103,7 +104,7 @@ func (e *Endpoint) passes() bool {
 	return true
 }
 
-// Held returns how many completions are kept back for which which holds.
+// Held returns how many completions are held back for which which returns true.
 func (e *Endpoint) Held(which func(wc *ibv.WC) bool) (n int) {
 	e.each(func(q *cq) {
 		for i := range q.kept {
@@ -115,8 +116,8 @@ func (e *Endpoint) Held(which func(wc *ibv.WC) bool) (n int) {
 	return n
 }
 
-// OnPostSend sets a function that is called with what is posted to the send queue. Nothing is
-// posted if it returns an error.
+// OnPostSend sets a function that is called with the requests that are posted to the send
+// queue. If it returns an error, nothing is posted.
 func (e *Endpoint) OnPostSend(f func(wrs []ibv.SendWR) error) {
 	e.set(func(s *script) { s.postSend = f })
 }
@@ -130,8 +131,8 @@ func (e *Endpoint) OnPostRecv(f func(wrs []ibv.RecvWR) error) {
 // before Poll returns them.
 func (e *Endpoint) OnPolled(f func(wcs []ibv.WC)) { e.set(func(s *script) { s.polled = f }) }
 
-// OnArm sets a function that is called before a completion queue is armed. The queue is not armed
-// if it returns an error.
+// OnArm sets a function that is called before a completion queue is armed. If it returns an
+// error, the queue is not armed.
 func (e *Endpoint) OnArm(f func(solicitedOnly bool) error) { e.set(func(s *script) { s.arm = f }) }
 
 // OnRegister sets a function that is called when memory is registered with the queue pair or
@@ -141,8 +142,8 @@ func (e *Endpoint) OnRegister(f func(buf []byte, access ibv.Access) (closing fun
 	e.set(func(s *script) { s.register = f })
 }
 
-// OnDisconnect sets a function that is called by ID.Disconnect. The device learns of it only
-// if pass is true.
+// OnDisconnect sets a function that ID.Disconnect calls. The device gets the call only if
+// pass is true.
 func (e *Endpoint) OnDisconnect(f func() (pass bool)) { e.set(func(s *script) { s.disconnect = f }) }
 
 // Gate makes the posts of sends wait until open is called.
@@ -166,20 +167,20 @@ func (e *Endpoint) Blocked() int {
 	return e.blocked
 }
 
-// Break moves the queue pair to the error state, as a device does that has failed.
+// Break moves the queue pair to the error state, as a failed device does.
 func (e *Endpoint) Break() error { return e.qp.SetError() }
 
-// Disconnect is that of the ID, as the program would call it.
+// Disconnect calls Disconnect of the ID, as the program would.
 func (e *Endpoint) Disconnect() error { return e.id.Disconnect() }
 
-// Interrupt is that of the completion queues.
+// Interrupt calls Interrupt of the completion queues.
 func (e *Endpoint) Interrupt() {
 	for _, q := range e.cqs {
 		q.Interrupt()
 	}
 }
 
-// Asleep reports whether somebody is in Wait and was not interrupted.
+// Asleep reports whether a goroutine is in Wait and was not interrupted.
 func (e *Endpoint) Asleep() bool { return e.Sleeper() != 0 }
 
 // Sleeper returns the number of the goroutine that is in Wait and was not interrupted, 0 if
@@ -199,7 +200,8 @@ func (e *Endpoint) MostWaiting() (n int) {
 	return n
 }
 
-// ArmedForAll reports whether a completion queue is armed, not for solicited receives only.
+// ArmedForAll reports whether a completion queue is armed for all completions, and not for
+// solicited receives only.
 func (e *Endpoint) ArmedForAll() (all bool) {
 	e.each(func(q *cq) { all = all || q.all })
 	return all
@@ -235,9 +237,9 @@ func (e *Endpoint) Receives() int {
 	return e.recvs
 }
 
-// Outstanding returns how many sends and RDMA Writes were posted behind the latest of which
-// the program knows that it is completed. The program may take their places in the send
-// queue for used.
+// Outstanding returns how many sends and RDMA Writes were posted after the latest one whose
+// completion the program knows. For the program they may still use places in the send
+// queue.
 func (e *Endpoint) Outstanding() (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -249,7 +251,7 @@ func (e *Endpoint) Outstanding() (n int) {
 	return n
 }
 
-// Reading returns how many RDMA Reads are posted of whose end the program does not know.
+// Reading returns how many posted RDMA Reads have no completion that the program knows.
 func (e *Endpoint) Reading() (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -261,8 +263,8 @@ func (e *Endpoint) Reading() (n int) {
 	return n
 }
 
-// IsSend reports whether a completion is that of a request of the send queue, also where it
-// has failed and does not say so itself. Receives are told by their IDs then.
+// IsSend reports whether a completion is that of a request of the send queue. A failed
+// completion has no valid opcode. Then its ID decides.
 func (e *Endpoint) IsSend(wc *ibv.WC) bool {
 	if wc.Status == ibv.WCSuccess {
 		return !wc.Op.IsRecv()
@@ -272,7 +274,7 @@ func (e *Endpoint) IsSend(wc *ibv.WC) bool {
 	return !e.recvIDs[wc.ID]
 }
 
-// note takes requests that were posted into the account.
+// note records requests that were posted.
 func (e *Endpoint) note(wrs []ibv.SendWR) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -282,8 +284,9 @@ func (e *Endpoint) note(wrs []ibv.SendWR) {
 	e.count += uint64(len(wrs))
 }
 
-// forget takes the request of a completion off the account that the program is about to see,
-// and those before it: a completion stands for all of them, but for RDMA Reads.
+// forget removes the request of a completion that the program is about to get. It also
+// removes the requests before it, except RDMA Reads, because a completion stands for all of
+// them.
 func (e *Endpoint) forget(wc *ibv.WC) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -322,7 +325,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 			return 0, err
 		}
 	}
-	q.e.note(wrs) // before one of them can be completed
+	q.e.note(wrs) // They are recorded before one of them can complete.
 	n, err := q.QP.PostSend(wrs)
 	return n, err
 }
@@ -366,7 +369,7 @@ func (e *Endpoint) wait(gate chan struct{}) {
 	e.mu.Unlock()
 }
 
-// register registers memory and tells the endpoints that it may concern.
+// register registers memory, and calls the functions of the endpoints that it may concern.
 func register(inner func([]byte, ibv.Access) (ibv.MR, error), buf []byte, access ibv.Access, ends ...*Endpoint) (ibv.MR, error) {
 	m := &mr{}
 	for _, e := range ends {

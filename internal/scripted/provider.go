@@ -9,26 +9,26 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// A Provider hands every call on to another one, and keeps the endpoints of all
-// connections. Connections alone are wrapped: objects for datagrams are the inner
-// provider's own.
+// A Provider passes every call on to another one, and keeps the endpoints of all
+// connections. It wraps only the objects of connections. Objects for datagrams are those of
+// the inner provider.
 type Provider struct {
 	ibv.Provider
 
 	mu        sync.Mutex
-	devices   map[ibv.Device]*device // by inner device
+	devices   map[ibv.Device]*device // devices has the wrappers by inner device.
 	endpoints []*Endpoint
 	hold      func(e *Endpoint, wc *ibv.WC) bool
 	prepare   func(e *Endpoint)
 }
 
-// New returns a provider in front of p that changes nothing yet.
+// New returns a provider before p that changes nothing yet.
 func New(p ibv.Provider) *Provider {
 	return &Provider{Provider: p, devices: make(map[ibv.Device]*device)}
 }
 
-// Endpoint returns the endpoint of the latest queue pair with this number, nil if there was
-// none.
+// Endpoint returns the endpoint of the latest queue pair with this number, or nil if there
+// is none.
 func (p *Provider) Endpoint(qpn uint32) *Endpoint {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -41,15 +41,15 @@ func (p *Provider) Endpoint(qpn uint32) *Endpoint {
 }
 
 // Prepare sets a function that is called with each endpoint that is created from now on,
-// before the program has it.
+// before the program gets it.
 func (p *Provider) Prepare(f func(e *Endpoint)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.prepare = f
 }
 
-// Hold is [Endpoint.Hold] for all endpoints at once, those to come included. It comes in
-// addition to what an endpoint holds.
+// Hold is [Endpoint.Hold] for all endpoints, also for later ones. It is used in addition to
+// the Hold of an endpoint.
 func (p *Provider) Hold(which func(e *Endpoint, wc *ibv.WC) bool) {
 	p.mu.Lock()
 	p.hold = which
@@ -60,7 +60,7 @@ func (p *Provider) Hold(which func(e *Endpoint, wc *ibv.WC) bool) {
 	}
 }
 
-// HoldSends holds the completions of all sends back, or lets them go.
+// HoldSends holds back the completions of all sends, or lets them pass.
 func (p *Provider) HoldSends(on bool) {
 	if !on {
 		p.Hold(nil)
@@ -82,7 +82,7 @@ func (p *Provider) Devices() ([]ibv.Device, error) {
 	return devs, nil
 }
 
-// Resolve hands the call on and wraps the ID.
+// Resolve passes the call on and wraps the ID.
 func (p *Provider) Resolve(ctx context.Context, local, remote netip.AddrPort) (ibv.ID, error) {
 	inner, err := p.Provider.Resolve(ctx, local, remote)
 	if err != nil {
@@ -91,7 +91,7 @@ func (p *Provider) Resolve(ctx context.Context, local, remote netip.AddrPort) (i
 	return &id{ID: inner, dev: p.device(inner.Device())}, nil
 }
 
-// Listen hands the call on and wraps the listener.
+// Listen passes the call on and wraps the listener.
 func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int) (ibv.Listener, error) {
 	inner, err := p.Provider.Listen(ctx, local, backlog)
 	if err != nil {
@@ -160,7 +160,7 @@ func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 	return register(p.PD.RegMR, buf, access, users...)
 }
 
-// id is one end of a connection. The queue pair makes it an endpoint.
+// id is one end of a connection. CreateQP makes its endpoint.
 type id struct {
 	ibv.ID
 	dev *device

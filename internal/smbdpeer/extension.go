@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// What rdmanet adds to SMB Direct, as docs/protocol.md has it.
+// This file has rdmanet's extensions of SMB Direct, as docs/protocol.md describes them.
 
-// Bits of DataTransfer.Flags that are extensions.
+// These are the bits of DataTransfer.Flags that are extensions.
 const (
 	FlagFIN          uint16 = 0x8000
 	FlagTransfer     uint16 = 0x4000
@@ -17,7 +17,7 @@ const (
 	FlagNoResponse   uint16 = 0x0400
 )
 
-// Bits of PrivateData.Features.
+// These are the bits of PrivateData.Features.
 const (
 	FeatureFIN         uint16 = 1 << 0
 	FeatureMessages    uint16 = 1 << 1
@@ -28,37 +28,37 @@ const (
 	FeatureProbeTarget uint16 = 1 << 7
 )
 
-// Lengths in bytes of private data.
+// These are the lengths of private data in bytes.
 const (
 	PrivateLen       = 20
-	EarlyRequestLen  = PrivateLen + NegotiateRequestLen + 2 // with the first grant
+	EarlyRequestLen  = PrivateLen + NegotiateRequestLen + 2 // EarlyRequestLen includes the first grant.
 	EarlyResponseLen = PrivateLen + NegotiateResponseLen
 	ProbeTargetLen   = 12
 )
 
 const privateMagic = "RDNT"
 
-// PrivateData is what an end says of itself when it connects or accepts.
+// PrivateData is the private data of an end that connects or accepts.
 type PrivateData struct {
 	IRD, ORD       uint32
-	Rdmanet        bool // the fields below are there
+	Rdmanet        bool // Rdmanet is set if the fields below are used.
 	Features       uint16
 	MaxReceiveSize uint32
 }
 
-// Append appends the private data: 20 bytes, or the depths alone where Rdmanet is false.
+// Append appends the private data: 20 bytes, or only the depths if Rdmanet is false.
 func (p PrivateData) Append(b []byte) []byte {
 	be := binary.BigEndian
 	b = be.AppendUint32(be.AppendUint32(b, p.IRD), p.ORD)
 	if !p.Rdmanet {
 		return b
 	}
-	b = append(append(b, privateMagic...), 1, 0) // version, reserved
+	b = append(append(b, privateMagic...), 1, 0) // The bytes are the version and a reserved one.
 	return be.AppendUint32(be.AppendUint16(b, p.Features), p.MaxReceiveSize)
 }
 
-// ParsePrivateData reads private data of any peer, of which what is missing is zero. The depths
-// are taken as they are.
+// ParsePrivateData decodes the private data of any peer. Missing fields are zero. The
+// depths are not changed.
 func ParsePrivateData(b []byte) (p PrivateData) {
 	be := binary.BigEndian
 	if len(b) < 8 {
@@ -73,7 +73,7 @@ func ParsePrivateData(b []byte) (p PrivateData) {
 }
 
 // EarlyRequest returns the Negotiate Request and the first grant in the private data of an
-// active side; ok is false where there is none.
+// active side. ok is false if there is none.
 func EarlyRequest(b []byte) (m NegotiateRequest, granted uint16, ok bool) {
 	if len(b) < EarlyRequestLen || ParsePrivateData(b).Features&FeatureEarly == 0 {
 		return m, 0, false
@@ -82,8 +82,8 @@ func EarlyRequest(b []byte) (m NegotiateRequest, granted uint16, ok bool) {
 	return m, binary.LittleEndian.Uint16(b[EarlyRequestLen-2:]), err == nil
 }
 
-// EarlyResponse returns the Negotiate Response in the private data of a passive side; ok is
-// false where there is none.
+// EarlyResponse returns the Negotiate Response in the private data of a passive side. ok is
+// false if there is none.
 func EarlyResponse(b []byte) (m NegotiateResponse, ok bool) {
 	if len(b) < EarlyResponseLen || ParsePrivateData(b).Features&FeatureEarly == 0 {
 		return m, false
@@ -92,7 +92,7 @@ func EarlyResponse(b []byte) (m NegotiateResponse, ok bool) {
 	return m, err == nil
 }
 
-// A ProbeTarget is memory that a peer may read in place of no bytes.
+// A ProbeTarget is memory that a peer may read, in place of an RDMA Read of zero bytes.
 type ProbeTarget struct {
 	Addr uint64
 	Key  uint32
@@ -103,8 +103,8 @@ func (p ProbeTarget) Append(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(b, p.Addr), p.Key)
 }
 
-// ParseProbeTarget returns the probe target in private data that it ends with. early is where
-// an early negotiation message would end.
+// ParseProbeTarget returns the probe target at the end of private data. early is the offset
+// behind an early negotiation message.
 func ParseProbeTarget(b []byte, early int) (p ProbeTarget, ok bool) {
 	at, features := PrivateLen, ParsePrivateData(b).Features
 	if features&FeatureEarly != 0 {
@@ -119,7 +119,7 @@ func ParseProbeTarget(b []byte, early int) (p ProbeTarget, ok bool) {
 // A TransferKind is the kind of a transfer header.
 type TransferKind uint8
 
-// The kinds.
+// These are the kinds.
 const (
 	Offer    TransferKind = 1
 	Request  TransferKind = 2
@@ -129,13 +129,13 @@ const (
 	Withdraw TransferKind = 6
 )
 
-// Bits of Transfer.Flags.
+// These are the bits of Transfer.Flags.
 const (
-	TransferEnd uint8 = 1 // with Written: nothing more is written
-	TransferCut uint8 = 2 // the message has no end
+	TransferEnd uint8 = 1 // TransferEnd with Written: nothing more is written.
+	TransferCut uint8 = 2 // TransferCut: the message has no end.
 )
 
-// TransferPayloadOffset is DataOffset of a payload right behind a transfer header.
+// TransferPayloadOffset is the DataOffset of a payload right behind a transfer header.
 const TransferPayloadOffset = PayloadOffset + transferLen
 
 const transferLen = 32
@@ -151,7 +151,7 @@ type Transfer struct {
 	Rest   uint64
 }
 
-// Append appends the transfer header alone.
+// Append appends the transfer header only.
 func (t Transfer) Append(b []byte) []byte {
 	le := binary.LittleEndian
 	b = append(b, byte(t.Kind), t.Flags, 0, 0)
@@ -160,13 +160,13 @@ func (t Transfer) Append(b []byte) []byte {
 	return le.AppendUint64(b, t.Rest)
 }
 
-// Message returns a Data Transfer message with the transfer header and a payload, which asks
+// Message returns a Data Transfer message with the transfer header and a payload. It asks
 // for 16 credits and grants one.
 func (t Transfer) Message(payload []byte) []byte {
 	return t.MessageIn(DataTransfer{CreditsRequested: 16, CreditsGranted: 1}, payload)
 }
 
-// MessageIn is Message with the other fields of the header.
+// MessageIn is like Message, with the given fields of the Data Transfer header.
 func (t Transfer) MessageIn(h DataTransfer, payload []byte) []byte {
 	h.Flags |= FlagTransfer
 	h.DataOffset, h.DataLength = 0, 0
@@ -179,8 +179,8 @@ func (t Transfer) MessageIn(h DataTransfer, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// ParseTransfer returns the transfer header of a Data Transfer message that has one, as its
-// flags say.
+// ParseTransfer returns the transfer header of a Data Transfer message whose flags say that
+// it has one.
 func ParseTransfer(b []byte) (t Transfer, err error) {
 	h, payload, err := ParseDataTransfer(b)
 	if err != nil {

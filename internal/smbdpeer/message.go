@@ -5,17 +5,17 @@ import (
 	"fmt"
 )
 
-// Lengths and offsets in bytes, and the version of the protocol.
+// These are lengths and offsets in bytes, and the version of the protocol.
 const (
-	HeaderLen            = 20 // a Data Transfer message without payload ends here
-	PayloadOffset        = 24 // DataOffset of a payload right behind the header
+	HeaderLen            = 20 // HeaderLen is the length of a Data Transfer message without payload.
+	PayloadOffset        = 24 // PayloadOffset is the DataOffset of a payload right behind the header.
 	NegotiateRequestLen  = 20
 	NegotiateResponseLen = 32
 
 	Version uint16 = 0x0100
 )
 
-// Values of Status in a Negotiate Response.
+// These are values of Status in a Negotiate Response.
 const (
 	StatusSuccess      uint32 = 0
 	StatusNotSupported uint32 = 0xc00000bb
@@ -34,7 +34,8 @@ type DataTransfer struct {
 	DataLength          uint32
 }
 
-// Append appends the header, and padding up to DataOffset if there is a payload.
+// Append appends the header. If there is a payload, it also appends padding up to
+// DataOffset.
 func (h DataTransfer) Append(b []byte) []byte {
 	le := binary.LittleEndian
 	start := len(b)
@@ -51,15 +52,15 @@ func (h DataTransfer) Append(b []byte) []byte {
 	return b
 }
 
-// Message returns a message of size bytes that begins with the header, whatever the header
-// says of the size. The bytes behind the header count up: each is the low byte of its offset.
+// Message returns a message of size bytes that begins with the header, whatever sizes the
+// header has. Each byte behind the header is the low byte of its offset.
 func (h DataTransfer) Message(size int) []byte {
 	b := make([]byte, max(size, HeaderLen))
 	for i := range b {
 		b[i] = byte(i)
 	}
 	header := h
-	header.DataLength = 0 // without padding
+	header.DataLength = 0 // There is no padding.
 	copy(b, header.Append(nil))
 	binary.LittleEndian.PutUint32(b[16:], h.DataLength)
 	return b[:size]
@@ -102,7 +103,7 @@ func (m NegotiateRequest) Append(b []byte) []byte {
 	return b
 }
 
-// ParseNegotiateRequest reads the message at the beginning of b.
+// ParseNegotiateRequest decodes the message at the beginning of b.
 func ParseNegotiateRequest(b []byte) (m NegotiateRequest, err error) {
 	if len(b) < NegotiateRequestLen {
 		return m, fmt.Errorf("smbdpeer: a Negotiate Request of %d bytes", len(b))
@@ -137,7 +138,7 @@ func (m NegotiateResponse) Append(b []byte) []byte {
 	return b
 }
 
-// ParseNegotiateResponse reads the message at the beginning of b.
+// ParseNegotiateResponse decodes the message at the beginning of b.
 func ParseNegotiateResponse(b []byte) (m NegotiateResponse, err error) {
 	if len(b) < NegotiateResponseLen {
 		return m, fmt.Errorf("smbdpeer: a Negotiate Response of %d bytes", len(b))
@@ -147,7 +148,7 @@ func ParseNegotiateResponse(b []byte) (m NegotiateResponse, err error) {
 		le.Uint32(b[12:]), le.Uint32(b[16:]), le.Uint32(b[20:]), le.Uint32(b[24:]), le.Uint32(b[28:])}, nil
 }
 
-// Refusal is the response that refuses a connection with this status.
+// Refusal returns the response that refuses a connection with this status.
 func Refusal(status uint32) NegotiateResponse {
 	return NegotiateResponse{MinVersion: Version, MaxVersion: Version, Status: status}
 }

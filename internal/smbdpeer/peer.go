@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	receives    = 64   // receive buffers
-	sends       = 32   // send buffers
-	receiveSize = 8192 // bytes of each
+	receives    = 64   // receives is the number of receive buffers.
+	sends       = 32   // sends is the number of send buffers.
+	receiveSize = 8192 // receiveSize is the length of each buffer in bytes.
 	minSendSize = 128
-	fragmented  = 1 << 20 // MaxFragmentedSize
+	fragmented  = 1 << 20 // fragmented is MaxFragmentedSize.
 
-	// closeTime bounds how long Close waits for the other end to take what was sent, and
-	// to go.
+	// closeTime bounds how long Close waits until the other end has taken what was sent,
+	// and has closed.
 	closeTime = 5 * time.Second
 )
 
@@ -35,26 +35,26 @@ type Peer struct {
 	sendMR ibv.MR
 	recvs  []byte
 	sendsB []byte
-	done   chan struct{} // closed when serve has returned
+	done   chan struct{} // done is closed when serve has returned.
 
-	sending sync.Mutex // held for the whole of a message
+	sending sync.Mutex // sending is held for the whole of a message.
 
 	mu      sync.Mutex
 	changed sync.Cond
 	maxSend int
-	started bool // negotiated: what comes is Data Transfer
+	started bool // started is set after the negotiation. All that arrives then is Data Transfer messages.
 	first   []byte
-	data    []byte // for Read
-	credits int    // sends that the other end can take
-	owed    int    // receives posted and not granted yet
-	free    []int  // send buffers
-	asked   bool   // the other end wants an answer
-	over    bool   // the device has said that the connection is over,
-	why     error  // and why: what came before may be in cq still
-	gone    bool   // it is, and everything is in data
-	err     error  // why, nil for an orderly end
+	data    []byte // data is for Read.
+	credits int    // credits is how many sends the other end has receives for.
+	owed    int    // owed is how many posted receives were not granted yet.
+	free    []int  // free has the free send buffers.
+	asked   bool   // asked is set while the other end waits for an answer.
+	over    bool   // over is set when the device has reported the end of the connection.
+	why     error  // why is the cause that it has reported. Messages that came before may still be in cq.
+	gone    bool   // gone is set when the connection is over and everything is in data.
+	err     error  // err is the cause, nil for an orderly end.
 	closed  bool
-	due     time.Time // of Read
+	due     time.Time // due is the deadline of Read.
 	alarm   *time.Timer
 }
 
@@ -64,7 +64,7 @@ func (p *Peer) receive(i int) error {
 	return err
 }
 
-// end takes note that the connection is over.
+// end notes that the connection is over.
 func (p *Peer) end(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ func (p *Peer) end(err error) {
 	p.changed.Broadcast()
 }
 
-// disconnected has serve end the connection behind what has come before.
+// disconnected makes serve end the connection after it has handled what came before.
 func (p *Peer) disconnected(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +82,7 @@ func (p *Peer) disconnected(err error) {
 		return
 	}
 	p.over, p.why = true, err
-	p.cq.Interrupt() // with mu held, or Close might have closed it
+	p.cq.Interrupt() // mu is held, because Close might have closed cq otherwise.
 }
 
 func (p *Peer) serveBehind() {
@@ -134,7 +134,7 @@ func (p *Peer) serve() {
 
 func (p *Peer) completed(wc *ibv.WC) {
 	if wc.Status != ibv.WCSuccess {
-		// The event has more to say of the reason, if there comes one.
+		// The event names the cause, if one comes.
 		p.end(nil)
 		return
 	}
@@ -179,12 +179,12 @@ func (p *Peer) negotiation(ctx context.Context, length int) ([]byte, error) {
 	return p.first, nil
 }
 
-// grantIfDue sends an empty message when the other end needs one.
+// grantIfDue sends an empty message if the other end needs one.
 func (p *Peer) grantIfDue() {
 	p.mu.Lock()
 	due := p.started && (p.owed > receives/2 || p.asked)
 	p.mu.Unlock()
-	if due && p.sending.TryLock() { // who sends grants by that
+	if due && p.sending.TryLock() { // A message that is being sent carries the grant.
 		defer p.sending.Unlock()
 		p.mu.Lock()
 		ready := p.credits > 0 && len(p.free) > 1 && (p.credits > 1 || p.owed > 0)
@@ -228,7 +228,7 @@ func (p *Peer) postSlot(i, n int) error {
 	return err
 }
 
-// post sends the bytes as they are, without a credit.
+// post sends the bytes unchanged, without a credit.
 func (p *Peer) post(b []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -239,8 +239,8 @@ func (p *Peer) post(b []byte) error {
 	return p.postSlot(i, copy(p.sendsB[i*receiveSize:][:receiveSize], b))
 }
 
-// Post sends messages as they are, one right behind the other as far as there are
-// credits: each takes one, the last one too.
+// Post sends messages unchanged, one right behind the other while there are credits. Each
+// takes a credit, also the last one.
 func (p *Peer) Post(msgs ...[]byte) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
@@ -270,14 +270,14 @@ func (p *Peer) Post(msgs ...[]byte) error {
 	return nil
 }
 
-// MaxPayload is how many bytes one message carries.
+// MaxPayload returns how many bytes one message carries.
 func (p *Peer) MaxPayload() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.maxSend - PayloadOffset
 }
 
-// sendLocked sends one segment; sending is held.
+// sendLocked sends one segment. The caller holds sending.
 func (p *Peer) sendLocked(payload []byte, remaining int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -295,7 +295,7 @@ func (p *Peer) sendLocked(payload []byte, remaining int) error {
 	return p.postSlot(i, len(buf))
 }
 
-// Write sends b, as messages of at most 128 KiB, and returns when the device has it.
+// Write sends b in messages of at most 128 KiB. It returns when the device has them.
 func (p *Peer) Write(b []byte) (n int, err error) {
 	p.sending.Lock()
 	defer p.sending.Unlock()
@@ -315,7 +315,7 @@ func (p *Peer) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Read reads what has come.
+// Read reads what has arrived.
 func (p *Peer) Read(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -337,7 +337,7 @@ func (p *Peer) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// SetReadDeadline bounds Read; the zero time is none.
+// SetReadDeadline bounds Read. The zero time means no deadline.
 func (p *Peer) SetReadDeadline(t time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

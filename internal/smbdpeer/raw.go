@@ -10,33 +10,33 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// A Raw peer puts on the wire what a test gives it, malformed messages included. It receives,
-// and posts its receives again, but nothing else happens by itself: it negotiates nothing,
-// answers nothing and grants nothing. Its methods belong to one goroutine at a time and fail
-// the test when they wait in vain.
+// A Raw peer sends what a test gives it, malformed messages included. It receives, and
+// posts its receives again. It does nothing else by itself: it does not negotiate, answer
+// or grant. Its methods belong to one goroutine at a time. They fail the test if what they
+// wait for does not come.
 type Raw struct {
 	// ID is the connection.
 	ID ibv.ID
 
-	// Sent and Received count Data Transfer messages, but for those that Receive and Poll
-	// return. They begin behind the negotiation.
+	// Sent and Received count Data Transfer messages, except those that Receive and Poll
+	// return. The negotiation is not counted.
 	Sent, Received int
 
-	// Credits is how many Data Transfer messages the other end can take. Methods that send
-	// such messages and methods that receive them keep the count, but for Send.
+	// Credits is how many Data Transfer messages the other end has receives for. All
+	// methods that send or receive such messages update it, except Send.
 	Credits int
 
 	t        testing.TB
-	patience time.Duration // how long a method waits
+	patience time.Duration // patience is how long a method waits.
 	pd       ibv.PD
 	cq       ibv.CQ
 	qp       ibv.QP
-	mr       ibv.MR // of buf
-	buf      []byte // receives
+	mr       ibv.MR // mr is the region of buf.
+	buf      []byte // buf is the memory of the receives.
 	regions  []ibv.MR
-	over     chan struct{} // closed at the end of the connection
-	early    [][]byte      // messages that came while the peer waited for something else
-	flushed  bool          // a completion has told of the end
+	over     chan struct{} // over is closed at the end of the connection.
+	early    [][]byte      // early has messages that came while the peer waited for another one.
+	flushed  bool          // flushed is set when a completion has shown the end.
 }
 
 const (
@@ -44,8 +44,8 @@ const (
 	rawReceiveSize = 9000
 )
 
-// NewRaw makes a queue pair for a connection that has not been made yet. It is closed with the
-// test. patience is how long methods wait before they fail the test.
+// NewRaw makes a queue pair for a connection that will be made. The end of the test closes
+// it. patience is how long methods wait before they fail the test.
 func NewRaw(t testing.TB, id ibv.ID, patience time.Duration) *Raw {
 	t.Helper()
 	p, err := TryRaw(t, id, patience)
@@ -53,8 +53,8 @@ func NewRaw(t testing.TB, id ibv.ID, patience time.Duration) *Raw {
 	return p
 }
 
-// TryRaw is NewRaw for a connection that may be over, for which an RDMA device makes no queue
-// pair.
+// TryRaw is like NewRaw, for a connection that may be over. An RDMA device makes no queue
+// pair for such a connection.
 func TryRaw(t testing.TB, id ibv.ID, patience time.Duration) (*Raw, error) {
 	t.Helper()
 	p := &Raw{ID: id, t: t, patience: patience, over: make(chan struct{}), buf: make([]byte, rawReceives*rawReceiveSize)}
@@ -96,7 +96,7 @@ func (p *Raw) receive(i int) {
 	p.qp.PostRecv([]ibv.RecvWR{{ID: uint64(i), SGL: []ibv.SGE{{Buf: b, LKey: p.mr.LKey()}}}})
 }
 
-// received returns a message that has come, and posts its receive again.
+// received returns a message that has arrived, and posts its receive again.
 func (p *Raw) received(wc *ibv.WC) []byte {
 	i := int(wc.ID)
 	b := bytes.Clone(p.buf[i*rawReceiveSize:][:wc.ByteLen])
@@ -114,7 +114,7 @@ func (p *Raw) Close() {
 	p.release()
 }
 
-// release gives back all but the queue pair.
+// release releases all objects except the queue pair.
 func (p *Raw) release() {
 	p.cq.Close()
 	for _, mr := range append(p.regions, p.mr) {
@@ -124,11 +124,12 @@ func (p *Raw) release() {
 	p.ID.Close()
 }
 
-// Over is closed when the device has said that the connection is over.
+// Over returns a channel that is closed when the device has reported the end of the
+// connection.
 func (p *Raw) Over() <-chan struct{} { return p.over }
 
-// Send sends a message of these bytes. The connection may be over. b must not be changed
-// afterwards.
+// Send sends a message of these bytes. The connection may be over. The caller must not
+// change b afterwards.
 func (p *Raw) Send(b []byte) {
 	p.t.Helper()
 	p.SendTogether(b)
@@ -192,7 +193,7 @@ func (p *Raw) Receive() []byte {
 	return nil
 }
 
-// Poll returns messages that have come, without waiting for any.
+// Poll returns messages that have arrived. It does not wait.
 func (p *Raw) Poll() (msgs [][]byte) {
 	var wcs [8]ibv.WC
 	n, _ := p.cq.Poll(wcs[:])
@@ -207,11 +208,11 @@ func (p *Raw) Poll() (msgs [][]byte) {
 	return msgs
 }
 
-// rdmaID is the work request of RDMA.
+// rdmaID is the ID of the work request of RDMA.
 const rdmaID = 1 << 40
 
-// RDMA moves b to the other end's memory by an RDMA Write, or fills b from there by an RDMA
-// Read, and returns how that ended.
+// RDMA writes b to the other end's memory by an RDMA Write, or fills b from that memory by
+// an RDMA Read. It returns the status.
 func (p *Raw) RDMA(op ibv.Opcode, b []byte, addr uint64, key uint32) ibv.WCStatus {
 	p.t.Helper()
 	mr := p.region(b, ibv.AccessLocalWrite)
@@ -259,7 +260,7 @@ func (p *Raw) WaitEnd() {
 	}
 }
 
-// ReceiveData waits for the next Data Transfer message and takes the credits in it; ok is
+// ReceiveData waits for the next Data Transfer message, and counts the credits in it. ok is
 // false at the end of the connection.
 func (p *Raw) ReceiveData() (h DataTransfer, payload []byte, ok bool) {
 	p.t.Helper()
@@ -279,8 +280,8 @@ func (p *Raw) receiveData() (h DataTransfer, payload, message []byte, ok bool) {
 	return h, payload, message, true
 }
 
-// ReceiveTransfer waits for the next message with a transfer header; ok is false at the end of
-// the connection.
+// ReceiveTransfer waits for the next message with a transfer header. ok is false at the end
+// of the connection.
 func (p *Raw) ReceiveTransfer() (t Transfer, payload []byte, ok bool) {
 	p.t.Helper()
 	for {
@@ -296,7 +297,8 @@ func (p *Raw) ReceiveTransfer() (t Transfer, payload []byte, ok bool) {
 	}
 }
 
-// ExpectTransfer is ReceiveTransfer for a message of this kind, without which the test fails.
+// ExpectTransfer is like ReceiveTransfer. It fails the test if the message is not of this
+// kind.
 func (p *Raw) ExpectTransfer(kind TransferKind) Transfer {
 	p.t.Helper()
 	t, _, ok := p.ReceiveTransfer()
@@ -323,7 +325,8 @@ func (p *Raw) ExpectFIN() {
 	}
 }
 
-// Negotiate sends a Negotiate Request, waits for the response, and takes the credits in it.
+// Negotiate sends a Negotiate Request, waits for the response, and counts the credits in
+// it.
 func (p *Raw) Negotiate(m NegotiateRequest) NegotiateResponse {
 	p.t.Helper()
 	p.post([][]byte{m.Append(nil)})
@@ -364,48 +367,49 @@ func (p *Raw) SendData(b []byte) {
 	p.Send(b)
 }
 
-// SendTransfer is SendData of a message with a transfer header and without payload.
+// SendTransfer is SendData for a message with a transfer header and without payload.
 func (p *Raw) SendTransfer(t Transfer) {
 	p.t.Helper()
 	p.SendData(t.Message(nil))
 }
 
-// Payload sends a message with n bytes of payload, for which it takes a credit at once.
+// Payload sends a message with n bytes of payload. It does not wait for the credit that it
+// uses.
 func (p *Raw) Payload(n int) {
 	p.t.Helper()
 	p.Credits--
 	p.Send(Segment(n, 0))
 }
 
-// Grant sends a message that does nothing but grant credits, for which it takes a credit at
-// once.
+// Grant sends a message that only grants credits. It does not wait for the credit that it
+// uses.
 func (p *Raw) Grant(n uint16) {
 	p.t.Helper()
 	p.Credits--
 	p.Send(DataTransfer{CreditsRequested: 16, CreditsGranted: n}.Message(HeaderLen))
 }
 
-// RequestResponse sends a message that asks for one and grants n credits.
+// RequestResponse sends a message that requests a response and grants n credits.
 func (p *Raw) RequestResponse(n int) {
 	p.t.Helper()
 	p.SendData(DataTransfer{CreditsRequested: 16, CreditsGranted: uint16(n), Flags: FlagResponseRequested}.Message(HeaderLen))
 }
 
-// Segment is a message with n bytes of payload, which are those of DataTransfer.Message. It
-// announces rest more, asks for 16 credits and grants one.
+// Segment returns a message with n bytes of payload, which are those of
+// DataTransfer.Message. It announces rest more bytes, asks for 16 credits and grants one.
 func Segment(n, rest int) []byte {
 	return DataTransfer{CreditsRequested: 16, CreditsGranted: 1,
 		DataOffset: PayloadOffset, DataLength: uint32(n), RemainingDataLength: uint32(rest)}.Message(PayloadOffset + n)
 }
 
-// EmptySegment is a message without payload that has these flags, asks for 16 credits and
-// grants some.
+// EmptySegment returns a message without payload and with these flags. It asks for 16
+// credits and grants some.
 func EmptySegment(flags uint16, granted int) []byte {
 	return DataTransfer{CreditsRequested: 16, CreditsGranted: uint16(granted), Flags: flags}.Message(HeaderLen)
 }
 
-// Begin begins transfer id of n bytes to the other end: by an offer where data is read, of the
-// peer's memory that addr and key say, and else by a request.
+// Begin begins transfer id of n bytes to the other end. If data moves by RDMA Read, it
+// offers the memory at addr with key. Otherwise it sends a request.
 func (p *Raw) Begin(reads bool, id uint32, n int, addr uint64, key uint32) {
 	p.t.Helper()
 	if reads {
@@ -415,7 +419,7 @@ func (p *Raw) Begin(reads bool, id uint32, n int, addr uint64, key uint32) {
 	}
 }
 
-// BeginFirst begins transfer 1 of n bytes of memory, which it returns.
+// BeginFirst begins transfer 1 with n bytes of memory, which it returns.
 func (p *Raw) BeginFirst(reads bool, n int) []byte {
 	p.t.Helper()
 	b := make([]byte, n)
@@ -424,14 +428,14 @@ func (p *Raw) BeginFirst(reads bool, n int) []byte {
 	return b
 }
 
-// WithdrawTransfer asks for a transfer back where data is read, and else says that it ends
-// here.
+// WithdrawTransfer withdraws a transfer if data moves by RDMA Read. Otherwise it sends that
+// the transfer ends here.
 func (p *Raw) WithdrawTransfer(reads bool, id uint32, flags uint8) {
 	p.t.Helper()
 	p.SendTransfer(Withdrawal(reads, id, flags))
 }
 
-// Withdrawal is what WithdrawTransfer sends.
+// Withdrawal returns the header that WithdrawTransfer sends.
 func Withdrawal(reads bool, id uint32, flags uint8) Transfer {
 	if reads {
 		return Transfer{Kind: Withdraw, Flags: flags, ID: id}
@@ -448,7 +452,7 @@ func (p *Raw) ExpectBegin(reads bool) Transfer {
 	return p.ExpectTransfer(Request)
 }
 
-// Answer writes b to the memory of a grant, which is as long, and says so.
+// Answer writes b to the memory of a grant, which has the same length, and reports that.
 func (p *Raw) Answer(grant Transfer, b []byte) {
 	p.t.Helper()
 	if status := p.RDMA(ibv.OpWrite, b, grant.Addr, grant.Key); status != ibv.WCSuccess {
@@ -457,7 +461,7 @@ func (p *Raw) Answer(grant Transfer, b []byte) {
 	p.SendTransfer(Transfer{Kind: Written, ID: grant.ID, Length: grant.Length})
 }
 
-// Take moves all of a transfer that the other end has begun, and returns its bytes.
+// Take moves all data of a transfer that the other end has begun, and returns it.
 func (p *Raw) Take(reads bool, begun Transfer) []byte {
 	p.t.Helper()
 	b := make([]byte, begun.Length)

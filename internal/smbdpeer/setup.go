@@ -47,14 +47,14 @@ func Dial(ctx context.Context, provider ibv.Provider, to netip.AddrPort) (*Peer,
 	p.maxSend = min(receiveSize, max(minSendSize, int(resp.MaxReceiveSize)))
 	p.owed = receives - 1
 	p.mu.Unlock()
-	// The first message grants what the other end needs to send at all.
+	// The first message grants credits, which the other end needs to send.
 	return p, p.grant()
 }
 
 // A Listener accepts connections.
 type Listener struct{ ln ibv.Listener }
 
-// Listen listens.
+// Listen returns a listener.
 func Listen(ctx context.Context, provider ibv.Provider, local netip.AddrPort) (*Listener, error) {
 	ln, err := provider.Listen(ctx, local, 0)
 	if err != nil {
@@ -63,13 +63,13 @@ func Listen(ctx context.Context, provider ibv.Provider, local netip.AddrPort) (*
 	return &Listener{ln}, nil
 }
 
-// Addr is where it listens.
+// Addr returns the address of the listener.
 func (l *Listener) Addr() netip.AddrPort { return l.ln.Addr() }
 
-// Close ends it.
+// Close closes the listener.
 func (l *Listener) Close() error { return l.ln.Close() }
 
-// Accept takes the next connection and negotiates.
+// Accept waits for the next connection and negotiates.
 func (l *Listener) Accept(ctx context.Context) (*Peer, error) {
 	id, err := l.ln.Accept(ctx)
 	if err != nil {
@@ -106,7 +106,7 @@ func (l *Listener) Accept(ctx context.Context) (*Peer, error) {
 	return p, nil
 }
 
-// param has what a plain peer tells of itself, which is the depths of RDMA Reads alone.
+// param returns the parameters of a plain peer: only the depths of RDMA Reads.
 func (p *Peer) param() ibv.ConnParam {
 	return ibv.ConnParam{Private: PrivateData{IRD: 1, ORD: 1}.Append(nil), ResponderResources: 1, InitiatorDepth: 1}
 }
@@ -147,15 +147,15 @@ func newPeer(id ibv.ID) (p *Peer, err error) {
 	}
 	id.Notify(func(e ibv.Event) {
 		if e.Kind == ibv.EventDisconnected || e.Kind == ibv.EventQPFatal {
-			go p.disconnected(e.Err) // the device may call from inside a post, with mu held
+			go p.disconnected(e.Err) // The device may call it inside a post, with mu held.
 		}
 	})
 	return p, nil
 }
 
-// abandon gives back what there is of a peer that serve does not run for.
+// abandon releases the objects of a peer for which serve does not run.
 func (p *Peer) abandon() {
-	p.end(net.ErrClosed) // nobody tells cq of events any more
+	p.end(net.ErrClosed) // No event reaches cq any more.
 	if p.qp != nil {
 		p.qp.Close()
 	}
