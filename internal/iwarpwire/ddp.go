@@ -8,7 +8,7 @@ import (
 // Opcode is the RDMAP message that a DDP segment belongs to (RFC 5040).
 type Opcode uint8
 
-// The messages. Those of RFC 7306 are not known here.
+// These are the messages of RFC 5040. Those of RFC 7306 are unknown.
 const (
 	Write Opcode = iota
 	ReadRequest
@@ -20,11 +20,11 @@ const (
 	Terminate
 )
 
-// messages says of each opcode how it travels.
+// messages has the properties of each opcode.
 var messages = [...]struct {
 	name   string
 	tagged bool
-	qn     uint32 // if untagged
+	qn     uint32 // qn is the queue number of an untagged message.
 }{
 	Write:        {"RDMA Write", true, 0},
 	ReadRequest:  {"RDMA Read Request", false, QNReadRequest},
@@ -36,7 +36,7 @@ var messages = [...]struct {
 	Terminate:    {"Terminate", false, QNTerminate},
 }
 
-// String returns the message's name, "RDMA Write" for instance.
+// String returns the message's name, for instance "RDMA Write".
 func (o Opcode) String() string {
 	if int(o) < len(messages) {
 		return messages[o].name
@@ -47,14 +47,14 @@ func (o Opcode) String() string {
 // Invalidates tells whether the message names an STag to invalidate.
 func (o Opcode) Invalidates() bool { return o == SendInv || o == SendSEInv }
 
-// Header lengths in bytes, counted from the first byte of the ULPDU.
+// These are lengths of headers in bytes, from the first byte of the ULPDU.
 const (
 	TaggedLen      = 14
 	UntaggedLen    = 18
-	ReadRequestLen = UntaggedLen + ReadReqLen // a Read Request is this long, no more and no less
+	ReadRequestLen = UntaggedLen + ReadReqLen // ReadRequestLen is the exact length of a Read Request.
 )
 
-// Queue numbers of the untagged messages.
+// These are the queue numbers of the untagged messages.
 const (
 	QNSend        = 0
 	QNReadRequest = 1
@@ -65,35 +65,35 @@ const (
 	ddpVersion   = 1
 	rdmapVersion = 1
 
-	// First octet: T, L, four reserved bits, DDP version.
+	// These are the bits of the first octet: T, L, four reserved bits, DDP version.
 	flagTagged = 0x80
 	flagLast   = 0x40
 	ddpMask    = 0x03
 
-	// Second octet: RDMAP version, two reserved bits, opcode.
+	// These are the bits of the second octet: RDMAP version, two reserved bits, opcode.
 	rdmapShift = 6
 	opcodeMask = 0x0f
 )
 
-// Header is the DDP header with the RDMAP control octet in it. It starts every
-// ULPDU. The zero value is not valid: Tagged has to agree with Op.
+// Header is the DDP header, and the RDMAP control octet in it. Every ULPDU starts with one.
+// The zero value is not valid, because Tagged must fit Op.
 type Header struct {
-	Tagged bool // Write and ReadResponse
-	Last   bool // last segment of its message
+	Tagged bool // Tagged is set for Write and ReadResponse.
+	Last   bool // Last is set for the last segment of a message.
 	Op     Opcode
 
-	// Tagged.
+	// STag and TO are used in tagged messages.
 	STag uint32
-	TO   uint64 // tagged offset of the segment's first payload byte
+	TO   uint64 // TO is the tagged offset of the segment's first payload byte.
 
-	// Untagged.
-	InvSTag uint32 // SendInv and SendSEInv: the receiver's STag to invalidate
-	QN      uint32 // queue
-	MSN     uint32 // message on that queue, the first is 1
-	MO      uint32 // bytes of the message in front of this segment
+	// The next fields are used in untagged messages.
+	InvSTag uint32 // InvSTag is the receiver's STag that SendInv and SendSEInv invalidate.
+	QN      uint32 // QN is the number of the queue.
+	MSN     uint32 // MSN is the number of the message on that queue, from 1 on.
+	MO      uint32 // MO is how many bytes of the message are in front of this segment.
 }
 
-// Put writes the header to the start of b and returns its length, TaggedLen or
+// Put writes the header to the start of b. It returns the header's length, TaggedLen or
 // UntaggedLen. It panics if b is shorter.
 func (h *Header) Put(b []byte) int {
 	b[0] = ddpVersion
@@ -107,7 +107,7 @@ func (h *Header) Put(b []byte) int {
 		binary.BigEndian.PutUint64(b[6:], h.TO)
 		return TaggedLen
 	}
-	inv := uint32(0) // reserved in messages that do not invalidate
+	inv := uint32(0) // The field is reserved in messages that do not invalidate.
 	if h.Op.Invalidates() {
 		inv = h.InvSTag
 	}
@@ -118,9 +118,9 @@ func (h *Header) Put(b []byte) int {
 	return UntaggedLen
 }
 
-// Parse reads the header at the start of the ULPDU b and returns its length.
-// What follows in b is payload. If the peer must not have sent this, it returns
-// the error to terminate the stream with and leaves h alone:
+// Parse decodes the header at the start of the ULPDU b, and returns its length. The rest of
+// b is payload. If the peer must not send such a header, Parse returns the error to
+// terminate the stream with, and does not change h:
 //
 //   - ErrTaggedVersion, ErrUntaggedVersion: DDP version other than 1
 //   - ErrRDMAPVersion: RDMAP version other than 1
@@ -128,8 +128,7 @@ func (h *Header) Put(b []byte) int {
 //   - ErrBadQN: not the queue of this opcode
 //   - ErrMarker: the ULPDU ends inside the header
 //
-// STag, offsets and message numbers mean something to a stream only and are not
-// checked.
+// Only a stream can check STag, offsets and message numbers.
 func (h *Header) Parse(b []byte) (int, *TermError) {
 	if len(b) < 2 {
 		return 0, ErrMarker

@@ -9,7 +9,7 @@
 // Read Request is a [ReadReq], that of a Terminate a [TermMsg]. Everything is
 // big-endian but the CRC, which is little-endian.
 //
-// The package does no I/O, takes no locks and keeps no state. All of it may be
-// used by many goroutines at once, a value of its types by one at a time.
-// Nothing on the way of data ([Header], [ReadReq], the CRC) allocates.
+// The package does no I/O, takes no locks and keeps no state. Its functions may be called
+// by many goroutines at once. A value of its types is for one goroutine at a time. What is
+// used for each segment ([Header], [ReadReq], the CRC) allocates nothing.
 package iwarpwire

@@ -7,19 +7,21 @@ import (
 	"hash/crc32"
 )
 
-// Sizes of MPA, in bytes.
+// These are sizes of MPA in bytes.
 const (
-	MaxPrivate = 512   // limit of PD_Length, which counts the control bytes of RFC 6581 too
-	StartLen   = 20    // a Start frame without its private data
-	MaxULPDU   = 65535 // what the 16-bit length field can say
-	LengthLen  = 2     // the length field in front of the ULPDU
-	CRCLen     = 4     // the CRC field, always present
+	MaxPrivate = 512   // MaxPrivate is the limit of PD_Length, which also counts the control bytes of RFC 6581.
+	StartLen   = 20    // StartLen is the length of a Start frame without its private data.
+	MaxULPDU   = 65535 // MaxULPDU is the greatest value of the 16-bit length field.
+	LengthLen  = 2     // LengthLen is the length of the length field in front of the ULPDU.
+	CRCLen     = 4     // CRCLen is the length of the CRC field, which is always present.
 )
 
-// DepthNotNegotiated as IRD or ORD leaves that depth to other means (RFC 6581).
+// DepthNotNegotiated as IRD or ORD means that the depth is agreed by other means (RFC
+// 6581).
 const DepthNotNegotiated = 0x3fff
 
-// Reasons for refusing a Start frame. They are wrapped with the offending value.
+// These are the reasons for refusing a Start frame. The errors wrap them with the value
+// that is wrong.
 var (
 	ErrStartLen   = errors.New("mpa: frame length does not match")
 	ErrKey        = errors.New("mpa: wrong key, as from a peer that does not speak iWARP")
@@ -34,41 +36,44 @@ const (
 	keyReply   = "MPA ID Rep Frame"
 	keyLen     = len(keyRequest)
 
-	// Flags octet. The low four bits are reserved and not checked: Linux siw
-	// announces a private extension in one of them.
+	// These are the bits of the flags octet. The low four bits are reserved and not
+	// checked: Linux siw announces a private extension in one of them.
 	flagMarkers  = 0x80
 	flagCRC      = 0x40
 	flagReject   = 0x20
 	flagEnhanced = 0x10
 
-	// RFC 6581 control words: two flags above a 14-bit depth in each.
+	// These are the two control words of RFC 6581. Each has two flags and a 14-bit depth.
 	controlLen   = 4
 	depthMask    = 0x3fff
-	flagP2P      = 0x8000 // first word, with IRD
+	flagP2P      = 0x8000 // flagP2P is in the first word, with IRD.
 	flagRTRSend  = 0x4000
-	flagRTRWrite = 0x8000 // second word, with ORD
+	flagRTRWrite = 0x8000 // flagRTRWrite is in the second word, with ORD.
 	flagRTRRead  = 0x4000
 )
 
-// Start is an MPA Request or Reply frame, the first thing each side sends.
+// Start is an MPA Request or Reply frame, the first frame of each side.
 type Start struct {
 	Reply    bool
-	Markers  bool   // the sender wants to receive markers
-	CRC      bool   // the sender wants CRCs
-	Reject   bool   // the connection is refused; only in a Reply
-	Enhanced bool   // with the fields below (RFC 6581); only from revision 2
-	Rev      uint8  // 1 or 2
-	Private  []byte // the consumer's part: what follows the control bytes of an Enhanced frame
+	Markers  bool   // Markers is set if the sender wants to receive markers.
+	CRC      bool   // CRC is set if the sender wants CRCs.
+	Reject   bool   // Reject is set if the connection is refused. It is for a Reply only.
+	Enhanced bool   // Enhanced is set if the frame has the fields below (RFC 6581). It needs revision 2.
+	Rev      uint8  // Rev is the revision, 1 or 2.
+	Private  []byte // Private is the private data of the program. In an Enhanced frame it follows the control bytes.
 
-	IRD, ORD uint16 // RDMA Reads the sender serves and issues at a time, or DepthNotNegotiated
-	P2P      bool   // peer-to-peer: the initiator sends a ready-to-receive message first
-	RTRSend  bool   // that message may be a Send,
-	RTRWrite bool   // an RDMA Write,
-	RTRRead  bool   // or an RDMA Read, each of length zero
+	// IRD and ORD are how many RDMA Reads the sender serves and issues at a time, or
+	// DepthNotNegotiated.
+	IRD, ORD uint16
+
+	P2P      bool // P2P is peer-to-peer mode: the initiator sends a ready-to-receive message first.
+	RTRSend  bool // RTRSend is set if that message may be a Send of length zero.
+	RTRWrite bool // RTRWrite is set if it may be an RDMA Write of length zero.
+	RTRRead  bool // RTRRead is set if it may be an RDMA Read of length zero.
 }
 
-// Append appends the encoded frame to b. On error it returns b as it was;
-// the errors are ErrRevision, ErrPrivateLen and ErrDepth.
+// Append appends the encoded frame to b. On an error it returns b unchanged. The errors are
+// ErrRevision, ErrPrivateLen and ErrDepth.
 func (s *Start) Append(b []byte) ([]byte, error) {
 	if s.Rev < 1 || s.Rev > 2 || s.Enhanced && s.Rev < 2 {
 		return b, fmt.Errorf("%w: %d", ErrRevision, s.Rev)
@@ -131,9 +136,9 @@ func ParseStartHeader(b []byte, reply bool) (privateLen int, err error) {
 	return privateLen, nil
 }
 
-// ParseStart decodes a whole Start frame, header and private data and nothing
-// else. Private aliases b. Beside the errors of ParseStartHeader there is
-// ErrControl, for an enhanced frame too short for its control bytes.
+// ParseStart decodes a whole Start frame. b has the header and the private data, and
+// nothing else. Private aliases b. The errors are those of ParseStartHeader, and ErrControl
+// for an enhanced frame that is too short for its control bytes.
 func ParseStart(b []byte, reply bool) (Start, error) {
 	privateLen, err := ParseStartHeader(b, reply)
 	if err != nil {
@@ -166,33 +171,33 @@ func ParseStart(b []byte, reply bool) (Start, error) {
 	return s, nil
 }
 
-// Pad returns how many zero bytes follow a ULPDU of that length, so that with
-// its length field it fills words of four bytes.
+// Pad returns how many zero bytes follow a ULPDU of that length. With them the length field
+// and the ULPDU fill words of four bytes.
 func Pad(ulpduLen int) int {
 	return -(LengthLen + ulpduLen) & 3
 }
 
-// FPDULen returns the bytes on the wire, from length field to CRC, of the FPDU
-// that carries a ULPDU of that length.
+// FPDULen returns the length on the wire of the FPDU with a ULPDU of that length, from the
+// length field to the CRC.
 func FPDULen(ulpduLen int) int {
 	return LengthLen + ulpduLen + Pad(ulpduLen) + CRCLen
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// CRC continues crc, 0 at first, over b. An FPDU's CRC covers everything in
+// CRC updates crc, which is 0 at first, with b. The CRC of an FPDU covers everything in
 // front of it: length field, ULPDU and pad.
 func CRC(crc uint32, b []byte) uint32 {
 	return crc32.Update(crc, castagnoli, b)
 }
 
-// PutCRC writes crc into the first CRCLen bytes of b. Where CRCs are off the
-// field is still there and holds 0.
+// PutCRC writes crc into the first CRCLen bytes of b. If CRCs are not used, the field
+// exists and has the value 0.
 func PutCRC(b []byte, crc uint32) {
 	binary.LittleEndian.PutUint32(b, crc)
 }
 
-// GetCRC reads what PutCRC wrote.
+// GetCRC reads the field that PutCRC writes.
 func GetCRC(b []byte) uint32 {
 	return binary.LittleEndian.Uint32(b)
 }

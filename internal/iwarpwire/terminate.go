@@ -6,18 +6,18 @@ import (
 	"fmt"
 )
 
-// TermError is the reason that a Terminate message gives. It is an error, and
-// errors.Is compares it by value with the variables below.
+// TermError is the reason in a Terminate message. It is an error, and errors.Is compares it
+// by value with the variables below.
 type TermError struct {
-	Layer uint8 // 0 RDMAP, 1 DDP, 2 MPA; 4 bits
-	Type  uint8 // 4 bits
+	Layer uint8 // Layer is 0 for RDMAP, 1 for DDP and 2 for MPA. It has 4 bits.
+	Type  uint8 // Type has 4 bits.
 	Code  uint8
 }
 
-// The reasons, as IANA registers them (RFC 6580). They must not be changed.
+// These are the reasons that IANA has registered (RFC 6580). They must not be changed.
 var (
-	// RDMAP (RFC 5040). A remote protection error concerns the source of an RDMA
-	// Read or an STag to invalidate.
+	// These are reasons of RDMAP (RFC 5040). A remote protection error concerns the source
+	// of an RDMA Read, or an STag to invalidate.
 	ErrLocalCatastrophic         = reason(0, 0, 0x00, "")
 	ErrRemoteInvalidSTag         = reason(0, 1, 0x00, "invalid STag")
 	ErrRemoteBounds              = reason(0, 1, 0x01, "base or bounds violation")
@@ -33,7 +33,7 @@ var (
 	ErrOperationCannotInvalidate = reason(0, 2, 0x09, "STag cannot be invalidated")
 	ErrOperationUnspecified      = reason(0, 2, 0xff, "unspecified")
 
-	// DDP (RFC 5041), tagged and untagged buffer errors.
+	// These are reasons of DDP (RFC 5041): tagged and untagged buffer errors.
 	ErrDDPCatastrophic     = reason(1, 0, 0x00, "")
 	ErrInvalidSTag         = reason(1, 1, 0x00, "invalid STag")
 	ErrBaseBounds          = reason(1, 1, 0x01, "base or bounds violation")
@@ -47,7 +47,7 @@ var (
 	ErrTooLong             = reason(1, 2, 0x05, "message too long for its buffer")
 	ErrUntaggedVersion     = reason(1, 2, 0x06, "unknown DDP version")
 
-	// MPA (RFC 5044, the last three RFC 6581).
+	// These are reasons of MPA (RFC 5044; the last three are of RFC 6581).
 	ErrTCPLost              = reason(2, 0, 0x01, "TCP connection lost")
 	ErrBadCRC               = reason(2, 0, 0x02, "CRC mismatch")
 	ErrMarker               = reason(2, 0, 0x03, "marker and ULPDU length do not match")
@@ -57,7 +57,7 @@ var (
 	ErrNoRTR                = reason(2, 0, 0x07, "no matching RTR")
 )
 
-// names is filled while the variables above are made, then only read.
+// names is filled while the variables above are made. Later it is only read.
 var names = map[TermError]string{}
 
 func reason(layer, typ, code uint8, name string) *TermError {
@@ -66,7 +66,7 @@ func reason(layer, typ, code uint8, name string) *TermError {
 	return e
 }
 
-// layers names the layers and the types of error that each of them has.
+// layers has the names of the layers, and of the types of error of each layer.
 var layers = [...]struct {
 	name  string
 	types []string
@@ -76,7 +76,7 @@ var layers = [...]struct {
 	{"MPA", []string{"error"}},
 }
 
-// Error gives the reason in words where it is a registered one.
+// Error describes the reason if it is a registered one.
 func (e TermError) Error() string {
 	name, ok := e.name()
 	if !ok {
@@ -89,8 +89,8 @@ func (e TermError) Error() string {
 	return s
 }
 
-// name finds the registered name. A local catastrophic error of RDMAP or DDP
-// leaves its code open.
+// name returns the registered name. A local catastrophic error of RDMAP or DDP may have any
+// code.
 func (e TermError) name() (string, bool) {
 	if e.Layer <= 1 && e.Type == 0 {
 		e.Code = 0
@@ -115,18 +115,19 @@ func (e TermError) Is(target error) bool {
 	return false
 }
 
-// ErrTerminateLen says that a Terminate message ends before the headers that it
+// ErrTerminateLen is the error of a Terminate message that ends before the headers that it
 // announces.
 var ErrTerminateLen = errors.New("rdmap: terminate message too short")
 
-// Third octet of the Terminate header: what follows it.
+// These are the bits of the third octet of the Terminate header. They say which headers
+// follow.
 const (
 	hdrSegLen = 0x80 // M
 	hdrDDP    = 0x40 // D
 	hdrRDMAP  = 0x20 // R
 
-	// The same from siw, which lays the header out in bit fields of a
-	// little-endian host: nibbles and bits of an octet come in reverse order.
+	// These are the bits of siw. It uses bit fields of a little-endian host, so nibbles
+	// and bits of an octet are in reverse order.
 	siwSegLen = 0x01
 	siwDDP    = 0x02
 	siwRDMAP  = 0x04
@@ -135,15 +136,19 @@ const (
 	segLenLen      = 2
 )
 
-// TermMsg is the payload of a Terminate message (RFC 5040, section 4.8): the
-// reason, and where one segment is to blame, what its headers were.
+// TermMsg is the payload of a Terminate message (RFC 5040, section 4.8): the reason, and
+// the headers of the segment that has caused it, if there is one.
 type TermMsg struct {
 	Err       TermError
 	HasSegLen bool
-	SegLen    uint16 // length of the segment in bytes; siw leaves its headers out
-	DDP       []byte // its DDP header, TaggedLen or UntaggedLen bytes as its T bit says, or empty
-	RDMAP     []byte // its ReadReqLen bytes of RDMAP header, or empty
-	Siw       bool   // parsed from siw's bit order; Append does not look at it
+	SegLen    uint16 // SegLen is the length of the segment in bytes. siw does not count its headers.
+
+	// DDP is the DDP header of the segment, or empty. It has TaggedLen or UntaggedLen
+	// bytes, depending on its T bit.
+	DDP []byte
+
+	RDMAP []byte // RDMAP is the RDMAP header of ReadReqLen bytes, or empty.
+	Siw   bool   // Siw is set if the message was in siw's bit order. Append does not use it.
 }
 
 // Append appends the payload to b, in the bit order of the RFC.
@@ -166,14 +171,14 @@ func (m *TermMsg) Append(b []byte) []byte {
 	return append(b, m.RDMAP...)
 }
 
-// ParseTerminate decodes the payload of a Terminate message, everything behind
-// its untagged header, in either bit order. DDP and RDMAP alias payload; bytes
-// behind the last header are ignored. The error is ErrTerminateLen; Err is valid
-// even then, unless there was not so much as that.
+// ParseTerminate decodes the payload of a Terminate message in either bit order. payload is
+// everything behind the message's untagged header. DDP and RDMAP alias payload. Bytes
+// behind the last header are ignored. The error is ErrTerminateLen. Err is valid in that
+// case too, if payload is long enough for it.
 //
-// With no header in the message its bit order does not show. It is taken for
-// siw's if only that makes a registered reason. Three pairs of reasons cannot be
-// told apart then and are read the RFC's way: ErrUnexpectedOpcode and
+// Without headers the bit order of the message is not visible. It is taken for siw's if
+// only that order makes a registered reason. Three pairs of reasons cannot be distinguished
+// then, and are decoded in the order of the RFC: ErrUnexpectedOpcode and
 // ErrInsufficientIRD, ErrCatastrophic and ErrNoRTR, ErrRDMAPVersion and
 // ErrMPALocalCatastrophic.
 func ParseTerminate(payload []byte) (TermMsg, error) {
