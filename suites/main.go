@@ -1,13 +1,12 @@
-// Command suites runs the tests of other people's modules over rdmanet: modules whose
-// tests exercise a net.Conn much as users' programs do. Each suite runs unchanged over
-// TCP first; then with its listeners and dials replaced by rdmanet's. What passes over
-// TCP must pass over rdmanet. What does not pass over either is in the table, with the
-// reason, and nothing else is excused.
+// Command suites runs the tests of other people's modules over rdmanet. These tests use a
+// net.Conn much as users' programs do. Each suite runs unchanged over TCP first. Then its
+// listeners and dials are replaced by rdmanet's, and it runs again. A test that passes over
+// TCP must pass over rdmanet. All exceptions are in the table, with the reason.
 //
 //	go run . [-device iwarp|rxe|siw] [-quick] [suite...]
 //
-// The modules are fetched by the go command, in the versions of table.go, and changed in
-// a temporary folder. With rxe or siw both runs are in guests: see vm/README.md.
+// The go command fetches the modules, in the versions of table.go. They are changed in a
+// temporary folder. With rxe or siw both runs are in guests: see vm/README.md.
 package main
 
 import (

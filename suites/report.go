@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// report is what came of one suite.
+// report is the result of one suite.
 type report struct {
 	suite        suite
 	tcp, rdmanet *results
-	alone        map[string]bool // the doubtful tests that passed over rdmanet when they were run alone
+	alone        map[string]bool // alone has the doubtful tests that passed over rdmanet when they were run alone.
 	faults       []fault
 	excused      []known
 	took         time.Duration
 }
 
-// fault is what fails the run.
+// fault is a reason why the run fails.
 type fault struct {
 	text   string
 	output []string
@@ -60,7 +60,7 @@ func (r *report) judge(device string) {
 		}
 	}
 	if len(missing) > 0 {
-		// Most often the binary has ended early.
+		// Usually the binary has ended early.
 		r.fault("%d tests were not run over rdmanet, of those that were over TCP: %s and so on", nil, len(missing), missing[0])
 	}
 	for _, k := range r.suite.known {
@@ -79,8 +79,8 @@ func (r *report) judge(device string) {
 	r.judgeConnections(device)
 }
 
-// doubtful returns the tests that are listed as flaky, and passed over TCP only. They may
-// be those that never pass over rdmanet.
+// doubtful returns the tests that are listed as flaky and passed over TCP only. Some of
+// them may never pass over rdmanet.
 func (r *report) doubtful(inGuest bool) (names []string) {
 	for _, name := range r.names() {
 		k := r.find(name, inGuest)
@@ -106,7 +106,7 @@ func (r *report) judgeConnections(device string) {
 	}
 }
 
-// names returns all tests that were run over either, in order.
+// names returns all tests that were run over either transport, in order.
 func (r *report) names() []string {
 	all := maps.Clone(r.tcp.tests)
 	maps.Copy(all, r.rdmanet.tests)
@@ -122,8 +122,8 @@ func (r *report) find(name string, inGuest bool) *known {
 	return nil
 }
 
-// onlyListedBelow reports whether subtests of name failed, and all of them are listed,
-// so that its own failure is theirs.
+// onlyListedBelow reports whether subtests of name failed and all of these are listed. Then
+// they are the reason why name failed.
 func (r *report) onlyListedBelow(name string, inGuest bool) bool {
 	below := false
 	for _, res := range []*results{r.tcp, r.rdmanet} {
@@ -165,7 +165,8 @@ func (r *report) printFaults(w io.Writer) {
 	}
 }
 
-// printSummary prints a table of all suites, and what of them the table excuses.
+// printSummary prints a table of all suites, with the failures that the table of known
+// tests excuses.
 func printSummary(w io.Writer, device string, reports []report) {
 	fmt.Fprintln(w)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -12,22 +12,22 @@ import (
 	"strings"
 )
 
-// outcome is how a test ended.
+// outcome is the result of a test.
 type outcome string
 
 const (
 	passed     outcome = "passed"
 	failed     outcome = "failed"
 	skipped    outcome = "skipped"
-	unfinished outcome = "unfinished" // the binary ended, or was ended, while the test ran
+	unfinished outcome = "unfinished" // unfinished: the binary ended, or was ended, while the test ran.
 	absent     outcome = "not run"
 )
 
-// results are those of all packages of a suite over one transport.
+// results has the results of all packages of a suite over one transport.
 type results struct {
-	tests       map[string]outcome // by package and name, as in "http2.TestServer/sub"
+	tests       map[string]outcome // tests is keyed by package and name, for instance "http2.TestServer/sub".
 	output      map[string][]string
-	broken      []string // packages whose binary failed though none of its tests did
+	broken      []string // broken has the packages whose binary failed although none of its tests did.
 	connections map[string]int
 }
 
@@ -38,8 +38,8 @@ func newResults() *results {
 // outputLines is how many lines are kept of what a test prints.
 const outputLines = 60
 
-// testName is a test's name in the results and in the table. What is in the module's
-// folder has no prefix.
+// testName returns a test's name in the results and in the table. Tests of the module's
+// root folder have no prefix.
 func testName(pkg, test string) string {
 	if pkg == "." {
 		return test
@@ -47,7 +47,7 @@ func testName(pkg, test string) string {
 	return pkg + "." + test
 }
 
-// parse reads what a test binary prints with -test.v=test2json.
+// parse reads the output of a test binary with -test.v=test2json.
 func (r *results) parse(pkg string, output io.Reader) error {
 	cmd := exec.Command("go", "tool", "test2json")
 	cmd.Stdin = output
@@ -62,7 +62,7 @@ func (r *results) parse(pkg string, output io.Reader) error {
 	return errors.Join(r.events(pkg, events), cmd.Wait())
 }
 
-// events reads what test2json makes of it.
+// events reads the output of test2json.
 func (r *results) events(pkg string, events io.Reader) error {
 	dec := json.NewDecoder(bufio.NewReader(events))
 	for {
@@ -91,13 +91,14 @@ func (r *results) events(pkg string, events io.Reader) error {
 		case "skip":
 			r.tests[name] = skipped
 		case "fail":
-			// test2json has this for tests that the binary's end cut short as well.
+			// test2json has this also for tests that did not finish because the binary
+			// ended.
 			r.tests[name] = failed
 		}
 	}
 }
 
-// exit notes how the binary of a package ended.
+// exit notes the exit of a package's binary.
 func (r *results) exit(pkg string, err error) {
 	if err == nil {
 		return
@@ -110,12 +111,12 @@ func (r *results) exit(pkg string, err error) {
 	r.broken = append(r.broken, fmt.Sprintf("%s: %v, though no test failed: %s", pkg, err, r.tail(pkg)))
 }
 
-// tail is the end of what the binary of a package printed outside of tests.
+// tail is the end of what a package's binary printed outside of tests.
 func (r *results) tail(pkg string) string {
 	return strings.Join(r.output[testName(pkg, "")], "")
 }
 
-// count reads the devices of connections that shim wrote down.
+// count reads the devices of connections from the file that shim has written.
 func (r *results) count(name string) error {
 	text, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,7 +128,7 @@ func (r *results) count(name string) error {
 	return err
 }
 
-// number counts the tests that ended so.
+// number counts the tests with that outcome.
 func (r *results) number(outcomes ...outcome) (n int) {
 	for _, o := range r.tests {
 		for _, want := range outcomes {
@@ -139,7 +140,7 @@ func (r *results) number(outcomes ...outcome) (n int) {
 	return n
 }
 
-// of returns how a test ended.
+// of returns the outcome of a test.
 func (r *results) of(name string) outcome {
 	if o, ok := r.tests[name]; ok {
 		return o

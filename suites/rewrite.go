@@ -15,10 +15,10 @@ import (
 
 const (
 	shimPath = "github.com/rdmanet/rdmanet/suites/shim"
-	shimName = "rdmanetshim" // what the rewritten files call it
+	shimName = "rdmanetshim" // shimName is the name of shim in the rewritten files.
 )
 
-// replacements names what of shim stands for what of the standard library.
+// replacements has the names of shim that replace names of the standard library.
 var replacements = map[string]map[string]string{
 	"net": {
 		"Dial":         "Dial",
@@ -73,18 +73,19 @@ func rewriteDir(dir string) (changed int, err error) {
 	return changed, nil
 }
 
-// edit replaces the bytes from begin to end.
+// edit is a replacement of the bytes from begin to end.
 type edit struct {
 	begin, end int
 	text       string
 }
 
-// rewrite returns the source of a file with shim in place of what it stands for. Lines
-// keep their numbers, so that what a failing test prints leads to the original too.
+// rewrite returns the source of a file in which names of shim replace those of the standard
+// library. Lines keep their numbers, so that the output of a failing test fits the original
+// too.
 func rewrite(name string, src []byte) ([]byte, error) {
 	fset := token.NewFileSet()
-	// The resolution of identifiers, though deprecated, tells an import from a variable
-	// of the same name.
+	// The resolution of identifiers is deprecated, but it distinguishes an import from a
+	// variable of the same name.
 	file, err := parser.ParseFile(fset, name, src, parser.ParseComments)
 	if err != nil {
 		return nil, err
@@ -123,7 +124,7 @@ func importNames(file *ast.File) map[string]string {
 type rewriter struct {
 	fset    *token.FileSet
 	imports map[string]string
-	left    map[string]int // how often an import's package is still used
+	left    map[string]int // left counts how often an import's package is still used.
 	edits   []edit
 }
 
@@ -150,7 +151,7 @@ func (r *rewriter) visit(n ast.Node) bool {
 	return true
 }
 
-// packageOf returns the path of the imported package that x names, if it names one.
+// packageOf returns the path of the imported package that x names, if x names one.
 func (r *rewriter) packageOf(x ast.Expr) string {
 	if id, ok := x.(*ast.Ident); ok && id.Obj == nil {
 		return r.imports[id.Name]
@@ -163,7 +164,7 @@ func (r *rewriter) isHTTPTransport(x ast.Expr) bool {
 	return ok && sel.Sel.Name == "Transport" && r.packageOf(sel.X) == "net/http"
 }
 
-// isTestClient reports whether call may be one of httptest.Server's Client.
+// isTestClient reports whether call may be a call of the method Client of httptest.Server.
 func (r *rewriter) isTestClient(call *ast.CallExpr) bool {
 	sel, ok := call.Fun.(*ast.SelectorExpr)
 	return ok && sel.Sel.Name == "Client" && len(call.Args) == 0 && r.packageOf(sel.X) == "" && r.imports["httptest"] != ""
@@ -175,8 +176,8 @@ func (r *rewriter) replace(begin, end token.Pos, text string) {
 	r.edits = append(r.edits, edit{r.fset.Position(begin).Offset, r.fset.Position(end).Offset, text})
 }
 
-// apply makes the edits. Insertions at the same place keep their order; one within
-// another's replacement does not occur.
+// apply makes the edits. Insertions at the same place keep their order. No edit is inside
+// another one.
 func (r *rewriter) apply(src []byte) []byte {
 	slices.SortStableFunc(r.edits, func(a, b edit) int { return a.begin - b.begin })
 	var out bytes.Buffer

@@ -15,7 +15,7 @@ import (
 	"github.com/rdmanet/rdmanet/suites/shim"
 )
 
-// guestFactor is how much longer a suite may take in a guest.
+// guestFactor is how many times as long a suite may take in a guest.
 const guestFactor = 12
 
 // runSuite runs a suite over TCP and over rdmanet, and compares.
@@ -57,10 +57,10 @@ func runSuite(s suite, device, checkout, temp string) (report, error) {
 	return r, nil
 }
 
-// aloneTimes is how often a flaky test is run alone until it passes.
+// aloneTimes is how often a flaky test is run alone, until it passes.
 const aloneTimes = 3
 
-// passesAlone runs a test again, without the others, and reports whether it passed once.
+// passesAlone runs a test again, without the others. It reports whether it passed once.
 func passesAlone(executions []execution, name string) (bool, error) {
 	for range aloneTimes {
 		for _, e := range executions {
@@ -68,7 +68,7 @@ func passesAlone(executions []execution, name string) (bool, error) {
 			if !ok {
 				continue
 			}
-			e.suite.run = exactly(test) // which a package that has no such test takes as well
+			e.suite.run = exactly(test) // A package without such a test accepts that too.
 			res := newResults()
 			if err := e.run(res); err != nil {
 				return false, err
@@ -81,7 +81,7 @@ func passesAlone(executions []execution, name string) (bool, error) {
 	return false, nil
 }
 
-// exactly returns the -test.run for one test.
+// exactly returns the value of -test.run for one test.
 func exactly(test string) string {
 	parts := strings.Split(test, "/")
 	for i, part := range parts {
@@ -90,7 +90,7 @@ func exactly(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// execution is one run of one package's tests.
+// execution is one run of the tests of one package.
 type execution struct {
 	suite    suite
 	tree     *tree
@@ -102,17 +102,17 @@ type execution struct {
 
 func (e *execution) inGuest() bool { return e.device != "iwarp" }
 
-// run runs the tests and adds what came of them to res.
+// run runs the tests and adds their results to res.
 func (e *execution) run(res *results) error {
 	counts := filepath.Join(e.tree.dir, strings.ReplaceAll(e.pkg, "/", "-")+".counts")
 	if err := os.MkdirAll(counts, 0o777); err != nil {
 		return err
 	}
 	cmd := e.command(counts)
-	// go test joins the two as well.
+	// go test joins the two outputs as well.
 	output, w := io.Pipe()
 	cmd.Stdout, cmd.Stderr = w, w
-	cmd.WaitDelay = 10 * time.Second // for programs that the tests left running
+	cmd.WaitDelay = 10 * time.Second // The tests may have left programs running.
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -135,10 +135,10 @@ func (e *execution) run(res *results) error {
 	return errors.Join(parseErr, res.count(filepath.Join(counts, countFile)))
 }
 
-// countFile is where shim writes down connections.
+// countFile is the file in which shim records connections.
 const countFile = "connections"
 
-// command is the test binary, or vm/run of it.
+// command returns the command that runs the test binary, on the host or in vm/run.
 func (e *execution) command(counts string) *exec.Cmd {
 	timeout := e.suite.timeout
 	if e.inGuest() {
@@ -182,8 +182,8 @@ func (e *execution) command(counts string) *exec.Cmd {
 	return cmd
 }
 
-// withoutVM leaves out what would have shim look for a guest's device, or rdmanet for
-// another one.
+// withoutVM removes the variables that would make shim look for a guest's device, or
+// rdmanet for another device.
 func withoutVM(env []string) []string {
 	return slices.DeleteFunc(env, func(variable string) bool {
 		return strings.HasPrefix(variable, "RDMANET_VM_ADDR") || strings.HasPrefix(variable, "RDMANET_DEVICE=")

@@ -7,23 +7,23 @@ type suite struct {
 	name     string
 	module   string
 	version  string
-	sum      string        // of the module, as go.sum has it
-	packages []string      // folders whose tests are run
-	rewrite  []string      // further folders that listen or dial
-	run      string        // -test.run, where not all tests are of interest
-	hostEnv  []string      // more variables for the tests, but in guests
-	timeout  time.Duration // of one package on the host, generously
-	quick    bool          // less than a minute over both transports: every change runs it
-	server   bool          // redis-server is needed
-	outside  []string      // tests that run outside of their synctest bubbles; see shim.SynctestTest
+	sum      string        // sum is the checksum of the module in go.sum.
+	packages []string      // packages has the folders whose tests are run.
+	rewrite  []string      // rewrite has further folders that listen or dial.
+	run      string        // run is the value of -test.run, if not all tests are run.
+	hostEnv  []string      // hostEnv has more variables for the tests on the host.
+	timeout  time.Duration // timeout is a generous limit for one package on the host.
+	quick    bool          // quick is set if both transports together take less than a minute. Every change runs the suite then.
+	server   bool          // server is set if the suite needs redis-server.
+	outside  []string      // outside has tests that run outside of their synctest bubbles; see shim.SynctestTest.
 	inGuest  []adaptation
 	known    []known
 }
 
-// adaptation replaces what does not hold in a guest: a time limit or an amount of data
-// that suits no machine as slow, as a guest emulates the processor and setting up an RDMA
-// connection is much work; a clock that runs on meanwhile; or the loopback address, which
-// RDMA devices do not have. Both copies are adapted.
+// adaptation replaces something in both copies that does not work in a guest. It may be a
+// time limit or an amount of data: the guest emulates the processor, and to set up an RDMA
+// connection is much work. It may be a clock that goes on meanwhile. Or it may be the
+// loopback address, which RDMA devices do not have.
 type adaptation struct {
 	file     string
 	old, new string
@@ -31,27 +31,27 @@ type adaptation struct {
 
 // known is a test that is not expected to pass.
 type known struct {
-	test   string // its full name
+	test   string // test is the full name of the test.
 	cause  cause
-	guest  bool // in guests only, which are ten times slower
-	flaky  bool // it passes at times, which it must do over rdmanet as over TCP
+	guest  bool // guest is set if the test fails only in guests, which are ten times slower.
+	flaky  bool // flaky is set if the test passes at times. It must do so over rdmanet too if it does over TCP.
 	reason string
 }
 
-// cause is the class of reasons why a test does not pass.
+// cause is the kind of reason why a test does not pass.
 type cause int
 
 const (
-	alsoTCP cause = iota // it does not pass over TCP either
-	differs              // it asks for what docs/semantics.md says that rdmanet does not do
+	alsoTCP cause = iota // alsoTCP: the test does not pass over TCP either.
+	differs              // differs: the test needs something that differs in rdmanet according to docs/semantics.md.
 )
 
 func (c cause) String() string {
 	return [...]string{"over TCP as well", "differs from TCP"}[c]
 }
 
-// suites is the table of all suites: their versions, and what of them is not expected
-// to pass.
+// suites is the table of all suites: their versions, and the tests that are not expected to
+// pass.
 var suites = []suite{
 	{
 		name:     "yamux",
@@ -81,7 +81,7 @@ var suites = []suite{
 			{"net_transport_test.go", "time.After(200 * time.Millisecond)", "time.After(20 * time.Second)"},
 			{"net_transport_test.go", ", time.Second, newTestLogger", ", time.Minute, newTestLogger"},
 		},
-		hostEnv: []string{"INTEG_TESTS=1"}, // its clusters elect a leader in 50 ms, which no guest can
+		hostEnv: []string{"INTEG_TESTS=1"}, // Its clusters elect a leader in 50 ms, which is too short for a guest.
 		known: []known{
 			{
 				test:   "TestNetworkTransport_AppendEntriesPipeline_CloseStreams",

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// transport says what a copy of a suite runs over.
+// transport is what a copy of a suite runs over.
 type transport string
 
 const (
@@ -17,13 +17,14 @@ const (
 	overRDMANet transport = "rdmanet"
 )
 
-// tree is a folder with a copy of a suite's module for one transport, and a workspace
-// that joins it with this repository, so that its go.mod stays as it is. Both copies
-// have such a workspace, as that may raise the versions of what a suite depends on.
+// tree is a folder with a copy of a suite's module for one transport. It also has a
+// workspace that joins the copy with this repository, so that the copy's go.mod is not
+// changed. Both copies have such a workspace, because a workspace may raise the versions of
+// the suite's dependencies.
 type tree struct {
 	dir    string
-	module string // the folder of the copy
-	server string // the file of redis-server, where the suite needs it
+	module string // module is the folder of the copy.
+	server string // server is the file of redis-server, if the suite needs it.
 }
 
 // prepare makes the tree of a suite for a transport.
@@ -99,7 +100,7 @@ func (t *tree) copyModule(name string, s suite, over transport) (string, error) 
 	return to, nil
 }
 
-// apply replaces the text wherever the file has it.
+// apply replaces the text everywhere in the file.
 func (a adaptation) apply(module string) error {
 	name := filepath.Join(module, a.file)
 	text, err := os.ReadFile(name)
@@ -112,11 +113,11 @@ func (a adaptation) apply(module string) error {
 	return os.WriteFile(name, []byte(strings.ReplaceAll(string(text), a.old, a.new)), 0o666)
 }
 
-// download has the go command fetch a module, and returns its folder in the cache. The
-// checksum is compared with the table's, besides what the go command compares it with.
+// download makes the go command fetch a module, and returns its folder in the cache. It
+// compares the checksum with the table's. The go command makes its own checks too.
 func download(s suite) (string, error) {
 	cmd := exec.Command("go", "mod", "download", "-json", s.module+"@"+s.version)
-	cmd.Dir = os.TempDir() // in no module, whose go.mod would count
+	cmd.Dir = os.TempDir() // The folder is in no module, because a go.mod would have an effect.
 	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
 	out, err := cmd.Output()
 	var m struct{ Dir, Sum, Error string }
@@ -137,8 +138,8 @@ func download(s suite) (string, error) {
 // serverDir is the folder of redis-server in a copy of miniredis.
 const serverDir = "rdmanet-redis-server"
 
-// addServer puts a copy of miniredis beside the module, with the program that makes a
-// redis-server of it.
+// addServer puts a copy of miniredis beside the module, with a program that runs it as
+// redis-server.
 func (t *tree) addServer(over transport, checkout string) error {
 	chosen, err := choose(false, []string{"miniredis"})
 	if err != nil {
@@ -164,8 +165,8 @@ func (t *tree) goVersion() (string, error) {
 	return mod.Go, err
 }
 
-// workspace writes go.work. By its godebug the tests run as they would in the module
-// alone, with what the Go of that time did.
+// workspace writes go.work. It has a godebug setting, so that the tests run with the
+// behaviour of Go that they have in the module alone.
 func (t *tree) workspace(uses []string, goVersion string) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "go 1.26.0\ngodebug default=go%s\n", goVersion)
@@ -181,8 +182,8 @@ func (t *tree) testBinary(pkg string) (string, error) {
 	return bin, t.build(t.module, "test", bin, "-c", "./"+pkg)
 }
 
-// build runs go build or go test. Paths are trimmed, or else no build in one temporary
-// folder could use what the cache has of the last one.
+// build runs go build or go test. It trims paths, because otherwise a build in a new
+// temporary folder could not use the build cache.
 func (t *tree) build(dir, command, bin string, args ...string) error {
 	cmd := exec.Command("go", append([]string{command, "-trimpath", "-o", bin}, args...)...)
 	cmd.Dir = dir

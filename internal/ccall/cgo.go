@@ -11,7 +11,7 @@ import "C"
 
 import "unsafe"
 
-// Call calls fn, a C function int fn(void *arg), and returns what it returns. The function must not
-// wait, nor call Go; it must not keep arg, which may be on the goroutine's stack and may point to
-// Go memory. Call may be used by several goroutines at once.
+// Call calls fn, a C function int fn(void *arg), and returns its result. The function must
+// not wait, must not call Go, and must not keep arg. arg may be on the goroutine's stack,
+// and may point to Go memory. Several goroutines may use Call at once.
 func Call(fn, arg unsafe.Pointer) int32 { return int32(C.call((*[0]byte)(fn), arg)) }

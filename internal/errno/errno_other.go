@@ -4,7 +4,7 @@ package errno
 
 import "syscall"
 
-// The numbers.
+// These are the error numbers of package syscall.
 const (
 	EADDRINUSE    = syscall.EADDRINUSE
 	EADDRNOTAVAIL = syscall.EADDRNOTAVAIL

@@ -2,7 +2,7 @@ package errno
 
 import "syscall"
 
-// The errors, by what Linux calls them.
+// These are errors with the names and texts of Linux.
 const (
 	EADDRINUSE    = syscall.ErrorString("address already in use")
 	EADDRNOTAVAIL = syscall.ErrorString("cannot assign requested address")

@@ -1,5 +1,5 @@
-// Package leaktest finds what a test leaves behind: goroutines that still run
-// and, where /proc tells (Linux), file descriptors that are still open.
+// Package leaktest finds what a test has not released: goroutines that still run and, if
+// there is /proc (Linux), file descriptors that are still open.
 package leaktest
 
 import (
@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// patience is how long leftovers get to go away: an object may be closed a
+// patience is how long goroutines and descriptors have to end. An object may be closed a
 // moment before the last goroutine that served it returns.
 const patience = time.Minute
 
-// Check fails the test if, when it and the cleanups registered after this call
-// are over, something is left that was not there before. Tests that run in
-// parallel would be blamed for each other.
+// Check looks when the test, and the cleanups that were registered after this call, are
+// over. It fails the test if something is left that was not there before. Of tests that run
+// in parallel it would find the things of the others.
 func Check(t testing.TB) {
 	t.Helper()
 	before := Take()
@@ -28,9 +28,9 @@ func Check(t testing.TB) {
 	})
 }
 
-// A Snapshot is what a process holds at one moment.
+// A Snapshot has the goroutines and descriptors of a process at one moment.
 type Snapshot struct {
-	goroutines  map[string]string // stacks by goroutine number
+	goroutines  map[string]string // goroutines has the stacks by goroutine number.
 	descriptors map[string]bool
 }
 
@@ -39,8 +39,8 @@ func Take() *Snapshot {
 	return &Snapshot{goroutines(), descriptors()}
 }
 
-// Check fails the test if there is something that was not there when the
-// snapshot was taken and that does not go away within a minute.
+// Check fails the test if there is something that was not there when the snapshot was
+// taken, and that does not end within a minute.
 func (s *Snapshot) Check(t testing.TB) {
 	t.Helper()
 	if left := s.Left(patience); len(left) > 0 {
@@ -48,8 +48,8 @@ func (s *Snapshot) Check(t testing.TB) {
 	}
 }
 
-// Left waits up to d for all that came after the snapshot to go away and
-// describes what did not.
+// Left waits up to d until everything that came after the snapshot has ended. It describes
+// what has not.
 func (s *Snapshot) Left(d time.Duration) []string {
 	deadline := time.Now().Add(d)
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, 5*time.Millisecond) {
@@ -57,8 +57,8 @@ func (s *Snapshot) Left(d time.Duration) []string {
 		if len(left) == 0 || time.Now().After(deadline) {
 			return left
 		}
-		// Sleeping rather than yielding: on one processor a spinning goroutine
-		// keeps the runtime from looking at the network.
+		// It sleeps and does not yield: on one processor a spinning goroutine keeps the
+		// runtime from looking at the network.
 		time.Sleep(pause)
 	}
 }
@@ -78,8 +78,8 @@ func (s *Snapshot) since(now *Snapshot) (left []string) {
 	return left
 }
 
-// goroutines returns the stacks of all goroutines but the caller's by their
-// number, which the runtime never gives away twice.
+// goroutines returns the stacks of all goroutines except the caller's, by their number. The
+// runtime never uses a number again.
 func goroutines() map[string]string {
 	buf := make([]byte, 1<<16)
 	for {
@@ -92,7 +92,7 @@ func goroutines() map[string]string {
 	}
 	stacks := make(map[string]string)
 	for i, stack := range strings.Split(string(buf), "\n\n") {
-		if i == 0 { // the caller comes first
+		if i == 0 { // The first one is the caller.
 			continue
 		}
 		// The first line is "goroutine 7 [state]:".
@@ -103,9 +103,8 @@ func goroutines() map[string]string {
 	return stacks
 }
 
-// descriptors names the open descriptors by number and by what they refer to;
-// a socket has a number of its own there. The map is empty where /proc is not
-// to be had.
+// descriptors returns what the open descriptors refer to, by their number. A socket has a
+// number of its own there. Without /proc the map is empty.
 func descriptors() map[string]bool {
 	fds := make(map[string]bool)
 	const dir = "/proc/self/fd"
@@ -116,10 +115,10 @@ func descriptors() map[string]bool {
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil || strings.HasSuffix(target, "/fd") {
-			continue // closed since, or the directory that is being read
+			continue // It was closed since, or it is the directory that is being read.
 		}
 		if strings.HasPrefix(target, "anon_inode:[event") {
-			continue // the runtime's poller, made at its first use and kept
+			continue // It is the runtime's poller, which is made at its first use and kept.
 		}
 		fds[fmt.Sprintf("%s (%s)", e.Name(), target)] = true
 	}

@@ -12,14 +12,13 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// Main runs the tests and returns the status to exit with. It also fails when
-// resources of an RDMA device (QPs, CQs, MRs, PDs, CM ids) are left, as rdma(8)
-// counts them: the kernel takes them back from a process that ends, so nobody
-// else would see them. With no name of a device it only runs the tests.
+// Main runs the tests and returns the exit status. It also fails if resources of an RDMA
+// device (QPs, CQs, MRs, PDs, CM ids) are left, as rdma(8) counts them. The kernel frees
+// the resources of a process that ends, so they would not be noticed later. Without the
+// name of a device it only runs the tests.
 //
-// open returns the provider that the tests use, and address is one of the device's.
-// Once its devices are listed, librdmacm keeps a domain that it takes for a
-// listener, which is nobody's leak.
+// open returns the provider that the tests use, and address is one of the device's. Once
+// its devices are listed, librdmacm keeps a domain for a listener. That is no leak.
 func Main(m *testing.M, device, address string, open func() (ibv.Provider, error)) int {
 	if device == "" {
 		return m.Run()

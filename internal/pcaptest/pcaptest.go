@@ -1,6 +1,6 @@
-// Package pcaptest reads packet captures for tests and puts the TCP streams in
-// them back together. It knows as much as such captures need: classic pcap,
-// Ethernet, IPv4 without fragments, IPv6 without extension headers.
+// Package pcaptest reads packet captures for tests, and puts the TCP streams in them
+// together. It supports what these captures need: classic pcap, Ethernet, IPv4 without
+// fragments, IPv6 without extension headers.
 package pcaptest
 
 import (
@@ -30,8 +30,8 @@ const (
 	maxFrame       = 256 << 10
 )
 
-// Read returns the frames of a capture file. It fails on a file that is not
-// Ethernet, that ends inside a frame, or whose frames were cut when captured.
+// Read returns the frames of a capture file. It fails if the file is not of Ethernet, if it
+// ends inside a frame, or if frames were cut when they were captured.
 func Read(r io.Reader) ([]Frame, error) {
 	var head [fileHeaderLen]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -66,7 +66,7 @@ func Read(r io.Reader) ([]Frame, error) {
 	}
 }
 
-// fileFormat finds byte order and unit of the times from the magic number.
+// fileFormat returns the byte order, and the unit of the times, from the magic number.
 func fileFormat(magic []byte) (binary.ByteOrder, time.Duration, error) {
 	for _, order := range []binary.ByteOrder{binary.LittleEndian, binary.BigEndian} {
 		switch order.Uint32(magic) {
@@ -79,15 +79,15 @@ func fileFormat(magic []byte) (binary.ByteOrder, time.Duration, error) {
 	return nil, 0, fmt.Errorf("pcap: unknown magic number % x", magic)
 }
 
-// Conn is one TCP connection with what each side sent, in order and without the
-// repeats of retransmission.
+// Conn is one TCP connection. It has what each side sent, in order and without
+// retransmissions.
 type Conn struct {
-	Client, Server         netip.AddrPort // Client sent the first SYN
+	Client, Server         netip.AddrPort // Client is the end that sent the first SYN.
 	FromClient, FromServer []byte
 }
 
-// Load reads the capture at path and returns the connections to port, in the
-// order of their first frames. It ends the test on any error and if there are none.
+// Load reads the capture at path. It returns the connections to port, in the order of their
+// first frames. It ends the test on an error, and if there are no connections.
 func Load(tb testing.TB, path string, port uint16) []Conn {
 	tb.Helper()
 	file, err := os.Open(path)
@@ -110,11 +110,11 @@ func Load(tb testing.TB, path string, port uint16) []Conn {
 	return conns
 }
 
-// Conns puts together the TCP connections among frames and passes over
-// everything else. Each has to start with its SYN. It fails where bytes are
-// missing between others, or where a retransmission says something else.
+// Conns puts together the TCP connections in frames, and ignores everything else. Each
+// connection must start with its SYN. Conns fails if bytes are missing in the middle, or if
+// a retransmission has other bytes.
 func Conns(frames []Frame) ([]Conn, error) {
-	var open []*tracked // newest last: ports are reused
+	var open []*tracked // The newest is the last one, because ports are reused.
 	find := func(s segment) *tracked {
 		for _, t := range slices.Backward(open) {
 			if t.client == s.src && t.server == s.dst || t.client == s.dst && t.server == s.src {
@@ -173,7 +173,7 @@ type side struct {
 }
 
 type piece struct {
-	off  int // from the first byte of the stream
+	off  int // off counts from the first byte of the stream.
 	data []byte
 }
 
@@ -181,7 +181,7 @@ func (s *side) add(seg segment) {
 	seq := seg.seq
 	if seg.flags&flagSYN != 0 {
 		s.isn = seq
-		seq++ // the SYN takes a number itself
+		seq++ // The SYN uses a number too.
 	}
 	if len(seg.data) == 0 {
 		return
@@ -193,7 +193,7 @@ func (s *side) bytes() ([]byte, error) {
 	slices.SortStableFunc(s.pieces, func(a, b piece) int { return cmp.Compare(a.off, b.off) })
 	var out []byte
 	for _, p := range s.pieces {
-		if p.off < 0 { // a keep-alive probe repeats the number before the stream
+		if p.off < 0 { // A keep-alive probe repeats the number before the stream.
 			p.off, p.data = 0, p.data[min(-p.off, len(p.data)):]
 		}
 		if p.off > len(out) {
@@ -228,7 +228,7 @@ type segment struct {
 
 var errShort = errors.New("header cut off")
 
-// parseTCP finds the TCP segment in a frame; ok is false if it holds none.
+// parseTCP returns the TCP segment in a frame. ok is false if there is none.
 func parseTCP(frame []byte) (s segment, ok bool, err error) {
 	if len(frame) < ethernetLen {
 		return s, false, fmt.Errorf("ethernet: %w", errShort)
@@ -260,7 +260,7 @@ func parseTCP(frame []byte) (s segment, ok bool, err error) {
 	}, true, nil
 }
 
-// parseIPv4 returns the addresses and what the packet holds, nil if that is not
+// parseIPv4 returns the addresses of an IPv4 packet and its payload, nil if that is not
 // TCP.
 func parseIPv4(ip []byte) (src, dst netip.Addr, tcp []byte, err error) {
 	if len(ip) < 20 {
@@ -273,14 +273,14 @@ func parseIPv4(ip []byte) (src, dst netip.Addr, tcp []byte, err error) {
 	if ip[0]>>4 != 4 || head < 20 || total < head || total > len(ip) {
 		return src, dst, nil, fmt.Errorf("ipv4: %w", errShort)
 	}
-	if binary.BigEndian.Uint16(ip[6:])&0x3fff != 0 { // more fragments, or an offset
+	if binary.BigEndian.Uint16(ip[6:])&0x3fff != 0 { // The packet is a fragment.
 		return src, dst, nil, errors.New("ipv4: fragment")
 	}
-	// Behind total there may be Ethernet's padding.
+	// Ethernet's padding may follow behind total.
 	return netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:])), ip[head:total], nil
 }
 
-// parseIPv6 is parseIPv4 for IPv6.
+// parseIPv6 is like parseIPv4, for IPv6.
 func parseIPv6(ip []byte) (src, dst netip.Addr, tcp []byte, err error) {
 	if len(ip) < ipv6Len {
 		return src, dst, nil, fmt.Errorf("ipv6: %w", errShort)

@@ -1,27 +1,27 @@
-// Package ring is a first-in first-out queue that grows as it is used and
-// allocates nothing once it has its size.
+// Package ring has a first-in first-out queue. It grows as it is used, and allocates
+// nothing once it has its size.
 package ring
 
-// A Ring is a queue. The zero value is empty and ready. It is for one
-// goroutine at a time.
+// A Ring is a queue. The zero value is empty and ready for use. It is for one goroutine at
+// a time.
 type Ring[T any] struct {
-	buf  []T // length is a power of two
+	buf  []T // The length of buf is a power of two.
 	head int
 	n    int
 }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (r *Ring[T]) Len() int { return r.n }
 
-// At returns the i-th element counted from the oldest. The pointer holds until
-// the next Push or Pop.
+// At returns the i-th element, counted from the oldest. The pointer is valid until the next
+// Push or Pop.
 func (r *Ring[T]) At(i int) *T { return &r.buf[(r.head+i)&(len(r.buf)-1)] }
 
 // Push appends an element.
 func (r *Ring[T]) Push(v T) { *r.Next() = v }
 
-// Next appends an element and returns it as it was last used, so that memory
-// it holds can be used again.
+// Next appends an element and returns it. The element has the content of its last use, so
+// that its memory can be used again.
 func (r *Ring[T]) Next() *T {
 	if r.n == len(r.buf) {
 		r.resize(max(4, 2*len(r.buf)))
@@ -30,10 +30,10 @@ func (r *Ring[T]) Next() *T {
 	return r.At(r.n - 1)
 }
 
-// Undo takes back the last Next.
+// Undo removes the element that the last Next has appended.
 func (r *Ring[T]) Undo() { r.n-- }
 
-// Pop removes the oldest element; there must be one.
+// Pop removes the oldest element and returns it. There must be one.
 func (r *Ring[T]) Pop() T {
 	p := r.At(0)
 	v := *p
@@ -43,14 +43,14 @@ func (r *Ring[T]) Pop() T {
 	return v
 }
 
-// Drop removes the oldest element and leaves its memory to a later Next.
+// Drop removes the oldest element. A later Next returns the element's memory again.
 func (r *Ring[T]) Drop() {
 	r.head = (r.head + 1) & (len(r.buf) - 1)
 	r.n--
 }
 
-// Trim gives back the memory that the elements there are do not need, also what Drop
-// has left to a later Next.
+// Trim frees the memory that the present elements do not need, including the memory that
+// Drop has left for a later Next.
 func (r *Ring[T]) Trim() {
 	size := 4
 	for size < r.n {

@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// patience is how long a marker may take to show up in a capture.
+// patience is how long it may take until a marker is in a capture.
 const patience = time.Minute
 
-// NeedCapture skips the test where the user may not capture. In a guest of
-// vm/run that is a failure.
+// NeedCapture skips the test if the user may not capture. In a guest of vm/run it fails the
+// test instead.
 func NeedCapture(tb testing.TB) {
 	tb.Helper()
 	err := mayCapture()
@@ -31,8 +31,8 @@ func NeedCapture(tb testing.TB) {
 	}
 }
 
-// mayCapture has dumpcap list the link types of an interface, for which it must
-// open it.
+// mayCapture reports whether dumpcap may open an interface. It makes dumpcap list the
+// interface's link types.
 var mayCapture = sync.OnceValue(func() error {
 	out, err := exec.Command("dumpcap", "-i", "lo", "-L").CombinedOutput()
 	if err != nil {
@@ -41,13 +41,13 @@ var mayCapture = sync.OnceValue(func() error {
 	return nil
 })
 
-// Capture runs f and returns the path of a capture of the TCP segments to and
-// from addr meanwhile, an address of this machine. The file is gone with the
-// test.
+// Capture runs f, and captures the TCP segments to and from addr meanwhile. addr is an
+// address of this machine. Capture returns the path of the capture, which is removed at the
+// end of the test.
 func Capture(tb testing.TB, addr netip.Addr, f func()) string {
 	tb.Helper()
-	// A datagram that has come through shows that the capture is on, and
-	// another one that all is in it that went before.
+	// When a first datagram is in the capture, the capture is running. When a second one
+	// is, everything before it is in the capture.
 	marker, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
 	if err != nil {
 		tb.Fatal(err)
@@ -63,8 +63,8 @@ func Capture(tb testing.TB, addr netip.Addr, f func()) string {
 	defer file.Close()
 	captured := &watched{file: file}
 
-	// What is local goes over lo whatever its address. Of its frames dumpcap
-	// passes on to a pipe, unlike to a file, what it has at once.
+	// Local traffic uses lo, whatever its address. To a pipe dumpcap writes frames at
+	// once, and to a file it does not.
 	filter := fmt.Sprintf("host %v and (tcp or udp port %d)", addr, here.Port)
 	cmd := exec.Command("dumpcap", "-q", "-i", "lo", "-B", "64", "-P", "-w", "-", "-f", filter)
 	var said bytes.Buffer
@@ -100,7 +100,7 @@ func Capture(tb testing.TB, addr netip.Addr, f func()) string {
 	return path
 }
 
-// watched is a file in which one can see what has been written last.
+// watched is a file whose latest content can be searched.
 type watched struct {
 	file *os.File
 

@@ -1,6 +1,5 @@
-// Package tsharktest captures what goes over the network while a test runs, and
-// has Wireshark's dissectors of iWARP and SMB Direct judge it: a second opinion
-// on the wire from people who never saw our code.
+// Package tsharktest captures what a test sends over the network, and lets Wireshark's
+// dissectors of iWARP and SMB Direct check it. They were written independently of rdmanet.
 package tsharktest
 
 import (
@@ -17,26 +16,25 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// Tally is what tshark found in a capture.
+// Tally has the counts of what tshark found in a capture.
 type Tally struct {
-	Requests map[int]int // MPA Requests by revision
-	Replies  map[int]int // MPA Replies by revision
+	Requests map[int]int // Requests counts MPA Requests by revision.
+	Replies  map[int]int // Replies counts MPA Replies by revision.
 	FPDUs    map[iwarpwire.Opcode]int
 
-	GoodCRC, BadCRC, NoCRC int // FPDUs by their checksum
+	GoodCRC, BadCRC, NoCRC int // These count FPDUs by their checksum.
 
-	// SMB Direct messages. tshark knows them by their looks, whatever the
-	// connection.
+	// These count SMB Direct messages. tshark recognises them by their content, whatever
+	// the connection.
 	Negotiations, Messages int
 
-	Faults []string // frames that it calls malformed or an error, and why
+	Faults []string // Faults has the frames that tshark calls malformed or wrong, with the reason.
 }
 
-// What tshark is told: to look for iWARP on every port, before it goes by the
-// number; to sort segments that overtook each other; to take every Send for
-// itself, since of several in one segment of TCP it puts together no more than
-// one; and to leave out what would be looked for inside of our payload, where
-// only chance can find it.
+// tshark gets these settings. It looks for iWARP on every port before it uses the port
+// number. It sorts segments that have overtaken each other. It handles every Send by
+// itself, because it puts together only one of several Sends in a TCP segment. It does not
+// look for other protocols in the payload, where it could find them only by chance.
 var options = []string{
 	"-n",
 	"-o", "tcp.try_heuristic_first:TRUE",
@@ -47,7 +45,7 @@ var options = []string{
 	"--disable-protocol", "smb2",
 }
 
-// Need skips the test where there is no tshark.
+// Need skips the test if there is no tshark.
 func Need(tb testing.TB) {
 	tb.Helper()
 	if _, err := exec.LookPath("tshark"); err != nil {
@@ -68,8 +66,8 @@ func Dissect(tb testing.TB, path string) *Tally {
 	return t
 }
 
-// count reads the fields of the messages: a line for each frame, in which the
-// values of one field are apart by commas.
+// count reads the fields of the messages. There is a line for each frame, and commas
+// separate the values of one field.
 func (t *Tally) count(tb testing.TB, path string) {
 	tb.Helper()
 	number := func(s string) int {
@@ -111,7 +109,7 @@ func (t *Tally) count(tb testing.TB, path string) {
 	}
 }
 
-// checksums counts tshark's verdicts, which only the text for people has.
+// checksums counts tshark's verdicts on checksums. Only tshark's text output has them.
 func (t *Tally) checksums(tb testing.TB, path string) {
 	tb.Helper()
 	for line := range strings.Lines(tshark(tb, path, "-V", "-O", "iwarp_mpa")) {
@@ -127,8 +125,8 @@ func (t *Tally) checksums(tb testing.TB, path string) {
 	}
 }
 
-// tshark returns what it prints about the capture at path. It reads no
-// preferences of the user's.
+// tshark returns its output for the capture at path. It does not use the user's
+// preferences.
 func tshark(tb testing.TB, path string, args ...string) string {
 	tb.Helper()
 	cmd := exec.Command("tshark", slices.Concat([]string{"-r", path}, options, args)...)
@@ -143,7 +141,7 @@ func tshark(tb testing.TB, path string, args ...string) string {
 	return string(out)
 }
 
-// String is a line for a log.
+// String returns the counts in one line, for a log.
 func (t *Tally) String() string {
 	w := &strings.Builder{}
 	fmt.Fprintf(w, "MPA requests by revision %v, FPDUs", t.Requests)

@@ -1,5 +1,5 @@
-// Package udpeer is a peer for tests of datagrams: a program that uses UD queue pairs by the
-// verbs themselves, as rdma-core's udaddy does, and knows nothing of rdmanet.
+// Package udpeer has a peer for tests of datagrams. It uses UD queue pairs by the verbs, as
+// rdma-core's udaddy does, and shares no code with rdmanet.
 package udpeer
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// patience is how long the peer waits for what must come to pass.
+// patience is how long the peer waits for something that must happen.
 const patience = 90 * time.Second
 
 // Peer has one queue pair, and memory for one send and one receive at a time. Its methods
@@ -22,7 +22,7 @@ type Peer struct {
 	ID ibv.ID
 	QP ibv.QP
 
-	// To is where it sends, and AH the address handle for that.
+	// To is the destination of its sends, and AH is the address handle for it.
 	To ibv.UDParam
 	AH ibv.AH
 
@@ -34,10 +34,10 @@ type Peer struct {
 	b  []byte
 }
 
-// received is where the receive begins in the memory.
+// received is the offset of the receive in the memory.
 const received = 4096
 
-// New makes a peer at a local address, which Close ends.
+// New makes a peer at a local address. Close ends it.
 func New(t testing.TB, p ibv.Provider, at netip.Addr) *Peer {
 	t.Helper()
 	e := &Peer{t: t, p: p, b: make([]byte, 2*received)}
@@ -67,8 +67,8 @@ func (e *Peer) Close() {
 	}
 }
 
-// Ask resolves an address to a queue pair, as Ask the function does, and sends there from
-// then on. It returns the port from which it has asked.
+// Ask resolves an address to a queue pair by the function Ask, and makes it the
+// destination. It returns the local port of the request.
 func (e *Peer) Ask(to netip.AddrPort) uint16 {
 	e.t.Helper()
 	id := Ask(e.t, e.p, netip.AddrPort{}, to, nil)
@@ -97,7 +97,7 @@ func (e *Peer) Answer(wc *ibv.WC) {
 	}
 }
 
-// WR returns a send of a payload.
+// WR returns a work request that sends a payload.
 func (e *Peer) WR(payload string) ibv.SendWR {
 	n := copy(e.b, payload)
 	return ibv.SendWR{Op: ibv.OpSend, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: e.b[:n], LKey: e.mr.LKey()}},

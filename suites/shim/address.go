@@ -8,14 +8,15 @@ import (
 	"strings"
 )
 
-// device4 and device6 are the addresses of the RDMA device; without one they are
+// device4 and device6 are the addresses of the RDMA device. Without such a device they are
 // invalid.
 var (
 	device4 = deviceAddr("RDMANET_VM_ADDR")
 	device6 = deviceAddr("RDMANET_VM_ADDR6")
 )
 
-// loopback4 and loopback6 are what the suites see of device4 and device6.
+// loopback4 and loopback6 are the addresses that the suites get in place of device4 and
+// device6.
 var (
 	loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	loopback6 = netip.IPv6Loopback()
@@ -26,7 +27,7 @@ func deviceAddr(env string) netip.Addr {
 	return addr
 }
 
-// overRDMA reports whether network is one of those that shim takes over.
+// overRDMA reports whether network is one that shim handles.
 func overRDMA(network string) bool {
 	switch network {
 	case "tcp", "tcp4", "tcp6":
@@ -35,8 +36,8 @@ func overRDMA(network string) bool {
 	return false
 }
 
-// toDevice replaces a loopback host in address by the RDMA device's. For a dial the
-// unspecified address means the local host, as in package net.
+// toDevice replaces a loopback host in address by the address of the RDMA device. For a
+// dial the unspecified address means the local host, as in package net.
 func toDevice(network, address string, dial bool) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || !device4.IsValid() {
@@ -58,7 +59,7 @@ func toDevice(network, address string, dial bool) string {
 	return net.JoinHostPort(deviceFor(addr, dial).String(), port)
 }
 
-// deviceFor is toDevice for an IP address.
+// deviceFor is like toDevice, for an IP address.
 func deviceFor(addr netip.Addr, dial bool) netip.Addr {
 	addr = addr.Unmap()
 	switch {
@@ -67,11 +68,11 @@ func deviceFor(addr netip.Addr, dial bool) netip.Addr {
 	case addr == loopback6:
 		return device6
 	}
-	// Every rdmanet listener on the unspecified IPv6 address has IPv4 as well.
+	// A listener of rdmanet on the unspecified IPv6 address always has IPv4 as well.
 	return device4
 }
 
-// fromDevice is the way back of toDevice, for the addresses of listeners.
+// fromDevice is the inverse of toDevice, for the addresses of listeners.
 func fromDevice(addr net.Addr) net.Addr {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok || !device4.IsValid() {
@@ -89,7 +90,7 @@ func fromDevice(addr net.Addr) net.Addr {
 	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(ip, uint16(tcp.Port)))
 }
 
-// tcpAddress is the text of an address that ListenTCP or DialTCP was given.
+// tcpAddress returns the text of an address that ListenTCP or DialTCP was given.
 func tcpAddress(addr *net.TCPAddr) string {
 	if addr == nil {
 		return ":0"

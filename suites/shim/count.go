@@ -8,12 +8,13 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// CountEnv names the file to which the device of every connection that was dialled is
-// written, one a line, so that a suite that did not use rdmanet at all is noticed.
+// CountEnv is the environment variable with the name of a file. The device of every
+// connection that was dialled is written to the file, in a line of its own. So a suite that
+// did not use rdmanet is noticed.
 const CountEnv = "RDMANET_SUITES_COUNT"
 
-// countFile returns the file, opened once: a test that runs out of descriptors must not
-// disturb it. Without CountEnv it returns nil.
+// countFile returns the file, nil without CountEnv. The file is opened once, because a test
+// may use up the descriptors.
 var countFile = sync.OnceValue(openCountFile)
 
 func openCountFile() *os.File {
@@ -33,7 +34,7 @@ func count(c *rdmanet.Conn) {
 	if f == nil {
 		return
 	}
-	// One call of write each, which does not interleave with other processes'.
+	// Each line is one write, so that lines of several processes are not mixed.
 	if _, err := f.WriteString(fmt.Sprintln(c.Info().Device)); err != nil {
 		panic("shim: " + err.Error())
 	}

@@ -13,7 +13,7 @@ func init() {
 	http.DefaultTransport.(*http.Transport).DialContext = new(Dialer).DialContext
 }
 
-// Transport lets a transport that does not say how it dials dial by shim.
+// Transport makes an http.Transport that has no dial function dial by shim.
 func Transport(t *http.Transport) *http.Transport {
 	//lint:ignore SA1019 Suites still set the field that is deprecated.
 	if t.DialContext == nil && t.Dial == nil {
@@ -48,10 +48,10 @@ func HTTPTestUnstartedServer(h http.Handler) *httptest.Server {
 	return s
 }
 
-// HTTPTestClient is put around every call of a method Client without arguments in files
-// that import httptest. The client of an httptest.Server dials by itself; from then on it
-// dials by shim. (The parameter has no other type, as some modules are of a Go without
-// type parameters.)
+// HTTPTestClient is called with the result of every method Client without arguments, in
+// files that import httptest. The client of an httptest.Server has its own dial function,
+// and dials by shim from then on. (The parameter has the type any, because some modules use
+// a version of Go without type parameters.)
 func HTTPTestClient(client *http.Client) *http.Client {
 	t, ok := client.Transport.(*http.Transport)
 	if !ok || t.DialContext == nil {
@@ -65,12 +65,12 @@ func HTTPTestClient(client *http.Client) *http.Client {
 		host, _, _ := net.SplitHostPort(addr)
 		//lint:ignore SA1019 httptest heeds the field that is deprecated.
 		if t.Dial != nil || host == "example.com" || strings.HasSuffix(host, ".example.com") {
-			return dial(ctx, network, addr) // httptest knows where these lead
+			return dial(ctx, network, addr) // httptest knows these addresses.
 		}
 		return new(Dialer).DialContext(ctx, network, addr)
 	}
 	return client
 }
 
-// redirected holds the transports that HTTPTestClient has changed.
+// redirected has the transports that HTTPTestClient has changed.
 var redirected sync.Map

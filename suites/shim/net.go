@@ -15,10 +15,10 @@ type TCPConn = rdmanet.Conn
 // TCPListener stands for net.TCPListener.
 type TCPListener struct{ *rdmanet.Listener }
 
-// Addr returns the address in the form in which the suite asked for it.
+// Addr returns the address that the suite expects.
 func (l *TCPListener) Addr() net.Addr { return fromDevice(l.Listener.Addr()) }
 
-// AcceptTCP is Accept with the type of the connection.
+// AcceptTCP is Accept with the concrete type of the connection.
 func (l *TCPListener) AcceptTCP() (*TCPConn, error) {
 	c, err := l.Accept()
 	if err != nil {
@@ -83,7 +83,7 @@ func DialTCP(network string, laddr, raddr *net.TCPAddr) (*TCPConn, error) {
 	return c.(*TCPConn), nil
 }
 
-// Dialer stands for net.Dialer, with those of its fields that suites set.
+// Dialer stands for net.Dialer. It has the fields that suites set.
 type Dialer struct {
 	Timeout         time.Duration
 	Deadline        time.Time
@@ -122,7 +122,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	return c, nil
 }
 
-// localAddr is toDevice for Dialer.LocalAddr.
+// localAddr is like toDevice, for Dialer.LocalAddr.
 func localAddr(addr net.Addr) net.Addr {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok || tcp == nil || len(tcp.IP) == 0 || !device4.IsValid() {

@@ -1,6 +1,7 @@
 //go:build linux && cgo
 
-// Package ccalltest has C functions for the tests of package ccall, which can have none of their own.
+// Package ccalltest has C functions for the tests of package ccall. Test files cannot have
+// C functions of their own.
 package ccalltest
 
 /*
@@ -105,28 +106,30 @@ import "unsafe"
 type Sum = C.struct_sum
 
 var (
-	// AddUp sets Sum's sum, and aligned if the stack is, and returns -7.
+	// AddUp sets sum and aligned of a Sum, and returns -7. aligned is set if the stack is
+	// aligned.
 	AddUp = unsafe.Pointer(C.ct_sum)
-	// Deep uses as many bytes of stack as the size_t that it is given, and returns 1.
+	// Deep uses as many bytes of stack as its argument, a size_t, and returns 1.
 	Deep = unsafe.Pointer(C.ct_deep)
-	// Spin computes for as many nanoseconds as the int64_t that it is given.
+	// Spin computes for as many nanoseconds as its argument, an int64_t.
 	Spin = unsafe.Pointer(C.ct_spin)
-	// Registers leaves garbage in what C may change.
+	// Registers changes every register that C may change.
 	Registers = unsafe.Pointer(C.ct_registers)
-	// Errno returns what clock_gettime says to the clock that it is given.
+	// Errno returns the negative errno of clock_gettime for the clock that its argument
+	// names.
 	Errno = unsafe.Pointer(C.ct_errno)
-	// Tell sets the int that it is given, for Told, which returns it.
+	// Tell sets the int that its argument points to. Told returns that int.
 	Tell = unsafe.Pointer(C.ct_tell)
 	Told = unsafe.Pointer(C.ct_told)
-	// Crash reads from the address that it is given.
+	// Crash reads from the address in its argument, which ends the process.
 	Crash = unsafe.Pointer(C.ct_crash)
-	// CrashBelow does so in a function that another one has called.
+	// CrashBelow calls a function that crashes as Crash does.
 	CrashBelow = unsafe.Pointer(C.ct_crash_below)
 	// Overflow calls itself until the stack is used up.
 	Overflow = unsafe.Pointer(C.ct_overflow)
 )
 
-// Result returns what AddUp has set.
+// Result returns the fields that AddUp has set.
 func Result(s *Sum) (sum int64, aligned bool) { return int64(s.sum), s.aligned != 0 }
 
 // NewSum returns an argument for AddUp.

@@ -1,5 +1,5 @@
-// Package printedtest checks that the values of a package print shortly, and without the
-// payload in them.
+// Package printedtest checks that the values of a package are printed in one short line
+// without their payload.
 package printedtest
 
 import (
@@ -23,14 +23,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Secret is what the values hold as payload, often enough to fill their memory.
+// Secret is the payload of the values, repeated until their memory is full.
 const Secret = "a secret that a peer has sent; "
 
 // Payload returns n bytes of Secret.
 func Payload(n int) []byte { return bytes.Repeat([]byte(Secret), n/len(Secret)+1)[:n] }
 
-// verbs are those of package fmt, each with the flags that change what is printed. For %T
-// and %p, which prints an address, fmt asks no method.
+// verbs are the verbs of package fmt, each with the flags that change the output. fmt calls
+// no method for %T, and for %p, which prints an address.
 func verbs() []string {
 	var list []string
 	for _, verb := range "vsqdxXoObtcUeEfFgG" {
@@ -41,13 +41,13 @@ func verbs() []string {
 	return list
 }
 
-// limit is how long a line with one value may be. The longest are structs of a hundred
-// counters, by a verb that is not for numbers.
+// limit is the greatest length of a line with one value. The longest lines are those of
+// structs of a hundred counters, by a verb that is not for numbers.
 const limit = 8 << 10
 
-// Check prints each value, by every verb and by both handlers of log/slog, alone and
-// within others. values must have every exported type of the package in the current
-// directory but interfaces, by its name.
+// Check prints each value by every verb and by both handlers of log/slog, alone and in
+// other values. values must have every exported type of the package in the current
+// directory, by its name, except interfaces.
 func Check(t *testing.T, values map[string]any) {
 	for _, name := range exported(t) {
 		assert.Contains(t, values, name, "an exported type that is not tested for what it prints")
@@ -73,7 +73,7 @@ func Check(t *testing.T, values map[string]any) {
 				for _, format := range verbs() {
 					check(t, format+" of a pointer", fmt.Sprintf(format, p.Interface()))
 				}
-			case ast.IsExported(rv.Type().Elem().Name()): // others have no zero values outside
+			case ast.IsExported(rv.Type().Elem().Name()): // Other packages cannot make zero values of the other types.
 				zeros(t, rv.Type())
 			}
 		})
@@ -94,7 +94,7 @@ func CheckMethods(t *testing.T, values map[string]any) {
 	}
 }
 
-// zeros prints a nil pointer and a zero value, which must not panic.
+// zeros checks that a nil pointer and a zero value can be printed without a panic.
 func zeros(t *testing.T, typ reflect.Type) {
 	for _, v := range []any{reflect.Zero(typ).Interface(), reflect.New(typ.Elem()).Interface()} {
 		for _, format := range verbs() {
@@ -115,7 +115,7 @@ func handlers() map[string]func(*strings.Builder) slog.Handler {
 	}
 }
 
-// jsonHandler adds a line when the handler has written what is not JSON.
+// jsonHandler adds a line if the handler has written something that is not JSON.
 type jsonHandler struct {
 	slog.Handler
 	b *strings.Builder
@@ -176,8 +176,7 @@ func CheckFlags(t *testing.T, typ, prefix string, text func(bit uint64) string) 
 	assert.Equal(t, "none", text(0))
 }
 
-// parse returns the files of the package but those of its tests, whatever the system they
-// are for.
+// parse returns the files of the package, for all systems, without those of its tests.
 func parse(t *testing.T) (list []*ast.File) {
 	t.Helper()
 	files, err := filepath.Glob("*.go")
@@ -193,7 +192,7 @@ func parse(t *testing.T) (list []*ast.File) {
 	return list
 }
 
-// exported returns the names of the package's exported types but interfaces.
+// exported returns the names of the package's exported types, except interfaces.
 func exported(t *testing.T) []string {
 	var names []string
 	for _, file := range parse(t) {
