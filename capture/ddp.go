@@ -6,32 +6,32 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// DDP and RDMAP (RFC 5041, RFC 5040): what the FPDUs of one direction of a
-// connection carry. They come in order, and it is known where some are missing.
+// This file handles DDP and RDMAP (RFC 5041, RFC 5040): the content of the FPDUs of one
+// direction of a connection. FPDUs come in order, and it is known where some are missing.
 
-// ddpStream is what tcpDir knows of messages.
+// ddpStream is the state of the messages in a tcpDir.
 type ddpStream struct {
-	msn   [3]uint32 // the last message on each queue; 0 if there was none yet
-	send  *Message  // Send that is being received
-	write *Message  // Write that is being received
+	msn   [3]uint32 // msn is the last message on each queue, 0 if there was none.
+	send  *Message  // send is the Send that is being received.
+	write *Message  // write is the Write that is being received.
 
 	// Segments are missing, perhaps the beginning of the next Write.
 	headless bool
 
-	reads  []*Message // Reads that this side has asked for, in order
-	sink   sink       // of the last of them
-	unsure bool       // there may be another one behind it, among what is missing
-	ack    uint32     // of the last TCP segment
+	reads  []*Message // reads has the Reads that this side has requested, in order.
+	sink   sink       // sink is that of the last Read.
+	unsure bool       // unsure is set if another Read may be missing behind it.
+	ack    uint32     // ack is that of the last TCP segment.
 
-	// Read Responses come in the order of the requests, so counting them tells
-	// which is which. That matters where a sink is used again and again.
-	resp        *Message // Read of the other side that is being answered
-	answered    uint32   // MSN of the last Read that was answered
-	uncounted   bool     // answered may be behind
-	everCounted bool     // answered was right at some time
-	unknownResp bool     // within a response that belongs to no known Read
+	// Read Responses come in the order of the requests, so they can be counted. That
+	// matters if a sink is used again and again.
+	resp        *Message // resp is the Read of the other side that is being answered.
+	answered    uint32   // answered is the MSN of the last Read that was answered.
+	uncounted   bool     // uncounted is set if answered may be too low.
+	everCounted bool     // everCounted is set if answered was right at some time.
+	unknownResp bool     // unknownResp is set within a response of an unknown Read.
 	early       []earlyResponse
-	earlyGap    bool // segments are missing behind early
+	earlyGap    bool // earlyGap is set if segments are missing behind early.
 }
 
 type sink struct {
@@ -40,17 +40,17 @@ type sink struct {
 	msn  uint32
 }
 
-// earlyResponse is a segment of a Read Response whose request was not seen yet.
+// earlyResponse is a segment of a Read Response whose request was not captured yet.
 type earlyResponse struct {
 	h    iwarpwire.Header
 	data []byte
 	size int
 	ack  uint32
 	when time.Time
-	gap  bool // segments are missing in front of it
+	gap  bool // gap is set if segments are missing in front of it.
 }
 
-// ddp takes a DDP segment, of whose size payload bytes data was captured.
+// ddp handles a DDP segment with size payload bytes, of which data was captured.
 func (d *tcpDir) ddp(h *iwarpwire.Header, data []byte, size int, when time.Time) {
 	r := d.t.r
 	r.stats.FPDUs[h.Op&0x0f]++
@@ -83,14 +83,14 @@ func whole(b []byte) []byte {
 	return b
 }
 
-// message begins one on an untagged queue.
+// message begins a message on an untagged queue.
 func (d *tcpDir) message(qn uint32, kind Kind, msn uint32, when time.Time) *Message {
 	m := d.t.r.newMessage(d.t.conn, d.side, kind)
 	m.Time, m.End, m.msn, m.Packets = when, when, msn, 1
 	if last := d.msn[qn]; last != 0 || d.synced {
 		m.lost = int(msn - last - 1)
 	} else {
-		m.lost = 1 // the beginning of the stream was not captured
+		m.lost = 1 // The beginning of the stream was not captured.
 	}
 	d.msn[qn] = msn
 	return m
@@ -131,7 +131,7 @@ func (d *tcpDir) acceptSend(h *iwarpwire.Header, data []byte, size int, when tim
 func (d *tcpDir) acceptWrite(h *iwarpwire.Header, data []byte, size int, when time.Time) {
 	m := d.write
 	if m != nil && (m.Key != h.STag || h.TO != m.Addr+m.Size) {
-		m.TailLost = true // a message goes on where it was (RFC 5041)
+		m.TailLost = true // A message continues where it has stopped (RFC 5041).
 		d.t.r.finish(m, nil)
 		m, d.headless = nil, true
 	}
@@ -160,14 +160,14 @@ func (d *tcpDir) acceptRead(h *iwarpwire.Header, data []byte, when time.Time) {
 	var q iwarpwire.ReadReq
 	if refused := q.Parse(data); refused != nil {
 		d.t.r.stats.BadHeader++
-		d.msn[iwarpwire.QNReadRequest] = h.MSN // it will be answered all the same
+		d.msn[iwarpwire.QNReadRequest] = h.MSN // It will be answered anyway.
 		return
 	}
 	m := d.message(iwarpwire.QNReadRequest, Read, h.MSN, when)
 	m.Key, m.Addr, m.SinkKey, m.SinkAddr, m.Size = q.SrcSTag, q.SrcTO, q.SinkSTag, q.SinkTO, uint64(q.Size)
 	m.buf.expect, m.seq = m.Size, d.origin+uint32(d.bufOff)
-	// With a sink other than that of the Read before, its answer cannot be
-	// taken for that one's.
+	// If the sink is not that of the Read before, the answers of the two are
+	// distinguished.
 	m.distinct = d.sink.msn != 0 && d.sink.msn == h.MSN-1 && (d.sink.stag != q.SinkSTag || d.sink.to != q.SinkTO)
 	d.sink = sink{q.SinkSTag, q.SinkTO, h.MSN}
 	if len(d.reads) >= maxReads {
@@ -178,7 +178,7 @@ func (d *tcpDir) acceptRead(h *iwarpwire.Header, data []byte, when time.Time) {
 	d.t.dirs[d.side.Other()].retryEarly()
 }
 
-// wait puts a Read Response aside until its request is seen.
+// wait keeps a Read Response until its request is captured.
 func (d *tcpDir) wait(h *iwarpwire.Header, data []byte, size int, when time.Time) {
 	r := d.t.r
 	kept, ok := r.hold(data)
@@ -207,7 +207,7 @@ func (d *tcpDir) caughtUp() {
 	}
 }
 
-// dropEarly gives up all Read Responses whose request was not seen.
+// dropEarly gives up all Read Responses whose request was not captured.
 func (d *tcpDir) dropEarly() {
 	for _, e := range d.early {
 		if e.gap {
@@ -233,7 +233,7 @@ func (d *tcpDir) stray(h *iwarpwire.Header, size int) {
 	d.t.r.lose(Loss{Conn: d.t.conn, From: d.side, What: ResponsesLost, First: h.TO, Count: uint64(size)})
 }
 
-// retryEarly goes through the Read Responses that wait.
+// retryEarly tries the Read Responses that wait again.
 func (d *tcpDir) retryEarly() {
 	for len(d.early) > 0 {
 		if d.early[0].gap {
@@ -250,8 +250,8 @@ func (d *tcpDir) retryEarly() {
 	d.caughtUp()
 }
 
-// respond takes a segment of a Read Response; it returns false if its request
-// may still come.
+// respond handles a segment of a Read Response. It returns false if the request may still
+// come.
 func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, ack uint32, when time.Time) bool {
 	o := d.t.dirs[d.side.Other()]
 	if d.resp == nil && !d.unknownResp {
@@ -267,7 +267,7 @@ func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, ack uint32,
 		off := h.TO - m.SinkAddr
 		switch {
 		case h.STag != m.SinkKey, size > 0 && !q.Contains(h.TO), off > m.Size, uint64(size) > m.Size-off:
-			// As siw-terminate has it: more than was asked for is not placed.
+			// As in the capture siw-terminate, bytes beyond the request are not placed.
 			d.t.r.stats.BadHeader++
 		default:
 			m.buf.put(off, data)
@@ -288,11 +288,11 @@ func (d *tcpDir) respond(h *iwarpwire.Header, data []byte, size int, ack uint32,
 	return true
 }
 
-// asked finds the Read of o that a Read Response belongs to, at its beginning
-// or, after a gap, in its middle. ack is what its sender had received by then.
+// asked finds the Read of o that a Read Response belongs to, at its beginning or, after a
+// gap, in its middle. ack is what the sender of the response had received by then.
 func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, wait bool) {
 	last := o.msn[iwarpwire.QNReadRequest]
-	floor := d.synced || d.everCounted // answered is a lower bound
+	floor := d.synced || d.everCounted // answered is a lower bound then.
 	if !d.uncounted && floor {
 		want := d.answered + 1
 		for _, m := range o.reads {
@@ -302,7 +302,7 @@ func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, 
 		}
 		return nil, int32(last-want) < 0
 	}
-	// Every request has to be known that the sender had received, to the last.
+	// Every request that the sender had received must be known, up to the last.
 	if o.started && int32(ack-o.next) > 0 {
 		return nil, true
 	}
@@ -310,7 +310,7 @@ func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, 
 		return nil, false
 	}
 	for _, c := range o.reads {
-		if int32(c.seq-ack) >= 0 { // that one came later
+		if int32(c.seq-ack) >= 0 { // That one came later.
 			last = c.msn - 1
 			break
 		}
@@ -320,7 +320,7 @@ func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, 
 		low = o.reads[0].msn - 1
 	}
 	if depth := o.depth(); depth > 0 && (int32(last-depth-low) > 0 || !floor) {
-		low, floor = last-depth, true // no more than that may be open at a time
+		low, floor = last-depth, true // No more than that may be open at a time.
 	}
 	open, match := uint32(0), 0
 	for _, c := range o.reads {
@@ -328,7 +328,7 @@ func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, 
 			continue
 		}
 		if n := len(c.buf.have); n > 0 && c.buf.have[n-1].To > h.TO-c.SinkAddr && h.STag == c.SinkKey {
-			low, open, match = c.msn, 0, 0 // it has got further already
+			low, open, match = c.msn, 0, 0 // The answers have come further already.
 			continue
 		}
 		open++
@@ -339,23 +339,23 @@ func (d *tcpDir) asked(o *tcpDir, h *iwarpwire.Header, ack uint32) (m *Message, 
 		}
 	}
 	if open != last-low || match != 1 || !floor && !m.distinct {
-		return nil, false // it may belong to one that is not known
+		return nil, false // It may belong to an unknown Read.
 	}
 	return m, false
 }
 
-// depth returns how many Reads d's side may have open at a time, 0 if that was
-// not negotiated (RFC 6581).
+// depth returns how many Reads d's side may have open at a time, 0 if that was not
+// negotiated (RFC 6581).
 func (d *tcpDir) depth() uint32 {
 	s, o := d.start, d.t.dirs[d.side.Other()].start
 	if s == nil || o == nil || !s.Enhanced || !o.Enhanced ||
 		s.ORD == iwarpwire.DepthNotNegotiated || o.IRD == iwarpwire.DepthNotNegotiated {
 		return 0
 	}
-	return uint32(max(s.ORD, o.IRD)) // the larger one, in case the two ends do not agree
+	return uint32(max(s.ORD, o.IRD)) // The larger one is used, because the two ends may disagree.
 }
 
-// finishReads hands out the Reads that by has answered, or passed over.
+// finishReads hands out the Reads that by has answered, or has left out.
 func (d *tcpDir) finishReads(by *tcpDir) {
 	for len(d.reads) > 0 {
 		m := d.reads[0]
@@ -397,7 +397,7 @@ func (d *tcpDir) interrupted() {
 	}
 }
 
-// endMessages hands out what is not complete at the end of the stream.
+// endMessages hands out incomplete messages at the end of the stream.
 func (d *tcpDir) endMessages() {
 	for _, m := range []*Message{d.send, d.write} {
 		if m != nil {
@@ -408,7 +408,7 @@ func (d *tcpDir) endMessages() {
 	d.send, d.write = nil, nil
 }
 
-// flushReads waits for answers no longer.
+// flushReads ends the wait for answers.
 func (d *tcpDir) flushReads() {
 	o := d.t.dirs[d.side.Other()]
 	o.retryEarly()

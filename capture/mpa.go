@@ -8,45 +8,45 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// MPA (RFC 5044): the start frames, and the FPDUs that a stream of TCP consists
-// of behind them.
+// This file handles MPA (RFC 5044): the start frames, and the FPDUs of a TCP stream behind
+// them.
 
-// phase is what is expected next in a stream.
+// phase is the kind of the next bytes of a stream.
 type phase uint8
 
 const (
-	phaseStart phase = iota // a start frame, as the stream begins here
-	phaseGuess              // a start frame or an FPDU, perhaps in its middle
-	phaseFPDU               // an FPDU
-	phaseLost               // anything: bytes are missing
+	phaseStart phase = iota // phaseStart: a start frame, because the stream begins here.
+	phaseGuess              // phaseGuess: a start frame or an FPDU, perhaps the middle of one.
+	phaseFPDU               // phaseFPDU: an FPDU.
+	phaseLost               // phaseLost: unknown, because bytes are missing.
 )
 
-// mpaStream is what tcpDir knows of FPDUs.
+// mpaStream is the state of the FPDUs in a tcpDir.
 type mpaStream struct {
 	phase    phase
-	buf      []byte // the FPDU, or start frame, that is not complete yet
-	bufOff   uint64 // where in the stream buf begins
-	skipped  uint64 // bytes to pass over: the rest of an FPDU that has a hole
-	base     uint64 // where the first FPDU begins; markers count from there
+	buf      []byte // buf has the FPDU or start frame that is not complete yet.
+	bufOff   uint64 // bufOff is the place of buf in the stream.
+	skipped  uint64 // skipped is how many bytes are to be ignored: the rest of an FPDU with a hole.
+	base     uint64 // base is the beginning of the first FPDU. Markers count from there.
 	start    *iwarpwire.Start
-	unmarked []byte   // scratch: an FPDU without its markers
-	starts   []uint64 // where segments begin in buf, while an FPDU is looked for
-	searched uint64   // bytes passed over by that search
-	kept     int      // bytes that buf, unmarked and starts are accounted for with
-	zeroCRC  bool     // all CRC fields so far were zero
+	unmarked []byte   // unmarked is memory for an FPDU without its markers.
+	starts   []uint64 // starts has the beginnings of segments in buf, while an FPDU is looked for.
+	searched uint64   // searched is how many bytes that search has ignored.
+	kept     int      // kept is how many bytes are accounted for buf, unmarked and starts.
+	zeroCRC  bool     // zeroCRC is set if all CRC fields so far were zero.
 	anyFPDU  bool
 }
 
 const (
 	markerInterval = 512
 	markerLen      = 4
-	maxSearch      = 256 << 10 // bytes looked through for an FPDU at a time
+	maxSearch      = 256 << 10 // maxSearch is how many bytes are searched for an FPDU at a time.
 
 	minULPDU = iwarpwire.TaggedLen
 )
 
-// ready tells whether bytes can be fed: whether there are markers among FPDUs
-// only the start frame of the other side says.
+// ready tells whether bytes can be fed. The start frame of the other side must be known,
+// because it says whether there are markers.
 func (d *tcpDir) ready() bool {
 	if d.phase != phaseFPDU || d.t.assumed {
 		return true
@@ -55,7 +55,7 @@ func (d *tcpDir) ready() bool {
 	return o.start != nil || o.phase != phaseStart
 }
 
-// feed takes the next bytes of the stream.
+// feed handles the next bytes of the stream.
 func (d *tcpDir) feed(b []byte, when time.Time) {
 	if d.t.foreign {
 		return
@@ -85,7 +85,7 @@ func (d *tcpDir) feed(b []byte, when time.Time) {
 			}
 			d.bufOff = d.off
 		}
-		// As much as is known to be needed.
+		// It takes as many bytes as are known to be needed.
 		want := d.whole(d.buf)
 		if want < 0 { // what began as the start frame of one side is sent by the other
 			d.buf = d.buf[:0]
@@ -116,8 +116,8 @@ func (d *tcpDir) feed(b []byte, when time.Time) {
 	}
 }
 
-// whole returns how many bytes the frame has that begins b, 0 if b is too short
-// to tell, -1 if it is none.
+// whole returns the length of the frame that b begins with. It returns 0 if b is too short
+// for that, and -1 if b is no frame.
 func (d *tcpDir) whole(b []byte) int {
 	if d.phase == phaseStart {
 		return startLen(b, d.side == Responder)
@@ -125,7 +125,7 @@ func (d *tcpDir) whole(b []byte) int {
 	return d.fpduLen(b, d.position(len(d.buf) == 0))
 }
 
-// position is where the FPDU begins that is read next, counted from the first.
+// position returns the beginning of the next FPDU, counted from the first FPDU.
 func (d *tcpDir) position(fresh bool) uint64 {
 	if fresh {
 		return d.off - d.base
@@ -151,8 +151,8 @@ func startLen(b []byte, reply bool) int {
 	return iwarpwire.StartLen + n
 }
 
-// fpduLen returns how many bytes of the stream the FPDU takes that begins b, at
-// that position, markers included; 0 if b is too short to tell.
+// fpduLen returns how many bytes of the stream the FPDU at the beginning of b has, at that
+// position and with markers. It returns 0 if b is too short for that.
 func (d *tcpDir) fpduLen(b []byte, pos uint64) int {
 	marked := d.t.conn.Markers[d.side]
 	at := 0
@@ -169,9 +169,9 @@ func (d *tcpDir) fpduLen(b []byte, pos uint64) int {
 	return n
 }
 
-// withMarkers returns the length of n bytes at a position together with the
-// markers that stand every 512 bytes of the stream, the first in front of the
-// first FPDU (RFC 5044).
+// withMarkers returns the length of n bytes at a position together with their markers.
+// There is a marker every 512 bytes of the stream, the first in front of the first FPDU
+// (RFC 5044).
 func withMarkers(n int, pos uint64) int {
 	total := 0
 	for n > 0 {
@@ -187,7 +187,7 @@ func withMarkers(n int, pos uint64) int {
 	return total
 }
 
-// withoutMarkers returns b, which lies at a position, without its markers.
+// withoutMarkers returns b without its markers. b is at that position.
 func (d *tcpDir) withoutMarkers(b []byte, pos uint64) []byte {
 	out := d.unmarked[:0]
 	for len(b) > 0 {
@@ -206,7 +206,7 @@ func (d *tcpDir) withoutMarkers(b []byte, pos uint64) []byte {
 	return out
 }
 
-// unit takes a whole start frame or FPDU, which begins at bufOff.
+// unit handles a whole start frame or FPDU, which begins at bufOff.
 func (d *tcpDir) unit(b []byte, when time.Time) {
 	if d.phase == phaseStart {
 		d.startFrame(b, when)
@@ -224,7 +224,7 @@ func (d *tcpDir) unit(b []byte, when time.Time) {
 	case field == iwarpwire.CRC(0, b[:len(b)-iwarpwire.CRCLen]):
 		r.stats.GoodCRC++
 		c.CRC = true
-	case !c.CRC: // the set-up was not captured, and nothing says that there are checksums
+	case !c.CRC: // The set-up was not captured, so checksums are unknown.
 		r.stats.NoCRC++
 	default:
 		r.stats.BadCRC++
@@ -246,7 +246,7 @@ func (d *tcpDir) unit(b []byte, when time.Time) {
 	d.ddp(&h, ulpdu[n:], len(ulpdu)-n, when)
 }
 
-// lostStep makes the stream look for its next FPDU, as what it took for one was
+// lostStep makes the stream search for its next FPDU, because what it took for one was
 // none.
 func (d *tcpDir) lostStep() {
 	d.interrupted()
@@ -254,7 +254,7 @@ func (d *tcpDir) lostStep() {
 	d.starts = d.starts[:0]
 }
 
-// startFrame takes the first frame of a side.
+// startFrame handles the first frame of a side.
 func (d *tcpDir) startFrame(b []byte, when time.Time) {
 	t, c := d.t, d.t.conn
 	s, err := iwarpwire.ParseStart(b, d.side == Responder)
@@ -269,7 +269,7 @@ func (d *tcpDir) startFrame(b []byte, when time.Time) {
 	d.base = d.off
 	c.Ends[d.side].Private = s.Private
 	c.Markers[d.side.Other()] = s.Markers
-	c.CRC = c.CRC || s.CRC // of either side is enough (RFC 5044)
+	c.CRC = c.CRC || s.CRC // One side is enough (RFC 5044).
 	o := t.dirs[d.side.Other()]
 	c.SetUp = o.start != nil
 	kind := StartRequest
@@ -285,13 +285,13 @@ func (d *tcpDir) startFrame(b []byte, when time.Time) {
 	}
 }
 
-// hole takes n bytes that are missing from the stream.
+// hole handles n bytes that are missing from the stream.
 func (d *tcpDir) hole(n int, when time.Time) {
 	at := d.off
 	d.off += uint64(n)
 	switch d.phase {
 	case phaseStart:
-		// Whatever the frame said, the other side's tells about checksums too.
+		// The frame is lost. The other side's frame decides about checksums too.
 		d.phase, d.buf = phaseLost, d.buf[:0]
 		d.interrupted()
 	case phaseGuess, phaseLost:
@@ -324,9 +324,8 @@ func (d *tcpDir) hole(n int, when time.Time) {
 	}
 }
 
-// partial takes the beginning of an FPDU, total bytes long, that has a hole, if
-// there is enough of it to know what it is. With checksums it cannot be relied
-// on.
+// partial handles the beginning of an FPDU with a hole, if it is long enough for that.
+// total is the length of the FPDU. With checksums such an FPDU is not used.
 func (d *tcpDir) partial(total int, when time.Time) bool {
 	if d.t.conn.CRC || d.t.conn.Markers[d.side] {
 		return false
@@ -344,8 +343,8 @@ func (d *tcpDir) partial(total int, when time.Time) bool {
 	return true
 }
 
-// search looks for an FPDU among bytes of which it is not known where one
-// begins: at the beginnings of TCP segments, where most do.
+// search looks for an FPDU among bytes that may begin in the middle of one. It looks at the
+// beginnings of TCP segments, where most FPDUs begin.
 func (d *tcpDir) search(b []byte, when time.Time) {
 	if len(b) == 0 {
 		return
@@ -361,8 +360,8 @@ func (d *tcpDir) search(b []byte, when time.Time) {
 	}
 }
 
-// account has the memory of buffers counted. It returns false where there is none
-// left, and gives the connection up.
+// account counts the memory of buffers. If there is no memory left, it gives up the
+// connection and returns false.
 func (d *tcpDir) account() bool {
 	const free = 4 << 10
 	more := cap(d.buf) + cap(d.unmarked) + 8*cap(d.starts) - free - d.kept
@@ -378,7 +377,7 @@ func (d *tcpDir) account() bool {
 	return true
 }
 
-// resume goes on with the search; final says that nothing more will come.
+// resume continues the search. final means that nothing more will come.
 func (d *tcpDir) resume(when time.Time, final bool) {
 	if d.phase == phaseGuess && d.guessStart() {
 		return
@@ -408,12 +407,12 @@ func (d *tcpDir) resume(when time.Time, final bool) {
 	d.searched += uint64(len(d.buf))
 	d.buf, d.starts = d.buf[:0], nil
 	if d.phase == phaseGuess && d.searched > maxSearch && d.t.conn.ID == 0 {
-		d.t.giveUp() // nothing here looks like iWARP
+		d.t.giveUp() // Nothing here can be iWARP.
 	}
 }
 
-// guessStart takes a start frame at the beginning of what was captured, though
-// the beginning of the stream was not.
+// guessStart handles a start frame at the beginning of the capture, although the beginning
+// of the stream was not captured.
 func (d *tcpDir) guessStart() bool {
 	n := startLen(d.buf, false)
 	if n < 0 {
@@ -424,7 +423,7 @@ func (d *tcpDir) guessStart() bool {
 	}
 	d.sideBy(d.buf)
 	if n == 0 || len(d.buf) < n {
-		return true // wait for more
+		return true // It waits for more bytes.
 	}
 	rest := slices.Clone(d.buf)
 	d.off = d.bufOff
@@ -433,7 +432,7 @@ func (d *tcpDir) guessStart() bool {
 	return true
 }
 
-// verdict is what plausible finds.
+// verdict is the result of plausible.
 type verdict uint8
 
 const (
@@ -442,14 +441,14 @@ const (
 	likely
 )
 
-// plausible tells whether an FPDU begins b, which lies at an offset of the
-// stream. Where there are checksums these decide; else all that is known about
-// an FPDU has to fit, and another one must follow, or nothing.
+// plausible tells whether b begins with an FPDU. b is at an offset of the stream. If there
+// are checksums, these decide. Otherwise everything that is known about an FPDU must fit,
+// and another FPDU must follow, or nothing.
 func (d *tcpDir) plausible(b []byte, off uint64, final bool) verdict {
 	c := d.t.conn
 	pos := off - d.base
 	if d.phase == phaseGuess {
-		pos = 1 // markers are not known of
+		pos = 1 // It is not known whether there are markers.
 	}
 	total := d.fpduLen(b, pos)
 	if total == 0 {
@@ -481,14 +480,14 @@ func (d *tcpDir) plausible(b []byte, off uint64, final bool) verdict {
 	return v
 }
 
-// plausibleHeader tells whether b begins as an FPDU does.
+// plausibleHeader tells whether b can be the beginning of an FPDU.
 func (d *tcpDir) plausibleHeader(b []byte) verdict {
 	if len(b) < iwarpwire.LengthLen+iwarpwire.UntaggedLen {
 		return unknownYet
 	}
 	n := int(binary.BigEndian.Uint16(b))
 	ulpdu := b[iwarpwire.LengthLen:]
-	if n < minULPDU || ulpdu[0]&0x3c != 0 || ulpdu[1]&0x30 != 0 { // reserved bits
+	if n < minULPDU || ulpdu[0]&0x3c != 0 || ulpdu[1]&0x30 != 0 { // The reserved bits must be zero.
 		return unlikely
 	}
 	var h iwarpwire.Header
@@ -519,7 +518,7 @@ func (d *tcpDir) damaged() {
 	d.interrupted()
 }
 
-// end says that nothing more will come.
+// end is called when nothing more will come.
 func (d *tcpDir) end() {
 	if d.t.foreign {
 		return

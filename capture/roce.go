@@ -5,17 +5,16 @@ import (
 	"time"
 )
 
-// RoCEv2. The packets from one host to one QP of another are a flow. They are
-// requests, numbered in the sender's own sequence of PSNs, and answers, which
-// bear the numbers of the requests that they belong to.
+// This file handles RoCEv2. The packets from one host to one QP of another are a flow. A
+// flow has requests, numbered by the sender's own PSNs, and answers, which have the numbers
+// of the requests that they belong to.
 //
 //  1. addUDP decodes a packet, checks its ICRC and finds its flow.
-//  2. request puts requests in order: what comes too early waits, what comes
-//     again is dropped, what does not come within the window is a gap.
-//  3. accept takes them in order and makes messages of them.
-//  4. response takes the answers and brings them to the requests of the flow
-//     the other way, its peer. What answers a request that has not been
-//     accepted yet waits.
+//  2. request puts requests in order. A request that comes too early waits, and one that
+//     comes again is dropped. One that does not come within the window leaves a gap.
+//  3. accept takes requests in order and makes messages of them.
+//  4. response brings answers to the requests of the opposite flow, the peer. An answer to
+//     a request that was not accepted yet waits.
 
 type flowKey struct {
 	src, dst addr
@@ -35,7 +34,7 @@ const (
 	// outstanding.
 	jump = 1 << 16
 
-	maxReads = 4096 // Reads open at a time in one flow
+	maxReads = 4096 // maxReads is how many Reads may be open at a time in one flow.
 )
 
 // roceFlow is one direction of a connection.
@@ -73,7 +72,7 @@ type roceFlow struct {
 	mixed    bool      // mixed is set if answers belong to two connections.
 	answers  int
 
-	marks             [64]mark // requests that wait for an acknowledgement, a ring
+	marks             [64]mark // marks has requests that wait for an acknowledgement, in a ring.
 	markHead, markLen int
 }
 
@@ -91,7 +90,7 @@ type mark struct {
 	when time.Time
 }
 
-// addUDP takes a UDP datagram.
+// addUDP handles a UDP datagram.
 func (r *Reassembler) addUDP(d *datagram) {
 	const udpLen = 8
 	b := d.payload
@@ -158,7 +157,7 @@ func (r *Reassembler) addUDP(d *datagram) {
 	}
 }
 
-// flow returns the flow with that key, a new one if need be.
+// flow returns the flow with that key, and makes it if there is none.
 func (r *Reassembler) flow(key flowKey) *roceFlow {
 	slot := &r.recent[(key.qp^uint32(key.dst[15])<<3)%uint32(len(r.recent))]
 	if f := *slot; f != nil && f.key == key {
@@ -178,7 +177,7 @@ func (r *Reassembler) flow(key flowKey) *roceFlow {
 	return f
 }
 
-// join makes f what side sends of c.
+// join makes f the flow of one side of c.
 func (f *roceFlow) join(c *Conn, side Side) {
 	f.conn, f.side = c, side
 	c.roce[side] = f
@@ -216,7 +215,7 @@ func (f *roceFlow) datagram(pk *RoCE) {
 	f.r.finish(m, payload(pk))
 }
 
-// payload returns the payload for finish, which takes nil for something else.
+// payload returns the payload for finish, for which nil has another meaning.
 func payload(pk *RoCE) []byte {
 	if pk.Payload == nil {
 		return []byte{}
@@ -224,7 +223,7 @@ func payload(pk *RoCE) []byte {
 	return pk.Payload
 }
 
-// request takes a request as it comes.
+// request handles a request that has arrived.
 func (f *roceFlow) request(pk *RoCE, op *opInfo, when time.Time) {
 	if f.peer == nil {
 		f.widen(pk)
@@ -267,7 +266,7 @@ func (f *roceFlow) repeat() {
 	f.r.stats.Repeats++
 }
 
-// wait puts a request aside.
+// wait keeps a request for later.
 func (f *roceFlow) wait(pk *RoCE, when time.Time) {
 	added, room := f.held.add(f.r, pk, when)
 	if added {
@@ -277,7 +276,7 @@ func (f *roceFlow) wait(pk *RoCE, when time.Time) {
 		f.repeat()
 		return
 	}
-	// No memory: give up the gaps that the others wait for.
+	// There is no memory, so the gaps that the others wait for are given up.
 	f.r.lose(Loss{Conn: f.conn, From: f.side, What: MemoryShort, Count: uint64(pk.Size)})
 	f.release()
 	if !f.started {
@@ -289,7 +288,7 @@ func (f *roceFlow) wait(pk *RoCE, when time.Time) {
 	}
 }
 
-// release accepts all that waits, whatever is missing in between.
+// release accepts all requests that wait, although some between them are missing.
 func (f *roceFlow) release() {
 	if !f.started && f.held.len() > 0 {
 		f.startAnywhere(f.held.first().pk.PSN)
@@ -299,23 +298,23 @@ func (f *roceFlow) release() {
 	}
 }
 
-// start begins with the request of that PSN.
+// start makes the request with that PSN the first one.
 func (f *roceFlow) start(psn uint32) {
 	f.started, f.next, f.due = true, psn, psn
 	f.drain()
 }
 
-// startAnywhere does so where there may have been others before.
+// startAnywhere does the same if there may have been earlier requests.
 func (f *roceFlow) startAnywhere(psn uint32) {
 	f.lost++
 	f.start(psn)
 }
 
-// restart begins anew where the PSNs have nothing to do with those before.
+// restart starts the flow anew if PSNs do not fit those before.
 func (f *roceFlow) restart(pk *RoCE, when time.Time) {
 	f.flushRequests()
 	if d := psnDiff(pk.PSN, f.next); f.unsure == nil && d >= 0 && d <= jump {
-		f.request(pk, &opcodes[pk.Opcode], when) // it was the first that was expected
+		f.request(pk, &opcodes[pk.Opcode], when) // It was the first one that was expected.
 		return
 	}
 	f.r.lose(Loss{Conn: f.conn, From: f.side, What: Restarted, First: uint64(f.next), Count: uint64(pk.PSN)})
@@ -329,7 +328,7 @@ func (f *roceFlow) restart(pk *RoCE, when time.Time) {
 	f.wait(pk, when)
 }
 
-// drain accepts what has waited for its turn.
+// drain accepts requests whose turn has come.
 func (f *roceFlow) drain() {
 	for f.held.len() > 0 && f.settle() {
 		d := psnDiff(f.held.first().pk.PSN, f.next)
@@ -360,8 +359,8 @@ func (f *roceFlow) skip() {
 	f.drain()
 }
 
-// gap notes that k requests are missing in front of next, and decides whether
-// that one belongs to the message that was being received.
+// gap notes that k requests are missing in front of next. It decides whether next belongs
+// to the message that was being received.
 func (f *roceFlow) gap(k int, next *RoCE) {
 	if k == 0 {
 		return
@@ -381,13 +380,12 @@ func (f *roceFlow) gap(k int, next *RoCE) {
 
 	op := &opcodes[next.Opcode]
 	goesOn := op.flags&opFirst == 0
-	whole := f.cur == nil // nothing is missing of what came before
+	whole := f.cur == nil // whole is set if nothing of the message before is missing.
 	if m := f.cur; m != nil {
 		same := false
 		if goesOn && op.class == m.class() {
-			// One packet between a First and a Middle or Last can only be a
-			// Middle. With more there is room for a Last and a First, but in a
-			// Write whose length is known.
+			// One packet between a First and a Middle or Last can only be a Middle. More
+			// packets may include a Last and a First, except in a Write of known length.
 			same = k == 1
 			if m.Kind == Write && !m.HeadLost {
 				same = psnDiff(next.PSN, m.psn) < packets(uint32(m.Size), m.mtu)
@@ -399,11 +397,11 @@ func (f *roceFlow) gap(k int, next *RoCE) {
 		f.abandon()
 	}
 	if whole && k == 1 && goesOn && op.class == classWrite {
-		return // what is missing can only be the First, and no Send
+		return // Only the First can be missing, and it is no Send.
 	}
 	f.lost += k
 	if k == 1 && goesOn && op.class == classSend && c.MTU > 0 {
-		// Here, too, but its place is known.
+		// It can here too, but its place is known.
 		m := r.newMessage(c, f.side, Send)
 		m.psn, m.mtu = f.next, c.MTU
 		f.cur, f.lost = m, f.lost-1
@@ -411,7 +409,7 @@ func (f *roceFlow) gap(k int, next *RoCE) {
 	}
 }
 
-// abandon ends a Send or Write whose end did not come.
+// abandon ends a Send or Write whose end has not come.
 func (f *roceFlow) abandon() {
 	m := f.cur
 	f.cur = nil
@@ -462,7 +460,7 @@ func (f *roceFlow) accept(pk *RoCE, op *opInfo, when time.Time) {
 
 func (f *roceFlow) begin(kind Kind, pk *RoCE, when time.Time) *Message {
 	if f.cur != nil {
-		f.abandon() // nothing may come between the packets of a message
+		f.abandon() // Nothing may come between the packets of a message.
 	}
 	m := f.r.newMessage(f.conn, f.side, kind)
 	m.psn, m.Time, m.End = pk.PSN, when, when
@@ -476,7 +474,7 @@ func (f *roceFlow) expect(m *Message) {
 	f.reads = append(f.reads, m)
 }
 
-// acceptData takes a packet of a Send or Write.
+// acceptData handles a packet of a Send or Write.
 func (f *roceFlow) acceptData(pk *RoCE, op *opInfo, when time.Time) {
 	kind := Send
 	if op.class == classWrite {
@@ -520,7 +518,7 @@ func (f *roceFlow) acceptData(pk *RoCE, op *opInfo, when time.Time) {
 	case kind == Send || m.HeadLost:
 		m.Size = end
 	case end > m.Size || last && end != m.Size:
-		m.TailLost = true // not what the RETH announced
+		m.TailLost = true // The length is not the one that the RETH announced.
 	}
 	if !last && pk.Size != m.mtu || pk.Size > m.mtu {
 		m.TailLost = true
@@ -536,7 +534,7 @@ func (f *roceFlow) acceptData(pk *RoCE, op *opInfo, when time.Time) {
 	}
 }
 
-// trailer takes what the last packet of a message may have.
+// trailer handles the extra headers of a message's last packet.
 func (f *roceFlow) trailer(m *Message, pk *RoCE, op *opInfo) {
 	if op.flags&opImm != 0 {
 		m.Imm, m.HasImm = pk.Imm, true
@@ -547,7 +545,7 @@ func (f *roceFlow) trailer(m *Message, pk *RoCE, op *opInfo) {
 	m.Solicited = m.Solicited || pk.Solicited
 }
 
-// learn takes the path MTU from a packet that fills it.
+// learn sets the path MTU from a packet that fills it.
 func (f *roceFlow) learn(pk *RoCE, op *opInfo) {
 	if op.flags&opLast != 0 || pk.Size == f.conn.MTU {
 		return
@@ -557,8 +555,8 @@ func (f *roceFlow) learn(pk *RoCE, op *opInfo) {
 	}
 }
 
-// settle works out next behind a Read, if it is known by now how many PSNs that
-// takes. It returns false if not.
+// settle computes next behind a Read, if the number of the Read's PSNs is known by now. It
+// returns false if it is not.
 func (f *roceFlow) settle() bool {
 	m := f.unsure
 	if m == nil {
@@ -575,8 +573,8 @@ func (f *roceFlow) settle() bool {
 	return true
 }
 
-// guess settles in another way: a request has waited for too long, whose PSN is
-// ahead of the Read's by n.
+// guess does the same in another way, when a request has waited for too long. The request's
+// PSN is n ahead of the Read's.
 func (f *roceFlow) guess(n int) {
 	m := f.unsure
 	m.count = 1
@@ -592,7 +590,7 @@ func (f *roceFlow) guess(n int) {
 	f.settle()
 }
 
-// response takes an answer as it comes.
+// response handles an answer that has arrived.
 func (f *roceFlow) response(pk *RoCE, op *opInfo, when time.Time) {
 	if op.class == classReadResponse {
 		f.learn(pk, op)
@@ -612,7 +610,7 @@ func (f *roceFlow) response(pk *RoCE, op *opInfo, when time.Time) {
 		return
 	}
 	if f.peer != nil && f.peer.started && op.class == classAck {
-		return // good for nothing but a latency
+		return // Only its latency is of use.
 	}
 	added, room := f.early.add(f.r, pk, when)
 	if f.peer == nil && (f.pairDue() || !room) {
@@ -638,7 +636,7 @@ func (f *roceFlow) stray(pk *RoCE) {
 	}
 }
 
-// retryEarly looks through the answers that came too early.
+// retryEarly tries the answers that came too early again.
 func (f *roceFlow) retryEarly() {
 	p := f.peer
 	if p == nil || f.retries || p.early.len() == 0 {
@@ -664,8 +662,8 @@ func (f *roceFlow) retryEarly() {
 	f.retries = false
 }
 
-// answer takes an answer to one of f's requests; it returns false if that was
-// not accepted yet.
+// answer handles an answer to one of f's requests. It returns false if that request was not
+// accepted yet.
 func (f *roceFlow) answer(pk *RoCE, op *opInfo, when time.Time) bool {
 	if !f.started {
 		return false
@@ -715,9 +713,8 @@ func (f *roceFlow) answer(pk *RoCE, op *opInfo, when time.Time) bool {
 	return true
 }
 
-// place puts a Read Response where it belongs: by its PSN, for a Read that was
-// tried again answers from the middle. It returns false if it cannot belong
-// there.
+// place puts a Read Response in its place by its PSN, because a Read that was retried is
+// answered from its middle. It returns false if the response cannot belong there.
 func (m *Message) place(pk *RoCE) bool {
 	i := psnDiff(pk.PSN, m.psn)
 	off := uint64(i) * uint64(m.mtu)
@@ -735,7 +732,7 @@ func (m *Message) place(pk *RoCE) bool {
 	return true
 }
 
-// unexpected counts an answer that no open request asks for.
+// unexpected counts an answer to a request that is not open.
 func (f *roceFlow) unexpected(pk *RoCE) {
 	for _, g := range f.gaps[:min(f.gapCount, len(f.gaps))] {
 		if g.contains(pk.PSN) {
@@ -746,7 +743,7 @@ func (f *roceFlow) unexpected(pk *RoCE) {
 	f.peer.repeat()
 }
 
-// acknowledged takes an ACK or NAK.
+// acknowledged handles an ACK or NAK.
 func (f *roceFlow) acknowledged(pk *RoCE, when time.Time) {
 	if pk.Syndrome>>5 != 0 {
 		return
@@ -764,7 +761,7 @@ func (f *roceFlow) acknowledged(pk *RoCE, when time.Time) {
 	f.finishReads()
 }
 
-// mark notes when a request was sent that an ACK will answer.
+// mark records the time of a request that an ACK will answer.
 func (f *roceFlow) mark(psn uint32, when time.Time) {
 	if f.markLen == len(f.marks) {
 		f.markHead = (f.markHead + 1) % len(f.marks)
@@ -774,8 +771,8 @@ func (f *roceFlow) mark(psn uint32, when time.Time) {
 	f.markLen++
 }
 
-// evidence notes that the peer has come as far as psn. Answers come in order, so
-// Reads before that have been answered, and wait no longer than the window.
+// evidence notes that the peer has come to psn. Answers come in order, so earlier Reads
+// have been answered, and wait for the window at most.
 func (f *roceFlow) evidence(psn uint32) {
 	if psnDiff(psn, f.due) >= 0 {
 		f.due = (psn + 1) & psnMask
@@ -790,7 +787,7 @@ func (f *roceFlow) evidence(psn uint32) {
 	}
 }
 
-// finishReads hands out the Reads that are answered, in order.
+// finishReads hands out the answered Reads, in order.
 func (f *roceFlow) finishReads() {
 	for len(f.reads) > 0 {
 		m := f.reads[0]
@@ -817,7 +814,7 @@ func (f *roceFlow) finishRead(answered bool) {
 	f.r.finish(m, nil)
 }
 
-// flushRequests waits for requests no longer.
+// flushRequests ends the wait for missing requests.
 func (f *roceFlow) flushRequests() {
 	f.release()
 	if f.cur != nil {
@@ -826,7 +823,7 @@ func (f *roceFlow) flushRequests() {
 	f.retryEarly()
 }
 
-// flushReads waits for answers no longer.
+// flushReads ends the wait for answers.
 func (f *roceFlow) flushReads() {
 	for len(f.reads) > 0 {
 		f.finishRead(false)

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// RPC-over-RDMA version 1, RFC 8166.
+// This file handles RPC-over-RDMA version 1, RFC 8166.
 
 const (
 	rpcMsg   = 0
@@ -16,9 +16,9 @@ const (
 	rpcError = 4
 
 	rpcVersion = 1
-	maxCalls   = 4096 // of one side that wait for their replies
+	maxCalls   = 4096 // maxCalls is how many calls of one side may wait for their replies.
 
-	maxRPCHeader = 64 << 10 // bytes of a Send that are looked at
+	maxRPCHeader = 64 << 10 // maxRPCHeader is how many bytes of a Send are decoded.
 )
 
 var errRPC = errors.New("rpc-over-rdma: not a header")
@@ -30,7 +30,7 @@ type rpcHeader struct {
 	writes             [][]ChunkSegment
 	reply              []ChunkSegment
 	hasReply           bool
-	size               int // bytes of the header
+	size               int // size is the length of the header in bytes.
 }
 
 type readSegment struct {
@@ -38,7 +38,7 @@ type readSegment struct {
 	ChunkSegment
 }
 
-// xdr reads words; bad is set when there are none left.
+// xdr reads words. bad is set when no words are left.
 type xdr struct {
 	b   []byte
 	at  int
@@ -115,16 +115,16 @@ func (h *rpcHeader) parse(b []byte) error {
 // rpcUpper follows a connection of RPC-over-RDMA. Calls may go both ways.
 type rpcUpper struct {
 	memories
-	queues [2]pendings         // by who sends
-	calls  [2]map[uint32]*call // by who calls, by XID
+	queues [2]pendings         // queues is by the side that sends.
+	calls  [2]map[uint32]*call // calls is by the side that calls, and by XID.
 }
 
-// call is one that waits for its reply, or for its data.
+// call is a call that waits for its reply, or for its data.
 type call struct {
-	use   *use // nil if it names no memory
+	use   *use // use is nil if the call names no memory.
 	reads []*Segment
-	at    []uint32 // positions of reads
-	wait  *pending // nil once it was handed out
+	at    []uint32 // at has the positions of the read chunks.
+	wait  *pending // wait is nil when the call was handed out.
 }
 
 func newRPC(r *Reassembler, c *Conn) *rpcUpper {
@@ -151,7 +151,7 @@ func (x *rpcUpper) pump() {
 
 func (x *rpcUpper) gap(from Side) {
 	x.memories.gap(from)
-	// The reply may be missing that would have set a time.
+	// The reply that would have set a time may be missing.
 	x.queues[from.Other()].limit()
 }
 
@@ -176,7 +176,7 @@ func (x *rpcUpper) send(m *Message) {
 	}
 	x.r.credit(Credit{Conn: x.c, From: m.From, Time: m.Time, Requested: int(h.credits), Granted: int(h.credits)})
 
-	// What came inline, counted from behind the header.
+	// This is the inline data, counted from behind the header.
 	skip := uint64(h.size)
 	u.XID, u.Size, u.Got = h.xid, m.Size-skip, m.Got-skip
 	u.TailLost = m.TailLost
@@ -187,7 +187,7 @@ func (x *rpcUpper) send(m *Message) {
 		u.Data = slices.Clone(m.Data[skip:])
 	}
 	rest := xdr{b: head[h.size:]}
-	rest.word() // XID again
+	rest.word() // The XID comes again.
 	switch direction := rest.word(); {
 	case h.proc == rpcError:
 		u.Kind = Fault
@@ -215,13 +215,13 @@ func (x *rpcUpper) push(from Side, u *UpperMessage, p *pending) {
 	x.pump()
 }
 
-// call enters the segments that a call names. If some are to be read, the call
-// is complete when they have been.
+// call records the segments that a call names. If some are to be read, the call is complete
+// when they were read.
 func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 	u.Kind = Call
 	side := u.From
 	if old := x.calls[side][h.xid]; old != nil {
-		x.end(side, h.xid, old) // sent again
+		x.end(side, h.xid, old) // The call was sent again.
 	}
 	if len(x.calls[side]) >= maxCalls {
 		for xid, c := range x.calls[side] {
@@ -259,7 +259,7 @@ func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 	x.take(c.use)
 	x.calls[side][h.xid] = c
 	answered := c.use != nil && c.use.end < never
-	if answered { // the reply has overtaken it
+	if answered { // The reply has overtaken the call.
 		x.end(side, h.xid, c)
 	}
 	if len(c.reads) == 0 {
@@ -294,7 +294,7 @@ func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 	x.push(side, u, c.wait)
 }
 
-// offer enters memory that may be written, unless the reply was there before.
+// offer records memory that may be written, unless the reply came before.
 func (x *rpcUpper) offer(u *use, list []ChunkSegment) {
 	if u == nil || u.end < never {
 		return
@@ -304,9 +304,9 @@ func (x *rpcUpper) offer(u *use, list []ChunkSegment) {
 	}
 }
 
-// fillCall puts the read chunks of a call where they were taken from: a chunk is
-// all read segments of one position, which counts from the beginning of the
-// whole message (RFC 8166). The message itself may be the chunk of position 0.
+// fillCall puts the read chunks of a call in their places. A chunk has all read segments of
+// one position, which counts from the beginning of the whole message (RFC 8166). The
+// message itself may be the chunk of position 0.
 func (x *rpcUpper) fillCall(u *UpperMessage, c *call) {
 	for i := 0; i < len(c.reads); {
 		j := i + 1
@@ -328,7 +328,7 @@ func (u *UpperMessage) insert(k *Chunk, segs []*Segment) {
 		pad = uint64(xdrPad(int(k.Size)))
 	}
 	at := uint64(k.Position)
-	if at > u.Size { // there is no such place
+	if at > u.Size { // There is no such place.
 		u.Complete = false
 		at = u.Size
 	}
@@ -338,7 +338,7 @@ func (u *UpperMessage) insert(k *Chunk, segs []*Segment) {
 			u.Missing[i].From += n
 			u.Missing[i].To += n
 		} else if u.Missing[i].To > at {
-			u.Missing[i].To += n // a hole on both sides
+			u.Missing[i].To += n // The hole grows on both sides.
 		}
 	}
 	pos := at
@@ -360,15 +360,15 @@ func (u *UpperMessage) insert(k *Chunk, segs []*Segment) {
 	switch {
 	case k.Data == nil:
 		u.Data = nil
-	case uint64(len(u.Data)) < at: // some of it is missing
+	case uint64(len(u.Data)) < at: // Some of the data is missing.
 		u.Data = nil
 	default:
 		u.Data = slices.Insert(u.Data, int(at), append(slices.Clone(k.Data), make([]byte, pad)...)...)
 	}
 }
 
-// reply takes the chunks that a reply says were written. The lengths in it are
-// those used.
+// reply handles the chunks that a reply reports as written. The lengths in the reply are
+// those that were used.
 func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader, nth uint64) {
 	caller := u.From.Other()
 	c := x.calls[caller][h.xid]
@@ -394,7 +394,7 @@ func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader, nth uint64) {
 	x.take(of)
 	if c != nil {
 		x.end(caller, h.xid, c)
-		x.queues[caller].pump() // in front of its reply
+		x.queues[caller].pump() // The call is handed out before its reply.
 	}
 	for _, segs := range writes {
 		k := x.r.chunk(segs)
@@ -405,7 +405,7 @@ func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader, nth uint64) {
 		k := x.r.chunk(chunk)
 		u.ReplyChunk = &k
 		if h.proc == rpcNoMsg {
-			u.insert(&k, chunk) // the whole reply
+			u.insert(&k, chunk) // It is the whole reply.
 		}
 		u.Complete = u.Complete && k.Complete
 	}
@@ -415,8 +415,7 @@ func (x *rpcUpper) reply(u *UpperMessage, h *rpcHeader, nth uint64) {
 	x.push(u.From, u, nil)
 }
 
-// end forgets a call that was answered. If its data is not there yet it has the
-// window to come.
+// end removes a call that was answered. If its data is missing, it has the window to come.
 func (x *rpcUpper) end(side Side, xid uint32, c *call) {
 	delete(x.calls[side], xid)
 	x.r.mem.give(waitCost)

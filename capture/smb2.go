@@ -2,19 +2,19 @@ package capture
 
 import "encoding/binary"
 
-// SMB2 READ and WRITE, as far as they move data by RDMA: the request names the
-// client's memory in Buffer Descriptors, and the response says how much of it
-// was used ([MS-SMB2] 2.2.19 to 2.2.22).
+// This file handles SMB2 READ and WRITE that move data by RDMA. The request names the
+// client's memory in Buffer Descriptors, and the response says how much of it was used
+// ([MS-SMB2] 2.2.19 to 2.2.22).
 
 const (
-	smb2HeadLen = 512 // what of a message is looked at where data is not kept
+	smb2HeadLen = 512 // smb2HeadLen is how many bytes of a message are decoded if data is not kept.
 
 	smb2Header = 64
 	smb2Read   = 8
 	smb2Write  = 9
 
 	smb2ResponseFlag = 1
-	smb2RDMA         = 1 // channel, also 2 where the key is to be invalidated
+	smb2RDMA         = 1 // smb2RDMA is the channel. It is 2 if the key is to be invalidated.
 
 	maxTransfers = 4096
 )
@@ -23,19 +23,19 @@ const (
 type smb2Upper struct {
 	*memories
 	queue  pendings
-	open   map[transferKey]*transfer // asked for
-	strays map[transferKey]*transfer // answered before they were asked for
+	open   map[transferKey]*transfer // open has transfers that were requested.
+	strays map[transferKey]*transfer // strays were answered before they were requested.
 }
 
 type transferKey struct {
 	client Side
-	id     uint64 // MessageId
+	id     uint64 // id is the MessageId.
 }
 
 // transfer is a READ or WRITE.
 type transfer struct {
 	u     UpperMessage
-	use   *use // nil if its data is in the messages themselves
+	use   *use // use is nil if the data is in the messages themselves.
 	segs  []*Segment
 	asked bool
 }
@@ -45,8 +45,8 @@ func (x *smb2Upper) access(m *Message) {
 	x.queue.pump()
 }
 
-// message looks through u, whose beginning is b: a request or response, or
-// several in a compound.
+// message decodes u, whose beginning is b. It is a request or response, or several of these
+// in a compound.
 func (x *smb2Upper) message(u *UpperMessage, b []byte) {
 	le := binary.LittleEndian
 	for len(b) >= smb2Header && string(b[:4]) == "\xfeSMB" {
@@ -68,7 +68,7 @@ func (x *smb2Upper) message(u *UpperMessage, b []byte) {
 	x.queue.pump()
 }
 
-// request takes a READ or WRITE that names memory.
+// request handles a READ or WRITE that names memory.
 func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body []byte) {
 	le := binary.LittleEndian
 	if len(body) < 48 {
@@ -123,7 +123,7 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 	case stray:
 		t.limit(size)
 		return
-	case t.use != nil && t.use.end < never: // nothing was moved
+	case t.use != nil && t.use.end < never: // Nothing was moved.
 		x.r.mem.give(waitCost)
 		t.release()
 		return
@@ -134,12 +134,11 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 	if len(x.open) >= maxTransfers {
 		x.closeAll()
 	}
-	x.close(key) // sent again
+	x.close(key) // The request was sent again.
 	x.open[key] = t
 }
 
-// limit takes the size that the answer says: the descriptors are used one after
-// the other.
+// limit applies the size in the answer. The descriptors are used one after the other.
 func (t *transfer) limit(size uint64) {
 	for _, s := range t.segs {
 		n := min(size, uint64(s.Length))
@@ -148,8 +147,8 @@ func (t *transfer) limit(size uint64) {
 	}
 }
 
-// response takes the answer to a READ or WRITE: data is handed out as soon as
-// all is there.
+// response handles the answer to a READ or WRITE. Data is handed out as soon as all of it
+// was captured.
 func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id uint64, body []byte) {
 	client := u.From.Other()
 	const pendingStatus = 0x00000103
@@ -179,7 +178,7 @@ func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id 
 			return
 		}
 	case x.strays[key] != nil:
-		return // once more
+		return // The answer came again.
 	default:
 		if x.answered(client, id, nil, x.c.Sent[u.From].begun); size == 0 || !x.r.mem.take(waitCost) {
 			return
@@ -208,7 +207,7 @@ func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id 
 		x.r.mem.give(waitCost)
 		defer t.release()
 		if len(t.segs) == 0 {
-			p.u = nil // its data was in the messages
+			p.u = nil // The data was in the messages.
 			return
 		}
 		c := x.r.chunk(t.segs)
@@ -227,7 +226,7 @@ func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id 
 	x.queue.push(p)
 }
 
-// release gives the memory back.
+// release releases the memory.
 func (t *transfer) release() {
 	for _, s := range t.segs {
 		s.buf.release()

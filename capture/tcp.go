@@ -8,23 +8,21 @@ import (
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
-// TCP. The segments from one end to another are put in order, and what comes of
-// that is fed to the layer above: bytes, and holes where bytes are missing for
-// good.
+// This file handles TCP. It puts the segments of one direction in order, and feeds the
+// layer above: bytes, and holes where bytes will never come.
 
 type streamKey struct {
 	src, dst     addr
 	sport, dport uint16
 }
 
-// tcpConn is a TCP connection, of whatever protocol as long as that is not
-// known.
+// tcpConn is a TCP connection. Its protocol may be unknown yet.
 type tcpConn struct {
 	r       *Reassembler
 	conn    *Conn
-	dirs    [2]*tcpDir // by who sends
-	foreign bool       // not iWARP
-	assumed bool       // one start frame is given up; go on without it
+	dirs    [2]*tcpDir // dirs has the directions by the side that sends.
+	foreign bool       // foreign is set if the connection is not iWARP.
+	assumed bool       // assumed is set when one start frame was given up.
 }
 
 // tcpDir is one direction of a TCP connection.
@@ -33,14 +31,14 @@ type tcpDir struct {
 	side Side
 	key  streamKey
 
-	synced  bool   // next is known from a SYN
-	started bool   // next is the number of the byte that is fed next
-	next    uint32 // TCP sequence number
-	off     uint64 // bytes of the stream before next, from the first one seen
-	origin  uint32 // number of the byte at offset 0
+	synced  bool   // synced is set if next is known from a SYN.
+	started bool   // started is set when next is the number of the byte that is fed next.
+	next    uint32 // next is a TCP sequence number.
+	off     uint64 // off is how many bytes of the stream are before next, from the first one that was captured.
+	origin  uint32 // origin is the number of the byte at offset 0.
 	held    []tcpSegment
-	bytes   int          // in held
-	far     []tcpSegment // the last ones in a row that are out of place, see stranger
+	bytes   int          // bytes counts the bytes in held.
+	far     []tcpSegment // far has the latest segments, if they are all out of place; see stranger.
 
 	mpaStream
 	ddpStream
@@ -48,9 +46,9 @@ type tcpDir struct {
 
 type tcpSegment struct {
 	seq  uint32
-	ack  uint32 // what its sender had received by then, of the other direction
-	data []byte // captured
-	size int    // on the wire
+	ack  uint32 // ack is what its sender had received of the other direction.
+	data []byte // data was captured.
+	size int    // size is the length on the wire.
 	when time.Time
 }
 
@@ -60,12 +58,12 @@ const (
 	tcpRST = 0x04
 	tcpACK = 0x10
 
-	maxHeldTCP = 8 << 20 // bytes that wait in one direction
-	maxWindow  = 1 << 30 // bytes that can be under way (RFC 7323)
-	maxFar     = 3       // segments out of place that make another connection
+	maxHeldTCP = 8 << 20 // maxHeldTCP is how many bytes may wait in one direction.
+	maxWindow  = 1 << 30 // maxWindow is how many bytes can be under way (RFC 7323).
+	maxFar     = 3       // maxFar is how many segments out of place begin another connection.
 )
 
-// addTCP takes a TCP segment.
+// addTCP handles a TCP segment.
 func (r *Reassembler) addTCP(ip *datagram) {
 	b := ip.payload
 	if len(b) < 20 {
@@ -125,9 +123,9 @@ func (r *Reassembler) addTCP(ip *datagram) {
 	}
 }
 
-// outlived tells whether a SYN behind which the bytes count from first on begins
-// another connection than that of the segments seen so far. Where its SYN was not
-// captured these may have overtaken this one, if they lie close behind it.
+// outlived tells whether a SYN begins another connection than that of the segments that
+// were captured so far. The bytes behind the SYN count from first on. If the SYN of those
+// segments was not captured, they may have overtaken this one, if they lie close behind it.
 func (d *tcpDir) outlived(first uint32) bool {
 	switch {
 	case d.started:
@@ -138,9 +136,9 @@ func (d *tcpDir) outlived(first uint32) bool {
 	return false
 }
 
-// stranger tells whether s can be neither a repeat, nor what comes later in this
-// stream. One such segment may be damaged; several that follow each other are of
-// another connection, of which the beginning was not captured.
+// stranger tells whether s can be neither a repeat nor a later segment of this stream. One
+// such segment may be damaged. Several that follow each other are of another connection,
+// whose beginning was not captured.
 func (d *tcpDir) stranger(s *tcpSegment) bool {
 	next, off := d.next, d.off
 	if !d.started {
@@ -154,15 +152,15 @@ func (d *tcpDir) stranger(s *tcpSegment) bool {
 	if ahead := s.seq - next; int32(ahead) >= 0 {
 		return ahead > maxWindow || d.t.conn.Closed && ahead > maxHeldTCP
 	}
-	slack := uint64(maxHeldTCP) // of what was overtaken before it was known where to begin
+	slack := uint64(maxHeldTCP) // slack is for bytes that were overtaken before the beginning was known.
 	if d.synced {
-		slack = 1 // a keep-alive probe
+		slack = 1 // It is one byte for a keep-alive probe.
 	}
 	behind := next - s.seq
-	return behind > maxWindow || uint64(behind) > off+slack // from before the first byte
+	return behind > maxWindow || uint64(behind) > off+slack // It is from before the first byte.
 }
 
-// keepFar puts a stranger aside.
+// keepFar keeps a stranger for later.
 func (d *tcpDir) keepFar(s tcpSegment) {
 	if n := len(d.far); n > 0 && d.far[n-1].seq+uint32(d.far[n-1].size) != s.seq {
 		d.dropFar()
@@ -183,8 +181,8 @@ func (d *tcpDir) dropFar() {
 	d.far = nil
 }
 
-// succeed ends the connection, and begins another with the strangers to it. It
-// returns the same direction of that.
+// succeed ends the connection, and begins another one with the strangers to it. It returns
+// the same direction of the new connection.
 func (d *tcpDir) succeed() *tcpDir {
 	t, r := d.t, d.t.r
 	if !t.conn.Closed {
@@ -205,8 +203,7 @@ func (d *tcpDir) succeed() *tcpDir {
 	return n
 }
 
-// newStream makes a connection of which the first segment has that key and
-// flags.
+// newStream makes a connection whose first segment has that key and those flags.
 func (r *Reassembler) newStream(key streamKey, flags byte) *tcpDir {
 	c := r.newConn(IWARP)
 	t := &tcpConn{r: r, conn: c}
@@ -228,8 +225,7 @@ func (r *Reassembler) newStream(key streamKey, flags byte) *tcpDir {
 	return t.dirs[side]
 }
 
-// swap exchanges the sides, when it turns out that the one that was heard first
-// is not the initiator.
+// swap exchanges the sides if the side that was captured first is not the initiator.
 func (t *tcpConn) swap() {
 	c := t.conn
 	t.dirs[0], t.dirs[1] = t.dirs[1], t.dirs[0]
@@ -246,15 +242,15 @@ func (t *tcpConn) swap() {
 	}
 }
 
-// sideBy corrects the sides if b, the beginning of what d has sent, is the start
-// frame of the other one.
+// sideBy corrects the sides if b, the beginning of what d has sent, is the start frame of
+// the other side.
 func (d *tcpDir) sideBy(b []byte) {
 	if len(b) >= iwarpwire.StartLen-4 && (startLen(b, false) >= 0 && d.side == Responder || startLen(b, true) >= 0 && d.side == Initiator) {
 		d.t.swap()
 	}
 }
 
-// begin says what the number of the first byte is.
+// begin sets the number of the first byte.
 func (d *tcpDir) begin(seq uint32) {
 	if !d.started {
 		d.started, d.synced, d.next = true, true, seq
@@ -262,7 +258,7 @@ func (d *tcpDir) begin(seq uint32) {
 	}
 }
 
-// segment takes a segment that has data.
+// segment handles a segment with data.
 func (d *tcpDir) segment(s tcpSegment) {
 	if !d.started {
 		d.hold(s)
@@ -289,13 +285,13 @@ func (d *tcpDir) segment(s tcpSegment) {
 	}
 }
 
-// trim cuts off what was there before; it returns false if nothing is left.
+// trim removes bytes that came before. It returns false if nothing is left.
 func (d *tcpDir) trim(s *tcpSegment) bool {
 	known := -int(int32(s.seq - d.next))
 	if known <= 0 {
 		return true
 	}
-	if s.size > 1 || known > 1 { // one byte of that sort is a keep-alive probe
+	if s.size > 1 || known > 1 { // A single such byte is a keep-alive probe.
 		d.t.conn.Sent[d.side].Repeats++
 		d.t.r.stats.Repeats++
 	}
@@ -308,9 +304,9 @@ func (d *tcpDir) trim(s *tcpSegment) bool {
 	return true
 }
 
-// beginAnywhere begins with the lowest number there is, as the SYN was not captured.
+// beginAnywhere begins with the lowest number, because the SYN was not captured.
 func (d *tcpDir) beginAnywhere() {
-	// A start frame of either direction tells the sides.
+	// A start frame of either direction shows the sides.
 	for _, x := range d.t.dirs {
 		if len(x.held) > 0 && d.t.conn.ID == 0 {
 			x.sideBy(x.held[0].data)
@@ -322,7 +318,7 @@ func (d *tcpDir) beginAnywhere() {
 	d.drain()
 }
 
-// hold puts a segment aside.
+// hold keeps a segment for later.
 func (d *tcpDir) hold(s tcpSegment) {
 	r := d.t.r
 	i := len(d.held)
@@ -340,14 +336,14 @@ func (d *tcpDir) hold(s tcpSegment) {
 	data, ok := r.hold(s.data)
 	if !ok {
 		r.lose(Loss{Conn: d.t.conn, From: d.side, What: MemoryShort, Count: uint64(s.size)})
-		data = nil // its place remains, as a hole
+		data = nil // Its place remains as a hole.
 	}
 	s.data = data
 	d.held = slices.Insert(d.held, i, s)
 	d.bytes += s.size
 }
 
-// drain feeds what has waited for its turn.
+// drain feeds segments whose turn has come.
 func (d *tcpDir) drain() {
 	n := 0
 	for n < len(d.held) && d.started && d.ready() {
@@ -388,7 +384,7 @@ func (d *tcpDir) consume(s tcpSegment) {
 	}
 }
 
-// missing notes that n bytes at off are gone for good.
+// missing notes that n bytes at off will never come.
 func (d *tcpDir) missing(n int, when time.Time) {
 	c := d.t.conn
 	c.Sent[d.side].Lost += uint64(n)
@@ -398,7 +394,7 @@ func (d *tcpDir) missing(n int, when time.Time) {
 	d.hole(n, when)
 }
 
-// skip gives up what the segments that are held wait for.
+// skip gives up the bytes that the held segments wait for.
 func (d *tcpDir) skip() {
 	if !d.started {
 		d.beginAnywhere()
@@ -440,7 +436,7 @@ func (t *tcpConn) flush() {
 	}
 }
 
-// giveUp stops looking into a connection that is not iWARP.
+// giveUp ends the decoding of a connection that is not iWARP.
 func (t *tcpConn) giveUp() {
 	t.foreign = true
 	for _, d := range t.dirs {

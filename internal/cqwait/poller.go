@@ -6,49 +6,50 @@ import (
 	"time"
 )
 
-// Polling before sleeping.
+// This file decides when a wait polls before it sleeps.
 //
-// To sleep and be woken by a device takes longer than most answers do. So a goroutine that
-// waits for an RDMA device polls first, where that is likely to pay:
+// To sleep and be woken by a device takes longer than most answers. So a goroutine that
+// waits for an RDMA device polls first, if that is likely to pay:
 //
-//  1. It polls for a few times as long as those answers took to come that came in time.
-//  2. It does not poll after waits like this one were polled for without an answer, or were
-//     hardly shorter than waits that slept: an increasing number of them sleeps at once. Waits
-//     that follow a short one and waits that follow a long one are counted apart, because
-//     calls alternate: a request, its answer, a pause.
+//  1. It polls a few times as long as the answers took that came in time.
+//  2. It sleeps at once if the last polls of such waits found no answer, or were hardly
+//     shorter than waits that slept. After each miss, more waits sleep at once. Waits after
+//     a short wait and waits after a long one are counted separately, because calls
+//     alternate: a request, its answer, a pause.
 //  3. One goroutine of the process polls at a time, and only while the connections that are
 //     being served are fewer than half as many as the processors.
 //
 // A device whose wait receives by itself (ibv.CapWaitReceives) is not polled.
 
-// poller is what one Waiter has learnt of polling. The Waiter's lock guards it.
+// poller has the measurements by which one Waiter decides whether to poll. The Waiter's
+// lock guards it.
 type poller struct {
-	processors int32         // processors of the process; 0 means that it never polls
-	served     bool          // the connection is counted in polling.served
-	began      time.Time     // start of the wait for an answer, zero for none
-	usual      time.Duration // average time of polls that paid
-	tried      bool          // this wait has been polled for
-	kind       int           // kind of this wait, which is how long the one before took
-	sleeps     [2]sleepRun   // by kind of wait
+	processors int32         // processors is their number in the process, 0 if the Waiter never polls.
+	served     bool          // served is set while the connection is counted in polling.served.
+	began      time.Time     // began is the start of the wait for an answer, zero for none.
+	usual      time.Duration // usual is the average time of polls that paid.
+	tried      bool          // tried is set when this wait has polled.
+	kind       int           // kind is the kind of this wait. It depends on how long the wait before took.
+	sleeps     [2]sleepRun   // sleeps is by kind of wait.
 }
 
 // sleepRun counts the waits of one kind that sleep without polling.
 type sleepRun struct {
-	left, next int           // waits that sleep from now on, and after the next miss
-	polls      int           // waits that were to be polled for
-	slept      time.Duration // average time of waits that slept, 0 if it is not known
+	left, next int           // left is how many waits sleep from now on, and next how many sleep after the next miss.
+	polls      int           // polls is how many waits were to poll.
+	slept      time.Duration // slept is the average time of waits that slept, 0 if it is not known.
 }
 
-// The kinds of waits: those that follow a short wait and those that follow a long one.
+// These are the kinds of waits: those after a short wait, and those after a long one.
 const (
 	short = iota
 	long
 )
 
 const (
-	usualPoll = 25 * time.Microsecond // usual of a new poller
-	pollTimes = 8                     // a poll may take this many times the usual
-	maxRun    = 63                    // longest run of waits that sleep
+	usualPoll = 25 * time.Microsecond // usualPoll is the usual of a new poller.
+	pollTimes = 8                     // pollTimes is how many times the usual a poll may take.
+	maxRun    = 63                    // maxRun is the longest run of waits that sleep.
 
 	// A poll that takes no longer than paysWithin pays in any case. Of the others one in
 	// compareEvery sleeps, to be compared with.
@@ -61,16 +62,16 @@ var minPoll, maxPoll = 50 * time.Microsecond, time.Millisecond
 
 // polling is the state of the whole process.
 var polling struct {
-	taken  atomic.Bool  // a goroutine polls
-	served atomic.Int32 // connections that have got something and that nobody waits for, about
+	taken  atomic.Bool  // taken is set while a goroutine polls.
+	served atomic.Int32 // served is about how many connections have received something and have no goroutine that waits.
 }
 
 // Polling reports whether a goroutine of the process polls at this moment, and how many
 // connections count as being served.
 func Polling() (polls bool, served int) { return polling.taken.Load(), int(polling.served.Load()) }
 
-// SetWindow has every poll take d, whatever was learnt, for tests of what happens meanwhile.
-// The function that it returns undoes it. Nothing may poll at either time.
+// SetWindow makes every poll take d, for tests. The function that it returns undoes it.
+// Nothing may poll at either time.
 func SetWindow(d time.Duration) (undo func()) {
 	least, most := minPoll, maxPoll
 	minPoll, maxPoll = d, d
@@ -136,8 +137,8 @@ func (p *poller) room() bool { return p.roomFor(polling.served.Load()) }
 
 func (p *poller) roomFor(served int32) bool { return 2*served < p.processors }
 
-// polled ends a poll. came says that the answer has arrived, and expired that the wait ends
-// without one. With neither the poll has given way to other goroutines.
+// polled ends a poll. came means that the answer has arrived, and expired that the wait
+// ends without one. With neither the poll has given way to other goroutines.
 func (p *poller) polled(came, expired bool) {
 	polling.taken.Store(false)
 	r, d := &p.sleeps[p.kind], time.Since(p.began)
@@ -150,7 +151,7 @@ func (p *poller) polled(came, expired bool) {
 	}
 }
 
-// end ends a wait. came says that the answer has arrived, and gone that no other wait will
+// end ends a wait. came means that the answer has arrived, and gone that no other wait will
 // follow.
 func (p *poller) end(came, gone bool) {
 	if !p.able() {
@@ -180,9 +181,9 @@ func (p *poller) end(came, gone bool) {
 	}
 }
 
-// notServed marks the connection as no longer served. asked says that a goroutine begins to
-// wait here for an answer; one connection less counts as served then even if this one did
-// not, because a goroutine may ask several peers in turn: it has left another connection.
+// notServed marks the connection as no longer served. asked means that a goroutine begins
+// to wait here for an answer. Then one connection less counts as served, even if this one
+// was not: a goroutine may ask several peers in turn, and has left another connection.
 func (p *poller) notServed(asked bool) {
 	if !p.served && !asked {
 		return

@@ -38,8 +38,8 @@ type Owner interface {
 	// Arrived reports whether a goroutine that waits for an answer has got it, or never will.
 	Arrived() bool
 
-	// Stopped reports whether a goroutine has a reason to stop waiting other than a
-	// completion. With answer set only those that wait for an answer count.
+	// Stopped reports whether a goroutine has a reason, other than a completion, to stop
+	// waiting. With answer set, only reasons of goroutines that wait for an answer count.
 	Stopped(answer bool) bool
 
 	// Over reports whether the owner is closed or broken.
@@ -90,8 +90,8 @@ type Config struct {
 	// Lock guards the owner and the Waiter.
 	Lock sync.Locker
 
-	// Groups are those whose goroutines lead; of the first one that has any, one is woken
-	// when the leader leaves.
+	// Groups are the groups whose goroutines may lead. When the leader leaves, a goroutine
+	// of the first group that is not empty is woken.
 	Groups []*Group
 
 	// BusyPoll is how long each wait polls before it sleeps. With 0 the poller decides, and

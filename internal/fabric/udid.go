@@ -11,21 +11,21 @@ import (
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
-// udID implements ibv.ID for datagrams: an address, or one end of the question which queue
-// pair serves an address.
+// udID implements ibv.ID for datagrams. It is an address, or one end of a request for the
+// queue pair that serves an address.
 type udID struct {
 	id
 
-	result chan answer // of a question, on the side that answers
+	result chan answer // result has the reply to a request, on the side that replies.
 
 	// Below Fabric.mu.
 	peer   ibv.UDParam
 	qp     *udQP
 	groups map[netip.Addr]ibv.JoinFlags
-	up     bool // the question was asked or answered
+	up     bool // up is set when the request was sent or replied to.
 }
 
-// answer is that to a question which queue pair serves an address.
+// answer is the reply to a request for the queue pair that serves an address.
 type answer struct {
 	qpn     uint32
 	private []byte
@@ -86,7 +86,7 @@ func (i *udID) Connect(ctx context.Context, param ibv.ConnParam) error {
 	}
 }
 
-// ask puts the question to the listener.
+// ask sends the request to the listener.
 func (i *udID) ask(private []byte) (chan answer, error) {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
@@ -152,7 +152,7 @@ func refusal(private []byte) error {
 // errDropped is the error of a Connect whose request was closed without an answer.
 var errDropped = &ibv.RejectError{Text: "nobody answered", Err: errno.ECONNREFUSED}
 
-// answer gives the answer. The caller holds Fabric.mu.
+// answer sends the reply. The caller holds Fabric.mu.
 func (i *udID) answer(a answer, private []byte) error {
 	switch {
 	case i.result == nil || i.up || i.closed:

@@ -27,9 +27,10 @@ func (g *graph) order() []int {
 	return all
 }
 
-// greedy orders a group by the heuristic of Eades, Lin and Smyth: nodes that nothing
-// left uses go to the top, nodes that use nothing left go to the bottom, and else the
-// node with the most arrows out above those in goes to the top.
+// greedy orders a group by the heuristic of Eades, Lin and Smyth. A node that no remaining
+// node uses goes to the top, and a node that uses no remaining node goes to the bottom. If
+// there is neither, the node whose outgoing arrows exceed its incoming ones by most goes to
+// the top.
 func (g *graph) greedy(group []int) []int {
 	left := slices.Clone(group)
 	var top, bottom []int
