@@ -11,13 +11,13 @@ import "sync"
 // and their buffers posted again.
 type copyBreakChunk struct {
 	b    []byte
-	refs int // segments that lie in b
+	refs int // refs counts the segments in b.
 }
 
 const (
-	copyBreakSize  = 64 << 10  // bytes of a chunk
-	copyBreakLimit = 256 << 10 // bytes of one connection, about what TCP's buffers hold
-	copyBreakCost  = 128       // bytes that each payload counts besides its own
+	copyBreakSize  = 64 << 10  // copyBreakSize is the length of a chunk in bytes.
+	copyBreakLimit = 256 << 10 // copyBreakLimit is the limit of one connection in bytes, about what TCP's buffers hold.
+	copyBreakCost  = 128       // copyBreakCost is how many bytes each payload counts besides its own.
 )
 
 var copyBreakChunks = sync.Pool{New: func() any { return &copyBreakChunk{b: make([]byte, 0, copyBreakSize)} }}

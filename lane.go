@@ -19,30 +19,30 @@ import (
 // queued leaves as soon as a goroutine lets go of mu.
 type lane struct {
 	owner laneOwner
-	mu    *sync.Mutex // the lock, which flush lets go of
+	mu    *sync.Mutex // mu is the connection's lock, which flush releases.
 
 	id ibv.ID
 	cq ibv.CQ
 	qp ibv.QP
 
-	inline      int  // bytes that a send may have without a registered buffer
-	invalidates bool // the device has Send with Invalidate
-	signalEach  bool // each send from a buffer is signaled: nothing else frees the buffer
-	slots       int  // work requests that the send queue takes, RDMA Reads apart
+	inline      int  // inline is how many bytes a send may have without a registered buffer.
+	invalidates bool // invalidates is set if the device has Send with Invalidate.
+	signalEach  bool // signalEach is set if each send from a buffer is signaled, because nothing else frees the buffer.
+	slots       int  // slots is how many work requests the send queue takes besides RDMA Reads.
 
-	open    bool // batches may be posted; the connection has been set up
+	open    bool // open is set when the connection has been set up and batches may be posted.
 	queue   ring.Ring[*postBatch]
-	posting bool         // a goroutine hands a batch to the device, without mu
-	posters cqwait.Group // goroutines that wait for a batch to be posted
-	spare   *postBatch   // a small batch that is not in use
+	posting bool         // posting is set while a goroutine hands a batch to the device, without mu.
+	posters cqwait.Group // posters are the goroutines that wait for a batch to be posted.
+	spare   *postBatch   // spare is a small batch that is not in use.
 
 	// Sends are numbered from 1. A completion stands for all sends before it.
 	seq, done uint64
-	failed    uint64 // number of the first send that the device did not carry out, or 0
-	inFlight  int    // bytes that were queued and are not known to be completed
+	failed    uint64 // failed is the number of the first send that the device did not carry out, or 0.
+	inFlight  int    // inFlight is how many queued bytes are not known to be completed.
 	signaled  ring.Ring[signaledSend]
 
-	// Bytes and number of the sends since the last signaled one.
+	// These are the bytes and the number of the sends since the last signaled one.
 	unsignaledBytes, unsignaledSends int
 
 	// buffers are for sends that do not go inline. The connection has one of its own:
@@ -50,7 +50,7 @@ type lane struct {
 	// come back if no grants could be sent.
 	buffers      *regmem.Pool
 	reserved     *regmem.Buffer
-	reservedFree *regmem.Buffer // reserved, unless a send uses it
+	reservedFree *regmem.Buffer // reservedFree is reserved, unless a send uses it.
 }
 
 // laneOwner is the connection as its lane sees it. The methods are called with the lock held.
@@ -73,10 +73,10 @@ type laneOwner interface {
 // signaledSend is a signaled send, and what its completion frees.
 type signaledSend struct {
 	seq      uint64
-	bytes    int // of this send, and of unsignaled ones before it
+	bytes    int // bytes has the bytes of this send and of the unsignaled ones before it.
 	bufs     regmem.Buffers
-	transfer *sendTransfer // the transfer that the send writes a part of, or nil
-	written  int           // bytes of that part
+	transfer *sendTransfer // transfer is the transfer that the send writes a part of, or nil.
+	written  int           // written is how many bytes that part has.
 }
 
 // postBatch is work requests that are posted together.
@@ -86,19 +86,19 @@ type postBatch struct {
 	hdrs    [][transferOffset]byte
 	big     bool
 	loose   bool // it has work requests that are no messages, and more may join them
-	awaited bool // a goroutine waits for it, and frees it
+	awaited bool // awaited is set if a goroutine waits for the batch, and frees it.
 	posted  bool // it was posted, or never will be
-	failed  bool // the device has not taken all of it
+	failed  bool // failed is set if the device has not taken all of it.
 }
 
 const (
-	sendID    = 1 << 63        // set in the IDs of work requests of the send queue
-	barrierID = sendID | 1<<62 // the RDMA Read of postBarrier
-	fetchID   = sendID | 1<<61 // an RDMA Read of a transfer
+	sendID    = 1 << 63        // sendID is set in the IDs of work requests of the send queue.
+	barrierID = sendID | 1<<62 // barrierID is the ID of the RDMA Read of postBarrier.
+	fetchID   = sendID | 1<<61 // fetchID is the ID of an RDMA Read of a transfer.
 
-	batchSegments = 16       // segments of one post
-	signalBytes   = 64 << 10 // bytes after which a send is signaled at the latest
-	reservedSlots = 4        // work requests of the send queue kept for messages without payload
+	batchSegments = 16       // batchSegments is how many segments one post has at most.
+	signalBytes   = 64 << 10 // signalBytes is after how many bytes a send is signaled at the latest.
+	reservedSlots = 4        // reservedSlots is how many work requests of the send queue are kept for messages without payload.
 )
 
 // smallBatches hold one message, with an RDMA Write before it or without; bigBatches hold

@@ -41,9 +41,9 @@ const (
 // life is how far a connection has come, and why it is over. Conn.mu guards it.
 type life struct {
 	phase    phase
-	closed   bool      // Close was called: the program's calls fail
-	cause    error     // why the connection is over, nil in the first two phases
-	failedAt time.Time // when the queue pair was seen to have failed
+	closed   bool      // closed is set when Close was called. The program's calls fail then.
+	cause    error     // cause is why the connection is over, nil in the first two phases.
+	failedAt time.Time // failedAt is when the queue pair was seen to have failed.
 }
 
 // posts reports whether work requests may be posted.

@@ -238,14 +238,14 @@ func (l *listener) run(ln ibv.Listener) {
 			l.lost(err)
 			return
 		case err != nil:
-			select { // nothing to do but to try again, not at once
+			select { // There is nothing to do but to try again later.
 			case <-time.After(10 * time.Millisecond):
 			case <-l.done:
 				return
 			}
 			continue
 		}
-		if len(l.ready) == cap(l.ready) { // the program does not accept
+		if len(l.ready) == cap(l.ready) { // The program does not accept.
 			l.refuse(id)
 			continue
 		}

@@ -5,13 +5,13 @@ import "time"
 // liveness is what keep-alive knows of the peer; see keepalive.go. Conn.mu guards it.
 type liveness struct {
 	timer   *time.Timer
-	onTimer func()    // what the timer calls
-	timerAt time.Time // when the timer fires next, if it is set
+	onTimer func()    // onTimer is called by the timer.
+	timerAt time.Time // timerAt is when the timer fires next, if it is set.
 
 	received     bool      // something has arrived, and lastReceived does not count it yet
-	lastReceived time.Time // when something arrived last, as far as it was noticed
-	probing      bool      // a keep-alive probe is unanswered
-	probedAt     time.Time // when the last probe was sent
+	lastReceived time.Time // lastReceived is when something arrived last, as far as it was noticed.
+	probing      bool      // probing is set while a keep-alive probe is unanswered.
+	probedAt     time.Time // probedAt is when the last probe was sent.
 	oneWay       oneWay
 
 	// answersReads is set if the peer's device can be asked by an RDMA Read. target is the
@@ -23,9 +23,9 @@ type liveness struct {
 
 // oneWay is what has arrived since this side last sent something.
 type oneWay struct {
-	posts uint64    // Stats.Posts when it was last looked at
-	since time.Time // when Stats.Posts was found to have changed
-	bytes uint64    // Stats.BytesReceived then
+	posts uint64    // posts is the last value of Stats.Posts.
+	since time.Time // since is when Stats.Posts was found to have changed.
+	bytes uint64    // bytes was Stats.BytesReceived at that time.
 }
 
 const (
@@ -40,19 +40,19 @@ const (
 // idleState is what a connection gives back when it is idle; see keepalive.go. Conn.mu
 // guards it.
 type idleState struct {
-	trimmable bool // there is something to give back when the connection is idle
-	trimmed   bool // it was given back, and nothing has arrived since that calls for it again
-	pending   bool // trimMemory is to be called once more
+	trimmable bool // trimmable is set if there is something to give back when the connection is idle.
+	trimmed   bool // trimmed is set if it was given back, and nothing has arrived since that needs it again.
+	pending   bool // pending is set if trimMemory must be called once more.
 
 	// pagesTouched is set if buffers may have more than their first page in memory.
 	pagesTouched bool
 
-	checkedAt time.Time // when moved was last compared
-	moved     uint64    // Stats.moved then
-	movedAt   time.Time // when moved was found to have grown
+	checkedAt time.Time // checkedAt is when moved was last compared.
+	moved     uint64    // moved was Stats.moved at that time.
+	movedAt   time.Time // movedAt is when moved was found to have grown.
 
-	returnsCredits bool // returnCredits goes on when sends complete
-	compactions    int  // answers that may still be asked for to bring receives together
+	returnsCredits bool // returnsCredits is set if returnCredits continues when sends complete.
+	compactions    int  // compactions is how many answers may still be requested to bring receives together.
 }
 
 // setTimer sets the connection's timer, which calls tick.

@@ -140,7 +140,7 @@ const rdmaPatience = 2 * time.Second
 // turn; 0 is as long as it takes.
 func (n network) patience(p ibv.Provider) time.Duration {
 	if n.hasSockets(p) {
-		return 0 // hosts answer, or somebody in between does
+		return 0 // Hosts answer, or a router between does.
 	}
 	return rdmaPatience
 }

@@ -19,32 +19,32 @@ import "sync"
 //
 // When nothing can be sent any more all that wait are refused.
 type sendQueue struct {
-	busy    bool // a send has the queue
-	kind    int  // kind of the send that has it
+	busy    bool // busy is set while a send has the queue.
+	kind    int  // kind is the kind of the send that has it.
 	waiters [2]entryList
-	yielded *queueEntry // the normal send that has yielded the queue, or nil
-	waiting int         // entries in the lists and in yielded
+	yielded *queueEntry // yielded is the normal send that has yielded the queue, or nil.
+	waiting int         // waiting counts the entries in the lists and in yielded.
 
 	// partial is set while the last piece of a message has not been sent; partialKind is the
 	// kind of that message.
 	partial     bool
 	partialKind int
 
-	writable      chan struct{} // see Conn.Writable
-	wantsWritable bool          // a send would have blocked, and writable has had no value since
-	lacking       shortage      // what that send lacked
+	writable      chan struct{} // writable is the channel of Conn.Writable.
+	wantsWritable bool          // wantsWritable is set if a send would have blocked and writable has had no value since.
+	lacking       shortage      // lacking is what that send lacked.
 }
 
 // shortage is what a send that would have blocked lacked.
 type shortage struct {
 	kind     int
-	segments int    // segments that it would have made
-	bytes    int    // bytes of payload that could not have gone in part, else 0
-	buffer   bool   // no buffers were free; sends that complete bring them back
-	done     uint64 // sends that had completed then
+	segments int    // segments is how many segments it would have made.
+	bytes    int    // bytes is how many bytes of payload could not have been sent in part, or 0.
+	buffer   bool   // buffer is set if no buffers were free. Sends that complete free some.
+	done     uint64 // done is how many sends had completed then.
 }
 
-// The two kinds of sends.
+// These are the two kinds of sends.
 const (
 	normal = iota
 	expedited
@@ -61,11 +61,11 @@ type pendingSend interface {
 
 // queueEntry is a send that waits for the queue: a queued send, or else a call.
 type queueEntry struct {
-	list       *entryList // the list that it is in, or nil
+	list       *entryList // list is the list that the entry is in, or nil.
 	prev, next *queueEntry
 	kind       int
-	send       pendingSend // the queued send, or nil for a call
-	ready      chan error  // gives a call the queue with nil, or says why it never will have it
+	send       pendingSend // send is the queued send, or nil for a call.
+	ready      chan error  // ready gives a call the queue with nil. Otherwise it has the reason why the call never gets it.
 }
 
 // entryList is a list of entries, the oldest first. An entry may leave it at any time.

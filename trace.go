@@ -39,7 +39,7 @@ func traceLookup(ctx context.Context) context.Context {
 		return ctx
 	}
 	lookup := &httptrace.ClientTrace{DNSStart: trace.DNSStart, DNSDone: trace.DNSDone}
-	if lookup.DNSStart == nil { // one hook at least, or those of ctx would stay
+	if lookup.DNSStart == nil { // Without any hook those of ctx would stay.
 		lookup.DNSStart = func(httptrace.DNSStartInfo) {}
 	}
 	return httptrace.WithClientTrace(untraced{ctx}, lookup)
