@@ -102,8 +102,8 @@ func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 	return m, nil
 }
 
-// RegMR is for devices whose keys can be tied to a queue pair. A region of libibverbs is
-// open to its whole domain.
+// RegMR returns an error that matches errors.ErrUnsupported. A region of libibverbs is open
+// to its whole domain, and cannot be tied to a queue pair.
 func (q *qp) RegMR([]byte, ibv.Access) (ibv.MR, error) {
 	return nil, ibv.Unsupported(q.dev.name, "memory regions of one queue pair")
 }
