@@ -203,12 +203,12 @@ func (c *conn) messageFlags(h *segmentHeader) (flags MsgFlags) {
 
 // reassemble passes m to the reassembler, and reports whether a message of the upper layer
 // ends with m. An offer or a request ends one together with its transfer.
-func (in *recvQueue) reassemble(m *delivery) (last bool, err error) {
+func (q *recvQueue) reassemble(m *delivery) (last bool, err error) {
 	var first bool
 	if m.opens {
-		first, last, err = in.reasm.acceptTransfer(&m.h, &m.t)
+		first, last, err = q.reasm.acceptTransfer(&m.h, &m.t)
 	} else {
-		first, last, err = in.reasm.accept(&m.h)
+		first, last, err = q.reasm.accept(&m.h)
 	}
 	if first {
 		sum := uint64(m.h.DataLength) + uint64(m.h.Remaining)
@@ -216,7 +216,7 @@ func (in *recvQueue) reassemble(m *delivery) (last bool, err error) {
 		if m.opens {
 			sum += uint64(m.t.Length) + m.t.Rest // The sum cannot overflow.
 		}
-		in.opening = int(min(sum, math.MaxInt))
+		q.opening = int(min(sum, math.MaxInt))
 	}
 	return last, err
 }

@@ -46,10 +46,10 @@ type segment struct {
 
 // offeredBytes returns how many of n bytes can be asked for at the head of the unread
 // queue. With message set, it counts one message at most.
-func (in *recvQueue) offeredBytes(n int, message bool) int {
+func (q *recvQueue) offeredBytes(n int, message bool) int {
 	room := n
-	for i := 0; i < in.unread.Len() && room > 0; i++ {
-		s := in.unread.At(i)
+	for i := 0; i < q.unread.Len() && room > 0; i++ {
+		s := q.unread.At(i)
 		if s.transfer == nil || s.transfer.fetches.Len() > 0 {
 			break
 		}
@@ -64,9 +64,9 @@ func (in *recvQueue) offeredBytes(n int, message bool) int {
 // nextTransfer returns the transfer that a direct read asks for next, or nil. With message
 // set, the data behind a message is left for the next call, also if the message was
 // withdrawn.
-func (in *recvQueue) nextTransfer(message bool) *recvTransfer {
-	for i := 0; i < in.unread.Len(); i++ {
-		s := in.unread.At(i)
+func (q *recvQueue) nextTransfer(message bool) *recvTransfer {
+	for i := 0; i < q.unread.Len(); i++ {
+		s := q.unread.At(i)
 		switch {
 		case s.transfer == nil || s.transfer.fetches.Len() > 0:
 			return nil
@@ -83,9 +83,9 @@ func (in *recvQueue) nextTransfer(message bool) *recvTransfer {
 // evict moves the latest payload in the unread queue to ordinary memory, and returns the
 // buffer that it was in, or nil. The head of the queue stays where it is, because a reader
 // may be copying from it.
-func (in *recvQueue) evict(stats *Stats) *regmem.Buffer {
-	for i := in.unread.Len() - 1; i > 0; i-- {
-		if s := in.unread.At(i); s.buf != nil {
+func (q *recvQueue) evict(stats *Stats) *regmem.Buffer {
+	for i := q.unread.Len() - 1; i > 0; i-- {
+		if s := q.unread.At(i); s.buf != nil {
 			buf := s.buf
 			s.data, s.buf = bytes.Clone(s.data), nil
 			stats.BytesCopied += uint64(len(s.data))
