@@ -19,7 +19,7 @@ ACTIONLINT  := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # UPWARD is how many upward arrows internal/structure may find. It is only ever lowered.
-UPWARD      := 10
+UPWARD      := 4
 
 # The root module and those nested in it; ./... does not cross from one to
 # another.

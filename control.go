@@ -9,12 +9,6 @@ import (
 // lane.flush calls queueDue. So a function that makes something due does not have to send
 // it. batch.go builds the messages, and credit.go decides when a grant is due.
 
-// owesControl reports whether there is anything that a message without payload could carry.
-// In most calls there is not.
-func (c *conn) owesControl() bool {
-	return c.credits.toGrant() > 0 || c.send.responseDue || c.send.probeDue || c.rx.hasControl() || c.tx.hasControl()
-}
-
 // queueDue implements [laneOwner]. It is queueControl for when nothing else is queued.
 func (c *conn) queueDue() bool { return c.queueControl(c.wait.Sleeping()) }
 

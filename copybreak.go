@@ -2,18 +2,6 @@ package rdmanet
 
 import "sync"
 
-// copyBreakChunk is ordinary memory that small payloads are copied to.
-//
-// A receive buffer has the size of the longest segment, whatever arrived in it. When the
-// reader lags behind and payloads are small, they would use up the window with few bytes if
-// each kept its buffer. Two programs that write before they read could then block each
-// other, where the buffers of TCP would carry them. So such payloads are copied together,
-// and their buffers posted again.
-type copyBreakChunk struct {
-	b    []byte
-	refs int // refs counts the segments in b.
-}
-
 const (
 	copyBreakSize  = 64 << 10  // copyBreakSize is the length of a chunk in bytes.
 	copyBreakLimit = 256 << 10 // copyBreakLimit is the limit of one connection in bytes, about what TCP's buffers hold.

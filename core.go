@@ -280,3 +280,9 @@ func (c *conn) extensions() Extensions {
 		ProbeTarget:      c.live.target != nil,
 	}
 }
+
+// owesControl reports whether there is anything that a message without payload could carry.
+// In most calls there is not.
+func (c *conn) owesControl() bool {
+	return c.credits.toGrant() > 0 || c.send.responseDue || c.send.probeDue || c.rx.hasControl() || c.tx.hasControl()
+}
