@@ -122,7 +122,7 @@ func testSendCompletionEvent(t *testing.T, env Env) {
 	succeeded(t, p.Active, pollNext(t, cq), 1, ibv.WCSend)
 	must(t, "Arm", cq.Arm(false))
 	p.Active.Send(t, ibv.SendWR{ID: 2, Op: ibv.OpSend})
-	quiet(t, "an unsignalled send", cq)
+	quiet(t, "an unsignaled send", cq)
 }
 
 // testSolicited arms for solicited completions only.

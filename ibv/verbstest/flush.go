@@ -47,7 +47,7 @@ func testFlushReceives(t *testing.T, env Env) {
 	noCompletion(t, p.Passive.SendCQ)
 }
 
-// testFlushSends moves the queue pair to the error state under unsignalled
+// testFlushSends moves the queue pair to the error state under unsignaled
 // Writes: those that were done stay silent, the others are all reported.
 func testFlushSends(t *testing.T, env Env) {
 	const n, size = 16, 1 << 18

@@ -96,7 +96,7 @@ func testReadOnlyDestination(t *testing.T, env Env) {
 	untouched(t, "destination", dst.Buf)
 }
 
-// protected posts an unsignalled request that the own device must not do, with
+// protected posts an unsignaled request that the own device must not do, with
 // another one behind it, which the peer must not get. Behind a Read that takes a
 // fence on InfiniBand, where its answer shows the mistake.
 func protected(t testing.TB, p *Pair, wr ibv.SendWR, status ...ibv.WCStatus) {
