@@ -325,7 +325,7 @@ func (c *conn) endStream() bool {
 // it was granted.
 func (c *conn) ending() bool { return c.life.draining() && c.event.Load() == nil }
 
-// awaitSends waits for completions of sends as long as wanted reports true.
+// awaitSends waits for completions of sends as long as pending reports true.
 func (c *conn) awaitSends(pending func() bool) {
 	for pending() {
 		c.wantsSendCompletion = true

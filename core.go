@@ -220,7 +220,9 @@ func (c *conn) unlocked(f func()) {
 	f()
 }
 
-// locker is mu as a sync.Locker, for goroutines that wait under mu.
+// locker is mu as a sync.Locker, for goroutines that wait under mu. Its Unlock is
+// conn.unlock, which flushes the lane. So a goroutine that begins to wait in a cqwait.Group,
+// or as the leader, first hands to the device what is queued and what has become due.
 type locker conn
 
 func (l *locker) Lock() { l.mu.Lock() }

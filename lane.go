@@ -10,7 +10,7 @@ import (
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
-// lane is one path to the peer: a queue pair, and the work requests of its send queue from
+// lane is one way to the peer: a queue pair, and the work requests of its send queue from
 // the moment in which they are made until they have completed. Conn.mu guards it.
 //
 // Work requests are made with mu held and join a queue of batches (enqueue). conn.unlock

@@ -262,8 +262,9 @@ func (p *PacketConn) ReadBatch(ds []Datagram) (n int, err error) {
 // of the next one, as WriteTo returns it, or Write for a connected PacketConn. The
 // datagrams behind it may be written by another call.
 //
-// While an address is being resolved, no more datagrams of a batch are kept for it than of
-// single calls. PacketStats.Unsent counts the others.
+// While an address is being resolved, a limited number of datagrams wait for it, whether
+// they come in a batch or by single calls. The others are dropped. They count as written,
+// and PacketStats.Unsent counts them.
 //
 // It allocates nothing.
 func (p *PacketConn) WriteBatch(ds []Datagram) (n int, err error) {

@@ -211,7 +211,7 @@ func (c *conn) wouldBlock(n int, short shortage) (int, error) {
 }
 
 // signalAll makes sure that a completion will stand for everything that is queued. It goes
-// on as long as wanted reports true.
+// on as long as pending reports true.
 func (c *conn) signalAll(pending func() bool) {
 	for c.lane.unsignaledSends > 0 && pending() {
 		if c.hasSlots(1) {

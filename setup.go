@@ -15,12 +15,10 @@ import (
 //
 //  1. begin acquires the queues and buffers on the device of an ID.
 //  2. The active side posts receives and connects (initiate, setup_active.go). The passive
-//     side accepts (respond, setup_passive.go). Between rdmanet peers both do so with the negotiation in the private data
-//     (privatedata.go).
-//  3. Otherwise the negotiation messages follow on the queue pair
-//     (setup_messages.go).
-//  4. newConn makes the conn out of the agreement, and start lets it run
-//     (setup_conn.go).
+//     side accepts (respond, setup_passive.go). Between rdmanet peers both do so with the
+//     negotiation in the private data (privatedata.go).
+//  3. Otherwise the negotiation messages follow on the queue pair (setup_messages.go).
+//  4. newConn makes the conn out of the agreement, and start lets it run (setup_conn.go).
 //
 // dial.go and listener.go call connect and accept, negotiate.go has the rules of the
 // negotiation.

@@ -56,7 +56,8 @@ type Stats struct {
 	// KeepAliveSent counts the messages sent that ask the peer for an answer.
 	KeepAliveSent uint64
 
-	// TransfersSent counts the large transfers sent, whose bytes the devices move.
+	// TransfersSent counts the large transfers that were announced to the peer. Those that
+	// were withdrawn later are included.
 	TransfersSent uint64
 
 	// TransfersReceived counts the large transfers received.

@@ -7,8 +7,12 @@ package rdmanet
 // it.
 func (c *conn) consumed() { c.done(c.in.unread.Pop()) }
 
-// done gives back the memory of a segment that was removed from the unread queue, and the
-// credit that the segment has used.
+// done gives back what a segment holds that was removed from the unread queue: fetched data
+// of a transfer, room in a chunk, or a receive buffer. A transfer that was not read to its
+// end is discarded.
+//
+// The receive of a segment that was held is noted to be granted again. For a transfer, and
+// for a payload in a chunk, that was noted on arrival (store).
 func (c *conn) done(s segment) {
 	if s.transfer != nil {
 		if s.transfer.taken < s.transfer.length {
