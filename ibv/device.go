@@ -12,7 +12,7 @@ type Provider interface {
 	// Name is the provider's name in configurations, for instance "iwarp".
 	Name() string
 
-	// Attr returns the properties that decide before a device is chosen. They never
+	// Attr returns the properties by which callers choose among providers. They never
 	// change.
 	Attr() ProviderAttr
 

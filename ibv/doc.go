@@ -29,20 +29,27 @@
 // Devices with [CapMulticast] also send to groups. [ID.JoinMulticast] returns the UDParam
 // of a group.
 //
-// # Rules that every device keeps
+// # Rules for devices
 //
 // A device reports the rules that it is known to break in [Quirks].
 //
 //   - Posting never blocks and never waits for the peer.
-//   - Sends complete in the order they were posted, receives likewise. An
-//     unsignalled send that succeeds leaves no completion; one that fails does.
+//   - Requests of the send queue complete in the order in which they were posted:
+//     sends, RDMA Reads and RDMA Writes. Receives complete in their own order of
+//     posting. An unsignaled request that succeeds leaves no completion. One that
+//     fails leaves one.
+//   - The completion of an RDMA Write does not say that the peer can see the data.
+//     The order in which data is placed in the peer's memory is not defined either.
+//     The peer may use the data when a send has arrived there that was posted to
+//     the same queue pair behind the Write: the message does not overtake it.
 //   - A buffer belongs to the device from the post until its completion is
 //     polled, except an inline send, whose buffers are free when PostSend
 //     returns.
 //   - A queue pair in the error state completes all that is posted with
 //     [WCFlushErr].
-//   - A region's keys work in its domain only, with every queue pair there; the
-//     remote key of a region made by [QP.RegMR] with that one.
+//   - The keys of a region work with every queue pair of its domain, and with no
+//     other. The remote key of a region of [QP.RegMR] works only with that queue
+//     pair.
 //   - Objects are released children first: QP, then CQ, MR and AH, then PD. The
 //     other order is refused with an error that matches [ErrBusy].
 //

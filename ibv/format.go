@@ -9,8 +9,8 @@ import (
 )
 
 // Values print as one short line, by package fmt and by log/slog. Those that refer to memory
-// print without the bytes in it, for every verb: the bytes are payload, and may belong to
-// the device.
+// print without the bytes in it, for every formatting verb of package fmt: the bytes are
+// payload, and may belong to the device.
 
 // String says how many bytes, and the key.
 func (e SGE) String() string { return fmt.Sprintf("%d bytes, key %#x", len(e.Buf), e.LKey) }

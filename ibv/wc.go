@@ -51,7 +51,8 @@ func (o WCOpcode) String() string {
 // IsRecv reports whether a receive was completed, and not a request of the send queue.
 func (o WCOpcode) IsRecv() bool { return o >= WCRecv }
 
-// WCFlags say which fields of a completion are valid.
+// WCFlags say which fields of a completion are valid, and whether a network header is in
+// front of a datagram.
 type WCFlags uint8
 
 // These are the flags.
