@@ -81,8 +81,9 @@ type link interface {
 const lastWordsTimeout = time.Second
 
 // An opener makes the link for a connection whose MPA start-up over conn has agreed
-// on s, which it may change. Both ends open the same kind. The link takes conn over;
-// on error conn is the caller's.
+// on s, which it may change. Both ends must use links with the same bytes on the wire.
+// The two links over TCP fit each other. The link takes conn over; on error conn is the
+// caller's.
 type opener func(conn net.Conn, s *setup) (link, error)
 
 // chooseLink returns the opener of the device's links.

@@ -275,7 +275,7 @@ func (st *stream) parse() bool {
 }
 
 // beginReceive parses the header at the front of staging. more is set if bytes of it are
-// missing. ok is false if the stream has ended.
+// missing. ok is false if the header breaks a rule. The stream has been ended then.
 func (st *stream) beginReceive() (ok, more bool) {
 	rx := &st.rx
 	b := (*rx.staging)[rx.r:rx.w]
