@@ -671,9 +671,9 @@ func (i *id) disconnected(err error) {
 	i.mu.Lock()
 	i.ended = true
 	if !i.closed && i.qp != nil {
-		// The peer waits for the answer to its disconnect, and only this side knows when
-		// to give it. What the peer has sent was received before, because it was
-		// acknowledged.
+		// The peer has disconnected and waits for an answer, which librdmacm leaves to its
+		// caller. The answer is given at once: what this device has acknowledged to the
+		// peer was received before. iWARP has no such answer.
 		if i.dev.attr.Transport != ibv.TransportIWARP {
 			C.rn_disconnect(i.c)
 		}

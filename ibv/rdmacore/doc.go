@@ -17,12 +17,15 @@
 // takes longer. The same holds for a build with the race detector, and for versions of Go
 // that this was not tested with.
 //
-// No call into C blocks, with two exceptions. siw connects inside the kernel, for as long
-// as TCP tries (tcp_syn_retries, two minutes). Connect returns when its context ends, but
-// the Close of the queue pair then waits for the kernel.
+// No call into C blocks, with three exceptions:
 //
-// The creation of an address handle is the other exception: the kernel may resolve the
-// peer's Ethernet address on the network, which takes a second at most.
+//   - siw connects inside the kernel, for as long as TCP tries (tcp_syn_retries, two
+//     minutes). Connect returns when its context ends, but the Close of the queue pair then
+//     waits for the kernel.
+//   - The creation of an address handle may wait until the kernel has resolved the peer's
+//     Ethernet address on the network, which takes a second at most.
+//   - The Close of a queue pair of siw waits up to 10 s for a peer that does not answer. It
+//     holds no lock meanwhile that other objects need.
 //
 // Connections are made through rdma_cm(7) in the port space of TCP. Datagrams use the port
 // space of UDP. Devices without datagrams (iWARP, siw) refuse them.
