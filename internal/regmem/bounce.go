@@ -226,9 +226,10 @@ func (c *Chunk) Fill(r io.Reader) (n int, err error) {
 	return n, err
 }
 
-// Release gives the chunk back. The registration of [Domain.GetRegisteredChunk] may
-// stay; a region of the user's own is closed. A chunk of which a region could not be
-// closed is not released, and stays mapped for good.
+// Release gives the chunk back to its pool. A registration of [Domain.GetRegisteredChunk]
+// may stay. The user has closed the regions that it has made of the chunk itself. If one of
+// them could not be closed, the user must not call Release, because the device may still
+// use the memory. The chunk then stays mapped until the process ends.
 func (c *Chunk) Release() {
 	p := c.pool
 	p.mu.Lock()

@@ -7,12 +7,13 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 )
 
-// A Budget counts the memory for receives that the users of a device have together beyond
-// what an idle one keeps. A peer may hold on to its credits, and so to the receives behind
-// them, for as long as it likes, and there may be any number of peers.
+// A Budget counts the bytes of receives that all users of a device have charged. Each user
+// charges by a [Share] what it has beyond the receives that it keeps when it is idle. The
+// Shares bound the sum, because a peer may keep its credits, and so the receives behind
+// them, for any time, and there may be any number of peers.
 type Budget struct {
-	used  atomic.Int64 // used is in bytes.
-	users int          // users counts domains; budgets.mu guards it.
+	used    atomic.Int64 // used is in bytes.
+	domains int          // domains counts the domains that have acquired the Budget; budgets.mu guards it.
 }
 
 var budgets = struct {
@@ -29,14 +30,14 @@ func acquireBudget(dev ibv.Device) *Budget {
 		b = new(Budget)
 		budgets.devices[dev] = b
 	}
-	b.users++
+	b.domains++
 	return b
 }
 
 func (b *Budget) release(dev ibv.Device) {
 	budgets.mu.Lock()
 	defer budgets.mu.Unlock()
-	if b.users--; b.users == 0 {
+	if b.domains--; b.domains == 0 {
 		delete(budgets.devices, dev)
 	}
 }
