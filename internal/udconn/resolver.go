@@ -165,8 +165,9 @@ func (r *resolver) sendWaiting(pe *peer) {
 	}
 }
 
-// failed takes the outcome that no path by RDMA was found. A path that is known is given up
-// only if the peer's host says that nobody serves the address. The caller holds sender.mu.
+// failed takes the outcome that no path by RDMA was found. A known path is given up only if
+// the peer's host says that nobody serves the address, or if the path's queue pair has
+// failed. The caller holds sender.mu.
 func (r *resolver) failed(pe *peer, now time.Duration, err error) {
 	r.failures.Add(1)
 	refused := errors.Is(err, errno.ECONNREFUSED)
