@@ -382,8 +382,8 @@ func (c *Call) deadline() time.Duration {
 	return c.Due
 }
 
-// due returns when the deadline that holds for a call passed, or will pass; never if
-// there is none. Calls that set deadlines while it returns make it the earliest.
+// due returns the earliest deadline that may have held for a call at any time between its
+// start and its return, or never if there was none.
 func (f *facts) due(c *Call) time.Duration {
 	earliest := never
 	for _, d := range f.setters(c, c.Start) {
