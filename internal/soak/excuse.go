@@ -54,7 +54,7 @@ func givenUp() uint64 { return countGivenUp(rdmanet.Lingering()) }
 func countGivenUp(l rdmanet.LingerStats) uint64 { return l.Expired + l.Evicted }
 
 // excused waits until it is known whether a connection that was given up excuses one that
-// has failed. The one that failed began when the count was before.
+// has failed. before is how many connections had been given up when the failed one began.
 func (e *end) excused(before uint64) bool {
 	for late := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		l := rdmanet.Lingering()
@@ -75,8 +75,8 @@ var errLost = errors.New("not arrived")
 // errDial means that no connection was made.
 var errDial = errors.New("dial")
 
-// forgives reports whether err may have been caused by a connection that was given up. The
-// failed connection began when the count was before.
+// forgives reports whether err may have been caused by a connection that was given up.
+// before is how many connections had been given up when the failed one began.
 func (e *end) forgives(k kind, err error, before uint64) bool {
 	return forgivable(k, err) && e.excused(before)
 }
@@ -95,8 +95,8 @@ func forgivable(k kind, err error) bool {
 	return slices.ContainsFunc(broken, func(b error) bool { return errors.Is(err, b) })
 }
 
-// tooManyExcuses reports whether so many connections were given up that missing processors
-// cannot be the only reason: more than ten, and more than one of a hundred.
+// tooManyExcuses reports whether so many failures were excused that missing processors
+// cannot be their only cause: more than ten, and more than one for each hundred connections.
 func (e *end) tooManyExcuses() bool {
 	return e.excuses.taken() > max(10, int(e.made.Load()/100))
 }
