@@ -236,8 +236,9 @@ func (r *Reassembler) pairAll() {
 	}
 }
 
-// link makes f and g the two directions of one connection. It keeps the connection of which
-// more is known, or the older one.
+// link makes f and g the two directions of one connection. If they have a connection each,
+// it keeps the one that has an ID. If both have an ID, it keeps the one with the lower ID.
+// If neither has one, it keeps the one that was opened first.
 func (f *roceFlow) link(g *roceFlow) {
 	r := f.r
 	f.peer, g.peer = g, f

@@ -21,8 +21,9 @@ func (q *packetQueue) len() int          { return len(q.items) - q.head }
 func (q *packetQueue) at(i int) *waiting { return &q.items[q.head+i] }
 func (q *packetQueue) first() *waiting   { return q.at(0) }
 
-// add copies pk into the queue. It returns false if a packet of that PSN is
-// there already, or there is no memory.
+// add copies pk into the queue. added is false if a packet with the same PSN and opcode is
+// there already, or if there is no memory for the copy. room is false only for lack of
+// memory.
 func (q *packetQueue) add(r *Reassembler, pk *RoCE, when time.Time) (added, room bool) {
 	i := len(q.items)
 	for ; i > q.head; i-- {
