@@ -3,10 +3,13 @@
 // listeners and dials are replaced by rdmanet's, and it runs again. A test that passes over
 // TCP must pass over rdmanet. All exceptions are in the table, with the reason.
 //
-//	go run . [-device iwarp|rxe|siw] [-quick] [suite...]
+//	go run . [-device iwarp|rxe|siw] [-quick] [-keep] [suite...]
 //
 // The go command fetches the modules, in the versions of table.go. They are changed in a
-// temporary folder. With rxe or siw both runs are in guests: see vm/README.md.
+// temporary folder. -keep keeps that folder, and prints where it is.
+//
+// With rxe or siw both runs are in guests: see vm/README.md. Both copies then get the
+// adaptations of table.go, so the run over TCP is not unchanged there.
 package main
 
 import (

@@ -20,10 +20,12 @@ type suite struct {
 	known    []known
 }
 
-// adaptation replaces something in both copies that does not work in a guest. It may be a
-// time limit or an amount of data: the guest emulates the processor, and to set up an RDMA
-// connection is much work. It may be a clock that goes on meanwhile. Or it may be the
-// loopback address, which RDMA devices do not have.
+// adaptation replaces a text in a file of a module, because the test would not pass in a
+// guest. Runs in a guest have it in both copies, the one for TCP and the one for rdmanet.
+//
+// The text may be a time limit or an amount of data, because the guest emulates the
+// processor and is slow. It may be a clock, where the test passes only if two requests come
+// within a millisecond. Or it may be the loopback address, which RDMA devices do not have.
 type adaptation struct {
 	file     string
 	old, new string
