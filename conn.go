@@ -28,7 +28,7 @@ type Conn struct {
 	*conn
 }
 
-// opError wraps an error for the caller. Nothing else wraps the errors of a Conn.
+// opError wraps an error of a call with the operation and both addresses.
 func (c *Conn) opError(op string, err error) error { return opError(op, c.local, c.remote, err) }
 
 // LocalAddr returns the local address, a *net.TCPAddr.

@@ -104,11 +104,12 @@ func sleepUntil(at time.Time) {
 func freeze(t testing.TB, e *scripted.Endpoint) (thaw func()) {
 	e.HoldAll(true)
 	open := e.Gate()
-	t.Cleanup(open)
-	return func() {
+	thaw = func() {
 		open()
 		e.HoldAll(false)
 	}
+	t.Cleanup(thaw)
+	return thaw
 }
 
 // absorb has a peer receive what has come, and take the credits in it.

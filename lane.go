@@ -13,9 +13,9 @@ import (
 // lane is one way to the peer: a queue pair, and the work requests of its send queue from
 // the moment in which they are made until they have completed. Conn.mu guards it.
 //
-// Work requests are made with mu held and join a queue of batches (enqueue). conn.unlock
-// hands the batches to the device, in order, and is the only place that lets go of mu to do
-// so. So nothing that is decided with mu held changes before it is queued, and what is
+// Work requests are made with mu held and join a queue of batches (enqueue). flush hands the
+// batches to the device, in order, and is the only function that lets go of mu to do so.
+// conn.unlock calls it. So nothing that is decided with mu held changes before it is queued, and what is
 // queued leaves as soon as a goroutine lets go of mu.
 type lane struct {
 	owner laneOwner
@@ -93,7 +93,7 @@ type postBatch struct {
 
 const (
 	sendID    = 1 << 63        // sendID is set in the IDs of work requests of the send queue.
-	barrierID = sendID | 1<<62 // barrierID is the ID of the RDMA Read of postBarrier.
+	barrierID = sendID | 1<<62 // barrierID is the ID of the RDMA Read of queueBarrier.
 	fetchID   = sendID | 1<<61 // fetchID is the ID of an RDMA Read of a transfer.
 
 	batchSegments = 16       // batchSegments is how many segments one post has at most.
@@ -175,7 +175,7 @@ func (l *lane) looseBatch() *postBatch {
 }
 
 // number makes wr the next send, with n bytes of payload. It is signaled if signal says so,
-// or when enough was sent since the last one that was; its completion then frees bufs.
+// or when enough was sent since the last one that was.
 func (l *lane) number(wr *ibv.SendWR, n int, signal bool) (signaled bool) {
 	l.seq++
 	l.unsignaledSends++

@@ -17,7 +17,7 @@ import (
 // over. The access is to exactly these bytes, and for this connection only (Expose). Write
 // waits until the transfer is over, because the memory is its caller's. ReadFrom sends from
 // chunks and does not wait. The caller of QueueMsg leaves the memory to the connection
-// until its Send is done.
+// until its PendingMessage is done.
 
 // transferSender is the transfers that a connection sends. It knows of the connection only
 // whom to wake. Conn.mu guards it.

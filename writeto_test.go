@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"errors"
+	"io"
 	"net"
 	"testing"
 
@@ -55,4 +56,22 @@ func TestCloseDuringWriteTo(t *testing.T) {
 	if err := <-result; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("WriteTo after Close: %v, want net.ErrClosed", err)
 	}
+}
+
+// writerOf is a function as an io.Writer.
+type writerOf func(p []byte) (int, error)
+
+func (f writerOf) Write(p []byte) (int, error) { return f(p) }
+
+// io.EOF of the writer is the writer's error, and not the end of the stream.
+func TestWriteToWriterEOF(t *testing.T) {
+	client, server := pipe(t, "rdma", local4, new(ListenConfig), new(Dialer))
+	if _, err := client.Write([]byte("message")); err != nil {
+		t.Fatal(err)
+	}
+	n, err := server.WriteTo(writerOf(func([]byte) (int, error) { return 0, io.EOF }))
+	if n != 0 || err != io.EOF {
+		t.Errorf("WriteTo: %d, %v, want 0, io.EOF", n, err)
+	}
+	closeBoth(t, client, server)
 }

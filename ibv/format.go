@@ -92,6 +92,15 @@ func (w WC) String() string {
 	if w.Flags != 0 {
 		text += ", " + w.Flags.String()
 	}
+	if w.Flags&WCWithImm != 0 {
+		text += fmt.Sprintf(", immediate %#x", w.Imm)
+	}
+	if w.Flags&WCWithInv != 0 {
+		text += fmt.Sprintf(", key %#x", w.InvKey)
+	}
+	if w.SrcQP != 0 {
+		text += fmt.Sprintf(", from QPN %d", w.SrcQP)
+	}
 	return text
 }
 

@@ -36,7 +36,9 @@ func TestFlagNames(t *testing.T) {
 
 func TestStrings(t *testing.T) {
 	for want, v := range map[string]fmt.Stringer{
-		"receive, ID 7, 20 bytes, WithInv":                   ibv.WC{ID: 7, Op: ibv.WCRecv, ByteLen: 20, Flags: ibv.WCWithInv},
+		"receive, ID 7, 20 bytes, WithInv, key 0x1f":         ibv.WC{ID: 7, Op: ibv.WCRecv, ByteLen: 20, Flags: ibv.WCWithInv, InvKey: 31},
+		"receive, ID 7, 20 bytes, WithImm, immediate 0x2a":   ibv.WC{ID: 7, Op: ibv.WCRecv, ByteLen: 20, Flags: ibv.WCWithImm, Imm: 42},
+		"receive, ID 7, 20 bytes, from QPN 9":                ibv.WC{ID: 7, Op: ibv.WCRecv, ByteLen: 20, SrcQP: 9},
 		"ID 7, work request flushed error, vendor error 0x2": ibv.WC{ID: 7, Status: ibv.WCFlushErr, VendorErr: 2, ByteLen: 9},
 		"disconnected":                                  ibv.Event{},
 		"port error: a reason":                          ibv.Event{Kind: ibv.EventPortError, Err: errors.New("a reason")},

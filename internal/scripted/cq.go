@@ -87,6 +87,9 @@ func (q *cq) Poll(wcs []ibv.WC) (n int, err error) {
 	q.mu.Lock()
 	q.kept = kept
 	q.mu.Unlock()
+	if len(kept) > 0 {
+		q.changed() // What is held may have changed since Poll asked.
+	}
 	for i := range wcs[:n] {
 		if e.IsSend(&wcs[i]) {
 			e.forget(&wcs[i])

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -166,4 +167,36 @@ func TestOnArm(t *testing.T) {
 	require.False(t, e.ArmedForAll())
 	require.NoError(t, p.Active.SendCQ.Arm(true))
 	require.Equal(t, []bool{false, true}, solicited)
+}
+
+// Whoever sleeps is woken for a completion that was let go while Poll asked whether it is held.
+func TestLetGoDuringPoll(t *testing.T) {
+	p, e := pair(t)
+	asked, answer := make(chan bool), make(chan bool)
+	var answered atomic.Bool
+	e.Hold(func(*ibv.WC) bool {
+		if !answered.Load() {
+			asked <- true
+			<-answer
+			answered.Store(true)
+		}
+		return true
+	})
+	p.Active.Send(t, ibv.SendWR{ID: 1, Op: ibv.OpWrite, Flags: ibv.SendSignaled})
+	require.NoError(t, p.Active.SendCQ.Arm(false))
+	polled := make(chan int)
+	go func() {
+		var wcs [4]ibv.WC
+		n := 0
+		for !answered.Load() {
+			n, _ = p.Active.SendCQ.Poll(wcs[:])
+		}
+		polled <- n
+	}()
+	<-asked
+	e.Hold(nil)
+	close(answer)
+	require.Zero(t, <-polled)
+	require.ErrorIs(t, p.Active.SendCQ.Wait(time.Now().Add(time.Minute)), ibv.ErrInterrupted)
+	require.Len(t, poll(t, p.Active.SendCQ), 1)
 }
