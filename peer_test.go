@@ -279,13 +279,19 @@ func (s *scene) earlyConns(active bool) (*Conn, *smbdpeer.Raw) {
 // conns makes a connection to a raw peer, with the connection under test on the active or the
 // passive side. The peer has credits, and has granted those of goodResponse.
 func (s *scene) conns(active bool, private []byte) (*Conn, *smbdpeer.Raw) {
+	s.t.Helper()
+	return s.connsWith(active, func(*smbdpeer.Raw) []byte { return private })
+}
+
+// connsWith is conns with private data that may tell of the peer's memory.
+func (s *scene) connsWith(active bool, private func(p *smbdpeer.Raw) []byte) (*Conn, *smbdpeer.Raw) {
 	t := s.t
 	t.Helper()
 	if active {
 		ln := listenRawOn(t, s.peers)
 		result := s.dial(ln)
 		p := acceptRaw(t, ln)
-		require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private)))
+		require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private(p))))
 		p.Respond(goodResponse)
 		r := <-result
 		require.NoError(t, r.err)
@@ -293,7 +299,7 @@ func (s *scene) conns(active bool, private []byte) (*Conn, *smbdpeer.Raw) {
 		return s.owned(r.c), p
 	}
 	ln := s.listen()
-	p := dialRawOn(t, s.peers, ln.Addr(), func(*smbdpeer.Raw) []byte { return private })
+	p := dialRawOn(t, s.peers, ln.Addr(), private)
 	p.Negotiate(goodRequest)
 	nc, err := ln.Accept()
 	require.NoError(t, err)

@@ -49,28 +49,28 @@ func TestParsePulse(t *testing.T) {
 	}
 }
 
-// pulsePrivate is the private data of a peer with this pulse.
-func pulsePrivate(p smbdpeer.ProbeTarget) []byte {
+// probeTargetPrivate is the private data of a peer with this probe target.
+func probeTargetPrivate(p smbdpeer.ProbeTarget) []byte {
 	return p.Append(smbdpeer.PrivateData{IRD: 4, ORD: 4, Rdmanet: true,
 		Features:       smbdpeer.FeatureFIN | smbdpeer.FeatureTransfer | smbdpeer.FeatureNoEmptyRead | smbdpeer.FeatureProbeTarget,
 		MaxReceiveSize: 8136}.Append(nil))
 }
 
-// A peer whose pulse is where it says is asked by it, and one with none there loses
+// A peer whose probe target is where it says is asked by it, and one with none there loses
 // its connection over it, with an error that tells.
-func TestPulseAtTheWire(t *testing.T) {
+func TestProbeTargetAtTheWire(t *testing.T) {
 	for _, side := range sides {
 		for _, honest := range []bool{true, false} {
 			t.Run(side.name+map[bool]string{true: "/honest", false: "/bogus"}[honest], func(t *testing.T) {
-				inTime(t, 100*time.Millisecond, func(d time.Duration) bool { return askedByPulse(t, side.active, honest, d) })
+				inTime(t, 100*time.Millisecond, func(d time.Duration) bool { return askedByTarget(t, side.active, honest, d) })
 			})
 		}
 	}
 }
 
-// askedByPulse has a connection without credits ask its peer, or rather the peer's device. It
+// askedByTarget has a connection without credits ask its peer, or rather the peer's device. It
 // reports whether KeepAlive was long enough for that.
-func askedByPulse(t *testing.T, active, honest bool, keepAlive time.Duration) bool {
+func askedByTarget(t *testing.T, active, honest bool, keepAlive time.Duration) bool {
 	t.Helper()
 	m := newModest(t, 1<<20, 1<<14, false)
 	s := newSceneOn(t, m)
@@ -89,7 +89,7 @@ func askedByPulse(t *testing.T, active, honest bool, keepAlive time.Duration) bo
 		ln := listenRaw(t)
 		result := s.dial(ln)
 		p = acceptRaw(t, ln)
-		private := pulsePrivate(where(p))
+		private := probeTargetPrivate(where(p))
 		require.NoError(t, p.ID.Accept(tctx, rawParam(p.ID, private)))
 		p.Respond(goodResponse)
 		r := <-result
@@ -97,7 +97,7 @@ func askedByPulse(t *testing.T, active, honest bool, keepAlive time.Duration) bo
 		c = s.owned(r.c)
 	} else {
 		ln := s.listen()
-		p = dialRawOn(t, s.peers, ln.Addr(), func(p *smbdpeer.Raw) []byte { return pulsePrivate(where(p)) })
+		p = dialRawOn(t, s.peers, ln.Addr(), func(p *smbdpeer.Raw) []byte { return probeTargetPrivate(where(p)) })
 		p.Negotiate(goodRequest)
 		conn, err := ln.Accept()
 		require.NoError(t, err)
@@ -185,7 +185,7 @@ func TestPulseOpensOneByte(t *testing.T) {
 
 // A parser of anything finds a pulse where one was put.
 func FuzzPulse(f *testing.F) {
-	f.Add(pulsePrivate(smbdpeer.ProbeTarget{Addr: 1, Key: 2}), true)
+	f.Add(probeTargetPrivate(smbdpeer.ProbeTarget{Addr: 1, Key: 2}), true)
 	f.Add(earlyPrivate(goodResponse.Append(nil)), false)
 	f.Fuzz(func(t *testing.T, b []byte, request bool) {
 		early := smbdpeer.EarlyResponseLen

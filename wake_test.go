@@ -70,29 +70,28 @@ func TestFullSendQueue(t *testing.T) {
 		private []byte
 		left    int                                                                // credits
 		do      func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) // with a full queue
-		want    func(t *testing.T, c *Conn, p *smbdpeer.Raw)                       // when there is room
+		want    func(t *testing.T, c *Conn, p *smbdpeer.Raw, sent uint64)          // when there is room; sent is EmptySent before
 	}{
 		{"answer", rdmanetPrivate, 5, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) {
 			heard := c.Stats().EmptyReceived
 			p.RequestResponse(0)
 			require.True(t, eventually(func() bool { return c.Stats().EmptyReceived > heard }))
 			armed(t, e)
-		}, func(t *testing.T, c *Conn, p *smbdpeer.Raw) {
-			sent := c.Stats().EmptySent
+		}, func(t *testing.T, c *Conn, _ *smbdpeer.Raw, sent uint64) {
 			require.True(t, eventually(func() bool { return c.Stats().EmptySent > sent }), "no answer")
 		}},
 		{"CloseWrite", rdmanetPrivate, 2, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) {
 			parked(t, func() { c.CloseWrite() })
 			armed(t, e)
-		}, func(t *testing.T, c *Conn, p *smbdpeer.Raw) { p.ExpectFIN() }},
+		}, func(t *testing.T, _ *Conn, p *smbdpeer.Raw, _ uint64) { p.ExpectFIN() }},
 		{"Close", rdmanetPrivate, 2, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) {
 			c.Close() // it goes on behind that
 			armed(t, e)
-		}, func(t *testing.T, c *Conn, p *smbdpeer.Raw) { p.ExpectFIN(); p.WaitEnd() }},
+		}, func(t *testing.T, _ *Conn, p *smbdpeer.Raw, _ uint64) { p.ExpectFIN(); p.WaitEnd() }},
 		{"Close, plain peer", nil, 5, func(t *testing.T, c *Conn, e *scripted.Endpoint, p *smbdpeer.Raw) {
 			c.Close()
 			armed(t, e)
-		}, func(t *testing.T, c *Conn, p *smbdpeer.Raw) { p.WaitEnd() }},
+		}, func(t *testing.T, _ *Conn, p *smbdpeer.Raw, _ uint64) { p.WaitEnd() }},
 	} {
 		for _, side := range sides {
 			t.Run(tt.name+"/"+side.name, func(t *testing.T) {
@@ -107,9 +106,9 @@ func TestFullSendQueue(t *testing.T) {
 				m.setSlow(true)
 				fill(t, p, c, e, size, 0, tt.left)
 				tt.do(t, c, e, p)
-				posted := e.Posted()
+				posted, sent := e.Posted(), c.Stats().EmptySent
 				m.setSlow(false)
-				tt.want(t, c, p)
+				tt.want(t, c, p, sent)
 				require.GreaterOrEqual(t, e.Posted(), posted)
 			})
 		}
@@ -151,13 +150,17 @@ func TestCloseDespiteGrants(t *testing.T) {
 			m := newModest(t, 1<<20, 1<<14, false)
 			s := newSceneOn(t, m)
 			s.cfg.LingerTimeout = 2 * patience // passes for a hang
-			c, p := s.conns(side.active, rdmanetPrivate)
+			// Close reads a byte of the peer where the device fails at Reads of no bytes.
+			c, p := s.connsWith(side.active, func(p *smbdpeer.Raw) []byte {
+				addr, key := p.Register([]byte{0})
+				return probeTargetPrivate(smbdpeer.ProbeTarget{Addr: addr, Key: key})
+			})
 			m.setSlow(true)
 			go c.Close()
 			p.ExpectFIN()
 			p.RequestResponse(0)
 			_, _, ok := p.ReceiveData()
-			require.True(t, ok)
+			require.True(t, ok, "the connection has ended")
 			m.setSlow(false)
 			p.WaitEnd()
 		})
