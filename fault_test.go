@@ -197,9 +197,9 @@ func TestFaultsOfCalls(t *testing.T) {
 	}
 }
 
-// The same with a pulse, over a device that keeps what it registers to one connection
+// The same with a probe target, over a device that keeps what it registers to one connection
 // and over one that does not.
-func TestFaultsWithPulse(t *testing.T) {
+func TestFaultsWithProbeTarget(t *testing.T) {
 	checkLeaks(t)
 	for _, apart := range []bool{false, true} {
 		for _, k := range []verbstest.Kind{verbstest.AllocPD, verbstest.CreateCQ, verbstest.RegMR, verbstest.CreateQP,

@@ -13,9 +13,9 @@ import (
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
-// A pulse is found behind the early negotiation message, or where that is missing
+// A probe target is found behind the early negotiation message, or where that is missing
 // behind the fixed part.
-func TestParsePulse(t *testing.T) {
+func TestParseProbeTarget(t *testing.T) {
 	base := smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureNoEmptyRead | smbdpeer.FeatureProbeTarget, MaxReceiveSize: 8136}
 	early := base
 	early.Features |= smbdpeer.FeatureEarly
@@ -153,8 +153,8 @@ func TestPlainPeerProbe(t *testing.T) {
 	}
 }
 
-// The pulse is all that a peer can read, and it can as long as the connection lives.
-func TestPulseOpensOneByte(t *testing.T) {
+// The probe target is all that a peer can read, and it can as long as the connection lives.
+func TestProbeTargetOpensOneByte(t *testing.T) {
 	for _, beyond := range []int{0, 1} {
 		t.Run(fmt.Sprint(beyond), func(t *testing.T) {
 			m := newModest(t, 1<<20, 1<<14, false)
@@ -183,8 +183,8 @@ func TestPulseOpensOneByte(t *testing.T) {
 	}
 }
 
-// A parser of anything finds a pulse where one was put.
-func FuzzPulse(f *testing.F) {
+// A parser of anything finds a probe target where one was put.
+func FuzzProbeTarget(f *testing.F) {
 	f.Add(probeTargetPrivate(smbdpeer.ProbeTarget{Addr: 1, Key: 2}), true)
 	f.Add(earlyPrivate(goodResponse.Append(nil)), false)
 	f.Fuzz(func(t *testing.T, b []byte, request bool) {
