@@ -239,6 +239,7 @@ func TestTransferWriteDeadlinePostedByOther(t *testing.T) {
 	buf := alloc(t, breachWrite) // nothing of it goes along
 	write := start(func() { r.n, r.err = c.Write(buf.Bytes()) })
 	p.ExpectBegin(false)
+	write.park(t)
 	say(p) // whoever has waited for completions before leaves that to the Write
 	leads := func() bool { return e.Sleeper() == write.goroutine }
 	requireSleeper(t, e, leads)
