@@ -59,7 +59,7 @@ func TestExtensions(t *testing.T) {
 	}
 }
 
-// What a peer offers is agreed only where this side has it too, and where it is of use.
+// TestExtensionsOffered checks that an extension is agreed only if both sides have it and it is of use.
 func TestExtensionsOffered(t *testing.T) {
 	serves := func(features uint16) privateData {
 		return privateData{ird: 4, ord: 4, rdmanet: true, features: features, maxReceive: 8136}

@@ -469,7 +469,7 @@ func TestPieceCut(t *testing.T) {
 	require.NoError(t, server.Close())
 }
 
-// What WriteMsg and QueueMsg refuse.
+// TestSendRefused checks what WriteMsg and QueueMsg refuse.
 func TestSendRefused(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{TransferSize: -1})
