@@ -1,8 +1,6 @@
 package rdmanet
 
-import (
-	"time"
-)
+import "time"
 
 // This file sends messages without payload that have become due: grants, answers, probes,
 // and messages about transfers. When a goroutine lets go of mu and nothing else is queued,

@@ -24,7 +24,7 @@ func (c *conn) offered(t *transferHeader, s segment) {
 	case in.readsAhead:
 		in.readAhead()
 	case in.reading == 0:
-		c.rx.startPrefetchTimer()
+		in.startPrefetchTimer()
 	}
 }
 
@@ -80,10 +80,10 @@ func (c *conn) written(t *transferHeader) error {
 		if f := *in.inFlight.At(0); t.ID != f.x.id || n != len(f.b) {
 			return errTransferLength
 		}
-		c.rx.arrived(in.inFlight.Pop(), n)
+		in.arrived(in.inFlight.Pop(), n)
 		return nil
 	}
-	x, err := c.rx.findWithdrawn(t)
+	x, err := in.findWithdrawn(t)
 	if x == nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (c *conn) written(t *transferHeader) error {
 			// The next fetch uses this memory.
 			f.into.asked -= len(f.b)
 		}
-		c.rx.fetchOver(f)
+		in.fetchOver(f)
 	}
 	for in.unsentGrants.Len() > 0 && (*in.unsentGrants.At(0)).x == x {
 		in.unsentGrants.Pop()
@@ -113,7 +113,7 @@ func (c *conn) withdrawn(t *transferHeader) error {
 	if in.mode != TransferRead {
 		return errTransferKind
 	}
-	x, err := c.rx.findWithdrawn(t)
+	x, err := in.findWithdrawn(t)
 	if x == nil {
 		return err
 	}

@@ -146,11 +146,8 @@ func waitCredits(t testing.TB, p *smbdpeer.Raw, n int) {
 func TestTransferWithdrawnTooLate(t *testing.T) {
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
-			s := newScene(t)
-			c, p := s.transferConns(side.active, true)
-			e := s.end(c)
-			e.Hold(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
 			const n = 100 << 10
+			c, p, e := readsHeld(t, side.active)
 			want := pattern(3, n)
 			addr, key := p.Register(want)
 			var asked atomic.Int64
@@ -176,6 +173,16 @@ func TestTransferWithdrawnTooLate(t *testing.T) {
 	}
 }
 
+// readsHeld makes a connection that does not learn of its RDMA Reads that have completed, until
+// Hold(nil).
+func readsHeld(t *testing.T, active bool) (*Conn, *smbdpeer.Raw, *scripted.Endpoint) {
+	s := newScene(t)
+	c, p := s.transferConns(active, true)
+	e := s.end(c)
+	e.Hold(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
+	return c, p, e
+}
+
 // countReads counts the bytes of the RDMA Reads that an end posts.
 func countReads(e *scripted.Endpoint, n *atomic.Int64) {
 	e.OnPostSend(func(wrs []ibv.SendWR) error {
@@ -196,11 +203,8 @@ func TestTransferWithdrawnProgress(t *testing.T) {
 	}
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
-			s := newScene(t)
-			c, p := s.transferConns(side.active, true)
-			e := s.end(c)
-			e.Hold(func(wc *ibv.WC) bool { return wc.Op == ibv.WCRead })
 			const n = 2 * regmem.ChunkSize
+			c, p, e := readsHeld(t, side.active)
 			want := pattern(3, n)
 			addr, key := p.Register(want)
 			p.Begin(true, 1, n, addr, key)
