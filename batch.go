@@ -18,6 +18,8 @@ type sendBatch struct {
 	// segs is how many segments, or messages without payload, the batch has.
 	segs int
 
+	full int // full is how many bytes of payload each segment but the last one has.
+
 	rest  int             // rest is how many bytes of the message follow later.
 	all   uint16          // all has the flags of each segment.
 	flags uint16          // flags has further flags of the last segment.
@@ -25,8 +27,14 @@ type sendBatch struct {
 	bufs  regmem.Buffers  // bufs are for the segments that do not go inline.
 	head  *transferHeader // head is the transfer header of the only segment, or nil.
 
+	// joined is the buffer that p lies in behind room for the header of the only segment, or
+	// nil.
+	joined *regmem.Buffer
+
 	// grant is answered by an RDMA Write in front of the message, or is nil.
 	grant *memoryGrant
+
+	more bool // more is set if its writer has more to send.
 
 	control bool // control is set if nothing in the batch is the program's.
 }
@@ -35,6 +43,9 @@ type sendBatch struct {
 func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 	l := &c.lane
 	if c.life.over() {
+		if o.joined != nil {
+			o.bufs.Push(o.joined)
+		}
 		l.putBuffers(o.bufs)
 		return nil, c.life.cause
 	}
@@ -44,11 +55,15 @@ func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 	}
 	var staged regmem.Buffers
 	for p, i := o.p, 0; i < o.segs; i++ {
-		n := segmentData(len(p), int(c.agreed.maxSend))
+		n := len(p)
+		if i < o.segs-1 {
+			n = o.full
+		}
+		granted, flags := c.credits.spend()
 		h := segmentHeader{
 			CreditsRequested: c.requested(),
-			CreditsGranted:   c.credits.spend(),
-			Flags:            o.all,
+			CreditsGranted:   granted,
+			Flags:            o.all | flags,
 			Remaining:        uint32(len(p) - n + o.rest),
 			DataLength:       uint32(n),
 		}
@@ -57,7 +72,7 @@ func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 		}
 		last := i == o.segs-1
 		if last {
-			h.Flags |= o.flags | c.answerFlags()
+			h.Flags |= o.flags | c.answerFlags() | c.creditFlags(o.more)
 		}
 		header := b.hdrs[i][:h.putWith(o.head, b.hdrs[i][:])]
 		wr := b.next()
@@ -70,12 +85,22 @@ func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 		if o.token != 0 && i == 0 && l.invalidates {
 			wr.Op, wr.InvKey = ibv.OpSendInv, o.token
 		}
-		if len(header)+n > l.inline {
+		takes := n // takes is how many bytes of memory the send takes until it has completed, about.
+		switch {
+		case o.joined != nil:
+			copy(o.joined.B, header)
+			wr.SGL = append(wr.SGL[:0], o.joined.SGE(dataOffset+n))
+			wr.Flags &^= ibv.SendInline
+			staged.Push(o.joined)
+		case len(header)+n > l.inline:
 			buf := o.bufs.Pop()
 			c.stats.BytesCopied += uint64(stage(wr, buf))
 			staged.Push(buf)
+			if buf.Pool() == l.large {
+				takes = l.large.Size
+			}
 		}
-		if l.number(wr, n, o.flags&flagFIN != 0 || !staged.Empty() && (l.signalEach || last)) {
+		if l.number(wr, takes, o.flags&flagFIN != 0 || !staged.Empty() && (l.signalEach || last)) {
 			l.signal(wr, staged, nil, 0)
 			staged = regmem.Buffers{}
 			c.stats.Signaled++
@@ -143,6 +168,17 @@ func (c *conn) answerFlags() uint16 {
 	return flagResponseRequested
 }
 
+// creditFlags returns the flag that tells the peer that payload waits for credits. more is set
+// if a writer is about to wait. A program that waits for Writable counts as one. While both ends send, the peer cannot see that from what it
+// has granted: most of that may be on its way, behind much else.
+func (c *conn) creditFlags(more bool) uint16 {
+	waits := more || c.send.wantsCredit || c.queue.wantsWritable || c.send.joined.n > 0
+	if c.messages && waits && c.credits.spendable() == 0 {
+		return flagWantsCredits
+	}
+	return 0
+}
+
 // requested returns the CreditsRequested of the next message. An idle connection asks for
 // few credits, see keepalive.go.
 func (c *conn) requested() uint16 {
@@ -181,22 +217,6 @@ func (c *conn) queueEmpty(n int) bool {
 		return false
 	}
 	_, err := c.queueBatch(&sendBatch{segs: n, bufs: bufs, control: true})
-	return err == nil
-}
-
-// queueFIN queues FIN if that is possible now, and reports whether it did. FIN has a credit
-// of its own.
-func (c *conn) queueFIN() bool {
-	if c.credits.have == 0 || !c.hasSlots(1) {
-		return false
-	}
-	n, bufs := c.emptyBuffers(1, false)
-	if n == 0 {
-		return false
-	}
-	c.send.finSent = true
-	c.credits.reserveOut = 0
-	_, err := c.queueBatch(&sendBatch{segs: 1, flags: flagFIN, bufs: bufs, control: true})
 	return err == nil
 }
 

@@ -26,7 +26,8 @@ var silentBounds = map[string]time.Duration{
 const silentRequest = 10 * time.Millisecond
 
 // BenchmarkSilentPeers measures what four silent peers cost a program that uses net/http,
-// over TCP and over the software device. It reports the median and the maximum of at least
+// over TCP and over the software device. All connections go through a proxy, so those of the
+// software device have its TCP link. It reports the median and the maximum of at least
 // five tries, in milliseconds:
 //
 //	CloseIdleConnections, Server.Close, Listener.Close   the time of the call

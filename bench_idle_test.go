@@ -32,17 +32,24 @@ const idleMessage = 64
 // once on each, lets them idle, and echoes once more. The far end has a
 // goroutine blocked in Read on each; this end has one too, or none. It reports
 //
-//	B/connend  growth of the resident memory of both processes, by connection end
-//	dials/s    rate of the dials alone
-//	conns/s    rate of the dials with the first echo on each connection
-//	wakes/s    rate of the echoes after the idle time
-//	ratio      dials/s of rdmanet to those of TCP
+//	B/connend     growth of the resident memory of both processes, by connection end
+//	anon-B/conn   growth of the anonymous part of it, by connection: of both ends together
+//	shmem-B/conn  growth of the shared memory of the system (Shmem of /proc/meminfo), by connection
+//	dials/s       rate of the dials alone
+//	conns/s       rate of the dials with the first echo on each connection
+//	wakes/s       rate of the echoes after the idle time
+//	ratio         dials/s of rdmanet to those of TCP
 //
-// Memory of the kernel is not in it, neither TCP's nor a device's.
+// Memory of the kernel is not in it, neither TCP's nor a device's. Shared memory is resident in
+// both processes, so B/connend has it twice where anon-B/conn and shmem-B/conn together have it
+// once. Other programs of the system may change shmem-B/conn. With shared memory a connection
+// takes more than one file descriptor, so there are fewer connections where the limit of a process
+// is too low for all.
 func BenchmarkIdleConns(b *testing.B) {
 	for _, reading := range []bool{true, false} {
-		var tcpRate float64
-		for _, transport := range benchTransports {
+		var firstRate float64
+		transports := usualTransports()
+		for i, transport := range transports {
 			b.Run(fmt.Sprintf("reading=%t/transport=%s", reading, transport), func(b *testing.B) {
 				if runtime.GOOS != "linux" {
 					b.Skip("resident memory is read from /proc: run it on Linux")
@@ -52,10 +59,10 @@ func BenchmarkIdleConns(b *testing.B) {
 					rate = benchmarkIdle(b, transport, reading)
 				}
 				b.ReportMetric(0, "ns/op") // not shown: the idle time is in it
-				if transport == "tcp" {
-					tcpRate = rate
-				} else if tcpRate > 0 {
-					b.ReportMetric(rate/tcpRate, "ratio")
+				if i == 0 {
+					firstRate = rate
+				} else if firstRate > 0 {
+					b.ReportMetric(rate/firstRate, ratioName(transport))
 				}
 			})
 		}
@@ -66,8 +73,8 @@ func BenchmarkIdleConns(b *testing.B) {
 const idleBound = 24 << 10
 
 // BenchmarkIdleAfterBulk is BenchmarkIdleConns with connections that each move -idlebytes
-// both ways before they idle, for 10 s. On the software device it fails where an end
-// takes more than idleBound, or than -idlegrowth times what one takes that has moved
+// both ways before they idle, for 10 s. It does so with the TCP link of the software device,
+// and with shared memory. With the TCP link it fails where an end takes more than idleBound, or than -idlegrowth times what one takes that has moved
 // nothing. With RDMANET_HUGE_PAGES=1 the system is asked for huge pages for all memory that
 // rdmanet maps, before the library says that it wants none. vm/tests/huge-pages runs it
 // where transparent_hugepage is "always".
@@ -90,6 +97,17 @@ func BenchmarkIdleAfterBulk(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
+	if !benchHasShared() {
+		return
+	}
+	for _, bytes := range []int64{0, *idleBytes} {
+		b.Run(fmt.Sprintf("bytes=%d/transport=shared", bytes), func(b *testing.B) {
+			for b.Loop() {
+				measureIdle(b, "shared", true, bytes, 10*time.Second)
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
 }
 
 // benchmarkIdle returns the rate of the dials, a second.
@@ -108,11 +126,15 @@ func measureIdle(b *testing.B, transport string, reading bool, bytes int64, wait
 	for _, end := range []*rpc.Client{near, far} {
 		var limit int
 		callBench(b, end, "FileLimit", struct{}{}, &limit)
+		if most := (limit - 100) / idleFiles; n > most && (transport == "shared" || transport == "on") {
+			b.Logf("%d connections in place of %d: the limit of file descriptors is %d (ulimit -Hn)", most, n, limit)
+			n = most
+		}
 		if need := n + 100; limit < need {
 			b.Fatalf("%d connections take %d file descriptors a process, the limit is %d (ulimit -Hn)", n, need, limit)
 		}
 	}
-	before := residentMemory(b, near) + residentMemory(b, far)
+	before := idleMemoryOf(b, near, far)
 
 	target := listenBench(scope, far, BenchService{Transport: transport, Name: "burst", Size: idleMessage})
 	scope.Cleanup(func() { near.Call("FarEnd.CloseIdle", struct{}{}, new(struct{})) }) // far waits for it
@@ -120,21 +142,41 @@ func measureIdle(b *testing.B, transport string, reading bool, bytes int64, wait
 	callBench(b, near, "DialIdle", IdleDial{target.transport, target.addr, n, reading, bytes}, &dialed)
 	callBench(b, near, "EchoIdle", struct{}{}, &echoed)
 	time.Sleep(wait)
-	grown := residentMemory(b, near) + residentMemory(b, far) - before
+	after := idleMemoryOf(b, near, far)
+	grown := after.resident - before.resident
 	callBench(b, near, "EchoIdle", struct{}{}, &woken)
 	callBench(b, near, "CloseIdle", struct{}{}, new(struct{}))
 
 	rate := float64(n) / dialed.Seconds()
 	b.ReportMetric(float64(grown)/float64(2*n), "B/connend")
+	b.ReportMetric(float64(after.anonymous-before.anonymous)/float64(n), "anon-B/conn")
+	b.ReportMetric(float64(after.shared-before.shared)/float64(n), "shmem-B/conn")
 	b.ReportMetric(rate, "dials/s")
 	b.ReportMetric(float64(n)/(dialed+echoed).Seconds(), "conns/s")
 	b.ReportMetric(float64(n)/woken.Seconds(), "wakes/s")
 	return idleMeasure{rate, float64(grown) / float64(2*n)}
 }
 
-func residentMemory(tb testing.TB, end *rpc.Client) (n int64) {
-	callBench(tb, end, "ResidentMemory", struct{}{}, &n)
-	return n
+// idleFiles is how many file descriptors a process has for a connection that uses shared memory.
+const idleFiles = 2
+
+// idleMemory is memory in bytes: of both processes together, and the shared memory of the
+// system.
+type idleMemory struct{ resident, anonymous, shared int64 }
+
+func idleMemoryOf(tb testing.TB, ends ...*rpc.Client) (m idleMemory) {
+	for _, end := range ends {
+		var p BenchMemory
+		callBench(tb, end, "Memory", struct{}{}, &p)
+		m.resident += p.Resident
+		m.anonymous += p.Anonymous
+	}
+	kib, err := procField("/proc/meminfo", "Shmem:")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	m.shared = kib << 10
+	return m
 }
 
 func callBench(tb testing.TB, end *rpc.Client, method string, args, reply any) {
@@ -167,7 +209,7 @@ func (f *benchFarEnd) DialIdle(a IdleDial, took *time.Duration) error {
 	f.mu.Lock()
 	f.idle = idle
 	f.mu.Unlock()
-	target := benchTarget{a.Transport, a.Addr}
+	target := benchTarget{transport: a.Transport, addr: a.Addr}
 	start := time.Now()
 	err := inParallel(a.N, idleWorkers, func(i int) (err error) {
 		if idle.conns[i], err = target.dial(); err != nil {
@@ -312,13 +354,19 @@ func idlePayload(i int) []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, idleMessage-8, idleMessage), uint64(i))
 }
 
-// ResidentMemory gives free memory back to the system and returns what is left,
-// in bytes.
-func (f *benchFarEnd) ResidentMemory(_ struct{}, n *int64) error {
+// BenchMemory is the resident memory of a process, and the anonymous part of it, in bytes.
+type BenchMemory struct{ Resident, Anonymous int64 }
+
+// Memory gives free memory back to the system and returns what is left.
+func (f *benchFarEnd) Memory(_ struct{}, m *BenchMemory) error {
 	debug.FreeOSMemory() // collects garbage first
 	debug.FreeOSMemory() // and now what pools had kept
-	kib, err := procField("/proc/self/status", "VmRSS:")
-	*n = kib << 10
+	resident, err := procField("/proc/self/status", "VmRSS:")
+	if err != nil {
+		return err
+	}
+	anonymous, err := procField("/proc/self/status", "RssAnon:")
+	*m = BenchMemory{resident << 10, anonymous << 10}
 	return err
 }
 
@@ -347,7 +395,7 @@ func procField(file, name string) (n int64, err error) {
 // Read at this end.
 func TestIdleConns(t *testing.T) {
 	for _, reading := range []bool{true, false} {
-		for _, transport := range benchTransports {
+		for _, transport := range usualTransports() {
 			t.Run(fmt.Sprintf("reading=%t/%s", reading, transport), func(t *testing.T) {
 				end := startBenchPeer(t, 1)
 				target := listenBench(t, end, BenchService{Transport: transport, Name: "burst", Size: idleMessage})

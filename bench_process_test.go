@@ -12,7 +12,11 @@ import (
 	"net/rpc"
 	"os"
 	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,29 +30,96 @@ import (
 
 var (
 	benchProcesses = flag.Int("processes", 1, "`processes` for benchmarks: with 2 the far end has its own")
-	benchRounds    = flag.Int("rounds", 11, "slices of each transport in BenchmarkCompare")
-	benchSlice     = flag.Duration("slice", 250*time.Millisecond, "length of a slice in BenchmarkCompare")
+	benchRounds    = flag.Int("rounds", 11, "slices of each transport in BenchmarkCompare and BenchmarkSameHost")
+	benchSlice     = flag.Duration("slice", 250*time.Millisecond, "length of a slice in BenchmarkCompare and BenchmarkSameHost")
 	benchBusyPoll  = flag.Duration("busypoll", 0, "Config.BusyPoll of both ends in benchmarks")
 )
 
-var benchTransports = []string{"tcp", "rdmanet"}
+var benchNames = flag.String("transports", "", "what benchmarks measure, a `list` of tcp, unix, rdmanet, shared and on; the ratios are against the first")
+
+// Each benchmark says which link it measures:
+//
+//	tcp      a TCP connection
+//	unix     a Unix socket, on Linux
+//	rdmanet  the RDMA device that leads to the address, or the software device with its TCP link
+//	shared   the software device with shared memory from the first message
+//	on       the software device as it is by default: with TCP, and shared memory when it has moved
+//
+// Two more are for BenchmarkTransfers, and are as rdmanet.
+
+// benchTransports returns what the flag -transports says, and otherwise what a benchmark
+// measures without it. Shared memory is left out of that where the system does not have it, and
+// where the benchmarks run over an RDMA device.
+func benchTransports(otherwise ...string) []string {
+	names := otherwise
+	if *benchNames != "" {
+		names = strings.Split(*benchNames, ",")
+		for _, name := range names {
+			if !slices.Contains([]string{"tcp", "unix", "rdmanet", "shared", "on"}, name) {
+				panic("-transports: " + name + " is none of tcp, unix, rdmanet, shared and on")
+			}
+		}
+		return names
+	}
+	if !benchHasShared() {
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "shared" })
+	}
+	return names
+}
+
+// usualTransports are what most benchmarks measure.
+func usualTransports() []string { return benchTransports("tcp", "rdmanet", "shared") }
+
+func benchHasShared() bool {
+	if os.Getenv("RDMANET_VM_ADDR") != "" {
+		return false
+	}
+	if device := os.Getenv("RDMANET_DEVICE"); device != "" && device != "iwarp" {
+		return false
+	}
+	return runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
+}
 
 // A benchTarget is a service of the far end, reached over one transport.
-type benchTarget struct{ transport, addr string }
+type benchTarget struct {
+	transport, addr string
+
+	// opened is told of the connections of mustDial, if it is not nil.
+	opened func(net.Conn)
+}
 
 func (t benchTarget) dialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	if t.transport == "tcp" {
-		var d net.Dialer
+	var d net.Dialer
+	switch t.transport {
+	case "tcp":
 		return d.DialContext(ctx, network, addr)
+	case "unix":
+		return d.DialContext(ctx, "unix", t.addr)
 	}
+	return t.dialRDMA(ctx, network, addr)
+}
+
+func (t benchTarget) dialRDMA(ctx context.Context, network, addr string) (net.Conn, error) {
 	d := rdmanet.Dialer{Config: benchConfig(t.transport)}
 	return d.DialContext(ctx, network, addr)
 }
 
-// benchConfig is the Config of a transport that is not TCP.
+// url is where an HTTP client of the target goes.
+func (t benchTarget) url() string {
+	if t.transport == "unix" {
+		return "http://unix"
+	}
+	return "http://" + t.addr
+}
+
+// benchConfig is the Config of a transport of rdmanet's.
 func benchConfig(transport string) rdmanet.Config {
-	c := rdmanet.Config{BusyPoll: *benchBusyPoll}
+	c := rdmanet.Config{BusyPoll: *benchBusyPoll, SameHost: "off"}
 	switch transport {
+	case "shared":
+		c.Device, c.SameHost = "iwarp", "require"
+	case "on":
+		c.Device, c.SameHost = "iwarp", "on"
 	case "segments":
 		c.TransferSize = -1
 	case "transfers":
@@ -67,8 +138,26 @@ func (t benchTarget) mustDial(tb testing.TB) net.Conn {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { c.Close() })
+	t.checkLink(tb, c)
+	if t.opened != nil {
+		t.opened(c)
+	}
 	return c
 }
+
+// checkLink fails if a new connection has another link than the transport says.
+func (t benchTarget) checkLink(tb testing.TB, c net.Conn) {
+	rc, ok := c.(*rdmanet.Conn)
+	if !ok || t.transport == "on" {
+		return
+	}
+	if info := rc.Info(); (info.Link == sharedLink) != (t.transport == "shared") {
+		tb.Fatalf("a connection of the transport %s has the link %q: %s", t.transport, info.Link, info.LinkReason)
+	}
+}
+
+// sharedLink is Info.Link of a connection that uses shared memory.
+const sharedLink = "shared memory"
 
 // benchMemory returns memory to send from or to read into, of rdmanet's if
 // registered is set.
@@ -152,6 +241,13 @@ var benchServices = map[string]func(c net.Conn, buf []byte) error{
 			}
 		}
 	},
+	"answer": func(c net.Conn, buf []byte) error { // a buffer; the same back; the end
+		if _, err := io.ReadFull(c, buf); err != nil {
+			return err
+		}
+		_, err := c.Write(buf)
+		return err
+	},
 	"hangup": func(c net.Conn, buf []byte) error { // a byte; the end
 		_, err := io.ReadFull(c, buf[:1])
 		return err
@@ -212,12 +308,18 @@ func (s BenchService) listen() (net.Listener, error) {
 	if host := os.Getenv("RDMANET_VM_ADDR"); host != "" { // of an RDMA device, see device_test.go
 		address = net.JoinHostPort(host, "0")
 	}
-	if s.Transport == "tcp" {
+	switch s.Transport {
+	case "tcp":
 		return net.Listen("tcp", address)
+	case "unix":
+		return net.Listen("unix", fmt.Sprintf("@rdmanet-bench-%d-%d", os.Getpid(), unixListeners.Add(1)))
 	}
 	lc := rdmanet.ListenConfig{Config: benchConfig(s.Transport)}
 	return lc.Listen(context.Background(), "tcp", address)
 }
+
+// unixListeners makes the names of Unix sockets differ.
+var unixListeners atomic.Int32
 
 // Close ends the service at addr, once its connections have ended.
 func (f *benchFarEnd) Close(addr string, _ *struct{}) error {
@@ -303,7 +405,11 @@ func serveBenchPeer(control io.ReadWriteCloser) {
 // TestBenchmarks does a few operations of every benchmark with two processes.
 // It is also where the second process comes in.
 func TestBenchmarks(t *testing.T) {
-	if os.Getenv(rdmanet.BenchPeerEnv) != "" {
+	switch os.Getenv(rdmanet.BenchPeerEnv) {
+	case "":
+	case benchLoad:
+		burnProcessor()
+	default:
 		control := benchControl{os.Stdin, os.Stdout}
 		os.Stdout = os.Stderr // the control connection is not for printing
 		serveBenchPeer(control)
@@ -312,7 +418,7 @@ func TestBenchmarks(t *testing.T) {
 	peer := startBenchPeer(t, 2)
 	for _, group := range append(benchGroups(), benchGroup{"Read", readCases()}) {
 		for _, c := range group.cases {
-			for _, transport := range benchTransports {
+			for _, transport := range usualTransports() {
 				t.Run(group.name+"/"+c.name+"/"+transport, func(t *testing.T) {
 					if err := c.start(t, peer, transport)(new(benchStopwatch), 5); err != nil {
 						t.Error(err)

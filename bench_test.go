@@ -15,8 +15,8 @@ import (
 )
 
 // Each benchmark is a table of cases, and each case runs over TCP and over
-// rdmanet side by side, so that benchstat -col /transport puts one against the
-// other. docs/performance.md has the commands.
+// rdmanet with each of its links side by side, so that benchstat -col /transport
+// puts one against the other. docs/performance.md has the commands.
 
 // A benchCase is one thing to measure against a service of the far end.
 type benchCase struct {
@@ -61,7 +61,7 @@ const benchWarmUp = 64
 func runBenchCases(b *testing.B, processes int, cases []benchCase) {
 	peer := startBenchPeer(b, processes)
 	for _, c := range cases {
-		for _, transport := range benchTransports {
+		for _, transport := range usualTransports() {
 			b.Run(c.name+"/transport="+transport, func(b *testing.B) {
 				run := c.start(b, peer, transport)
 				if err := run(new(benchStopwatch), benchWarmUp); err != nil {
@@ -198,7 +198,7 @@ func httpCases() (cases []benchCase) {
 				client := &http.Client{Transport: transport}
 				return func(_ benchClock, n int) error {
 					return inParallel(n, inFlight, func(int) error {
-						resp, err := client.Get("http://" + target.addr)
+						resp, err := client.Get(target.url())
 						if err != nil {
 							return err
 						}
@@ -273,18 +273,19 @@ func connectCases() []benchCase {
 }
 
 // BenchmarkCompare puts rdmanet against TCP on a machine that is never quite at
-// rest. The two take turns in short slices, each on fresh connections between
+// rest. The transports take turns in short slices, each on fresh connections between
 // fresh pairs of processes, since how a pair settles on the cores and how its
 // socket buffers grow differs more than the transports do. It reports the median
 // of each, and the median and the quartiles of the ratio, rdmanet to TCP, of
-// the two slices of a round: a disturbance that lasts longer than a round
+// the slices of a round: ratio is that of rdmanet with its TCP link, and
+// shared-ratio that of shared memory. A disturbance that lasts longer than a round
 // changes the medians, hardly the ratio.
 func BenchmarkCompare(b *testing.B) {
 	for _, group := range benchGroups() {
 		for _, c := range group.cases {
 			b.Run(group.name+"/"+c.name, func(b *testing.B) {
 				for b.Loop() {
-					comparePair(b, c, "tcp", "rdmanet")
+					compare(b, c, usualTransports()...)
 				}
 				b.ReportMetric(0, "ns/op") // not shown: it would be the time of the comparison
 			})
@@ -303,25 +304,43 @@ func benchGroups() []benchGroup {
 	}
 }
 
-// comparePair puts ours against theirs.
-func comparePair(b *testing.B, c benchCase, theirs, ours string) {
-	transports := [2]string{theirs, ours}
-	n := [2]int{1, 1} // operations that fill a slice
-	var values [2][]float64
-	var ratios []float64
+// compare puts the transports against the first of them.
+func compare(b *testing.B, c benchCase, transports ...string) {
+	n := make([]int, len(transports)) // operations that fill a slice
+	values := make([][]float64, len(transports))
 	for round := range *benchRounds {
 		for turn := range transports {
 			i := (round + turn) % len(transports) // who begins alternates too
 			values[i] = append(values[i], compareSlice(b, c, transports[i], &n[i]))
 		}
-		ratios = append(ratios, values[1][round]/values[0][round])
 	}
 	for i, transport := range transports {
 		b.ReportMetric(quantile(values[i], 0.5), transport+"-"+c.unit)
+		if i == 0 {
+			continue
+		}
+		name, ratios := ratioName(transport), ratiosOf(values[i], values[0])
+		b.ReportMetric(quantile(ratios, 0.5), name)
+		b.ReportMetric(quantile(ratios, 0.25), name+"-q1")
+		b.ReportMetric(quantile(ratios, 0.75), name+"-q3")
 	}
-	b.ReportMetric(quantile(ratios, 0.5), "ratio")
-	b.ReportMetric(quantile(ratios, 0.25), "ratio-q1")
-	b.ReportMetric(quantile(ratios, 0.75), "ratio-q3")
+}
+
+// ratioName is the name of a transport's ratio to the first.
+func ratioName(transport string) string {
+	switch transport {
+	case "rdmanet", "transfers":
+		return "ratio"
+	}
+	return transport + "-ratio"
+}
+
+// ratiosOf returns the ratios of the slices of each round.
+func ratiosOf(ours, theirs []float64) (ratios []float64) {
+	for round := range ours {
+		ratios = append(ratios, ours[round]/theirs[round])
+	}
+	return ratios
 }
 
 // compareSlice measures one slice of about n operations and leaves in n what
@@ -330,23 +349,30 @@ func compareSlice(b *testing.B, c benchCase, transport string, n *int) float64 {
 	scope := &benchScope{TB: b}
 	defer scope.end()
 	run := c.start(scope, startBenchPeer(scope, 2), transport)
-	timed := func(n int) (elapsed time.Duration, fill int) {
-		var clock benchStopwatch
-		clock.StartTimer()
-		if err := run(&clock, n); err != nil {
-			b.Fatal(err)
-		}
-		clock.StopTimer()
-		grow := float64(*benchSlice) / float64(max(clock.elapsed, 1))
-		return clock.elapsed, max(1, int(float64(n)*min(grow, 100)))
-	}
-	for warm := time.Duration(0); warm < *benchSlice/4; {
-		warm, *n = timed(max(*n/3, 1))
-	}
+	warmSlice(b, run, n)
 	done := *n
-	elapsed, fill := timed(done)
-	*n = fill
-	return c.value(done, elapsed)
+	return c.value(done, timeSlice(b, run, n))
+}
+
+// warmSlice lasts a quarter of a slice, and leaves in n how many operations fill a slice.
+func warmSlice(b *testing.B, run benchRun, n *int) {
+	for warm := time.Duration(0); warm < *benchSlice/4; {
+		*n = max(*n/3, 1)
+		warm = timeSlice(b, run, n)
+	}
+}
+
+// timeSlice returns how long n operations take, and leaves in n how many fill a slice.
+func timeSlice(b *testing.B, run benchRun, n *int) time.Duration {
+	var clock benchStopwatch
+	clock.StartTimer()
+	if err := run(&clock, *n); err != nil {
+		b.Fatal(err)
+	}
+	clock.StopTimer()
+	grow := float64(*benchSlice) / float64(max(clock.elapsed, 1))
+	*n = max(1, int(float64(*n)*min(grow, 100)))
+	return clock.elapsed
 }
 
 // A benchScope is a part of a benchmark that cleans up at its own end.

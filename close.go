@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
@@ -285,6 +286,9 @@ func (c *conn) endStream() bool {
 		c.dropUnread()
 		c.readMu.Unlock()
 	}
+	if e, ok := c.lane.id.(ibv.Ender); ok && c.credits.have > 0 && c.tx.live.Len() == 0 && !s.finSent {
+		e.Ending() // Nothing but FIN, and what goes with it, is to be sent.
+	}
 	// FIN is not sent if a message has no end.
 	for c.fin && !s.finSent && !s.truncated && !c.queue.partial && going() {
 		if !c.queueFIN() {
@@ -355,8 +359,7 @@ func (c *conn) lost() error {
 	switch {
 	case c.life.draining() && event != nil && event.Err != nil && !errors.Is(event.Err, io.ErrUnexpectedEOF):
 		return broken(event.Err)
-	// With SendsBuffered, sends may fail whose data has arrived.
-	case c.sendsLost() && !c.lane.id.Device().Attr().Quirks.SendsBuffered:
+	case c.sendsLost():
 		return errUntaken
 	case c.life.draining() && event != nil:
 		// The peer's device may have met this side's end in the middle of what it sent,
@@ -420,6 +423,7 @@ func (c *conn) teardown() error {
 	c.credits.charge.Lower(0)
 	c.rx.release()
 	c.tx.release()
+	c.dropJoined()
 	c.lane.release(unwritten)
 	return errors.Join(err, c.live.memory.close(), c.lane.cq.Close(), c.lane.id.Close(), c.dom.Release())
 }

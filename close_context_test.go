@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
@@ -107,7 +106,7 @@ func TestCloseContext(t *testing.T) {
 		long := Config{TransferSize: -1, MaxSendSize: 128 << 10, MaxReceiveSize: 128 << 10, InitialReceiveCredits: 255, MaxReceiveCredits: 255}
 		gone := long
 		gone.LingerTimeout = -1
-		dev := scripted.New(iwarp.New(iwarp.Config{}))
+		dev := scripted.New(overTCP())
 		long.Provider = dev
 		a, b, link := frozenPair(t, long, gone)
 		e := dev.Endpoint(a.Info().QPN)
@@ -144,7 +143,7 @@ func TestCloseContext(t *testing.T) {
 func TestCloseGivesBackMemoryOnce(t *testing.T) {
 	checkLeaks(t)
 	setWithdrawWithin(t, 100*time.Millisecond)
-	dev := scripted.New(iwarp.New(iwarp.Config{}))
+	dev := scripted.New(overTCP())
 	a, b, link := frozenPair(t, Config{Provider: dev, TransferSize: 256 << 10, LingerTimeout: endless, InitialReceiveCredits: 63}, Config{TransferSize: 256 << 10})
 	e := dev.Endpoint(a.Info().QPN)
 	require.NoError(t, a.CloseWrite()) // the end of the stream is not behind RDMA Reads

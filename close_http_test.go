@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 )
 
 // A program that uses net/http closes connections to silent peers as it does over TCP.
@@ -33,7 +31,7 @@ type plainNet struct {
 
 // plainNets returns both. linger is Config.LingerTimeout of the software device.
 func plainNets(linger time.Duration) []plainNet {
-	cfg := Config{LingerTimeout: linger, Provider: iwarp.New(iwarp.Config{})}
+	cfg := Config{LingerTimeout: linger, Provider: overTCP()}
 	return []plainNet{
 		{"tcp", func() (net.Listener, error) { return net.Listen("tcp4", "127.0.0.1:0") }, new(net.Dialer).DialContext},
 		{"rdma", func() (net.Listener, error) { return (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0") }, (&Dialer{Config: cfg}).DialContext},

@@ -19,7 +19,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -116,9 +115,9 @@ func (l *frozenLink) close() {
 func frozenPair(t *testing.T, cfg, peer Config) (client, server *Conn, link *frozenLink) {
 	t.Helper()
 	if cfg.Provider == nil {
-		cfg.Provider = iwarp.New(iwarp.Config{})
+		cfg.Provider = overTCP()
 	}
-	peer.Provider = iwarp.New(iwarp.Config{})
+	peer.Provider = overTCP()
 	ln, err := (&ListenConfig{Config: peer}).Listen(tctx, "rdma4", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer ln.Close()
@@ -440,7 +439,7 @@ func TestLingeringIsBounded(t *testing.T) {
 	old := maxLingering
 	maxLingering = before.Now + 2
 	defer func() { maxLingering = old }()
-	cfg := Config{LingerTimeout: endless, Provider: iwarp.New(iwarp.Config{})}
+	cfg := Config{LingerTimeout: endless, Provider: overTCP()}
 	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer ln.Close()

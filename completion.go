@@ -17,8 +17,13 @@ type completions conn
 
 // startWaiting prepares a new connection to wait for completions, and its timer.
 func (c *conn) startWaiting(attr *ibv.DeviceAttr) {
+	polls := !attr.Caps.Has(ibv.CapWaitReceives)
+	var pays func() bool
+	if q, ok := c.lane.qp.(ibv.PollPayer); ok {
+		polls, pays = true, q.PollPays
+	}
 	c.wait.Init(cqwait.Config{Owner: (*completions)(c), CQ: c.lane.cq, Lock: (*locker)(c), Groups: []*cqwait.Group{&c.readers, &c.writers},
-		BusyPoll: c.set.busyPoll, Polls: !attr.Caps.Has(ibv.CapWaitReceives), Background: cqwait.WhenVacant})
+		BusyPoll: c.set.busyPoll, Polls: polls, Pays: pays, Background: cqwait.WhenVacant})
 	c.live.onTimer = c.tick
 }
 
@@ -82,6 +87,7 @@ func (c *conn) poll() int {
 		}
 	}
 	if c.live.received {
+		c.send.joined.heard()
 		c.live.received, c.live.lastReceived = false, time.Now()
 		c.confirmReceipt(c.live.lastReceived)
 	}
@@ -91,7 +97,7 @@ func (c *conn) poll() int {
 	}
 	if c.life.over() {
 		// The posted receives come back, and none are posted again.
-		c.credits.charge.Lower(c.in.held)
+		c.credits.charge.Lower(c.in.held + c.credits.largeExtra())
 	}
 	if total > 0 {
 		c.replenish()
@@ -171,11 +177,12 @@ func (c *conn) sent(wc *ibv.WC) {
 	}
 }
 
-// sendsLost reports whether the device did not carry out a send with data of the program's.
-// All sends behind a failed one fail too, so a failed send counts even without a completion
-// of its own.
+// sendsLost reports whether data of the program's was not sent, or the device did not carry
+// out the send. All sends behind a failed one fail too, so a failed send counts even without
+// a completion of its own. With SendsBuffered it does not count: its data may have arrived.
 func (c *conn) sendsLost() bool {
-	return c.lane.failed != 0 && c.lane.failed <= c.send.data
+	failed := c.lane.failed != 0 && c.lane.failed <= c.send.data
+	return failed && !c.lane.id.Device().Attr().Quirks.SendsBuffered || c.send.joined.n > 0
 }
 
 // postFailed implements [laneOwner]: the device has refused a work request.

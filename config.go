@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -26,6 +27,13 @@ type Config struct {
 	// to the address.
 	RequireRDMA bool
 
+	// SameHost says whether connections of the software device between two processes of this
+	// host use shared memory in place of TCP, where the system has that: "on", "off", or
+	// "require", which fails without, for tests. Empty means what the environment variable
+	// RDMANET_SAMEHOST says, and "on" without it. Both ends must have it on. Info tells
+	// whether it is used.
+	SameHost string
+
 	// Provider, if not nil, is where all devices come from. It overrides Device,
 	// RequireRDMA and RDMANET_DEVICE. It is for tests, and for devices that the program has
 	// set up itself (see package ibv/rdmacore).
@@ -33,14 +41,17 @@ type Config struct {
 
 	// MaxSendSize bounds a segment that this side sends, in bytes: 256 to 1 MiB. A segment
 	// is one RDMA Send with its headers. 0 means 65560 (64 KiB and a header) on devices
-	// whose registered memory costs nothing until it is used, and 8192 on others. With a
-	// peer that is not rdmanet the bound is 8136 at most, which all known peers accept.
+	// whose registered memory costs nothing until it is used. On others it means 8192, and
+	// 65560 while bulk data moves if MaxReceiveSize is 0 too and the peer's program has set
+	// neither. With a peer that is not rdmanet the bound is 8136 at most, which all known
+	// peers accept.
 	MaxSendSize int
 
 	// MaxReceiveSize bounds a segment that the peer sends, in bytes: 256 to 1 MiB. Each
 	// receive buffer has this size. 0 means 65560 (64 KiB and a header) on devices whose
-	// registered memory costs nothing until it is used, and 8192 on others. With a peer
-	// that is not rdmanet the bound is 8136 at most, which all known peers accept.
+	// registered memory costs nothing until it is used. On others it means 8192, and 65560
+	// while bulk data comes, under the same conditions as with MaxSendSize. With a peer that
+	// is not rdmanet the bound is 8136 at most, which all known peers accept.
 	MaxReceiveSize int
 
 	// MaxFragmentedSize bounds a message that the peer sends in segments with WriteMsg, in
@@ -70,7 +81,7 @@ type Config struct {
 
 	// MaxReceiveCredits is how many receive buffers a connection may grow to while the peer
 	// asks for more and the reader keeps up: 4 to 255. 0 means as many as make 4 MiB, but
-	// at least 16.
+	// at least 16. Buffers of 64 KiB for bulk data are fewer, so that they take no more memory.
 	MaxReceiveCredits int
 
 	// ReceiveMemory bounds the memory in bytes that all connections of a device together
@@ -152,6 +163,13 @@ const (
 	// pinnedSegment is the default size of a segment on devices that pin memory.
 	pinnedSegment = 8192
 
+	// largeSegment is the size of large receives in bytes: 64 KiB of payload and the header.
+	largeSegment = pagedSegment
+
+	// defaultLarge is how many large receives may be posted or unread if the program has not
+	// set MaxReceiveCredits. It is about as much memory as the most normal receives take.
+	defaultLarge = 32
+
 	// plainReadWrite is the MaxReadWriteSize in the negotiation. The program decides
 	// whether any such RDMA is used, but Linux on siw cannot connect if none is allowed.
 	plainReadWrite = 8 << 20
@@ -213,6 +231,9 @@ func (c *Config) check() error {
 	inRange("ReceiveMemory", c.ReceiveMemory, minReceiveMemory, maxReceiveMemory)
 	inRange("TransferMemory", c.TransferMemory, regmem.ChunkSize, sizeCeiling)
 	inRange("SendCreditTarget", c.SendCreditTarget, minCredits, creditCeiling)
+	if _, err := iwarp.ParseSameHost(c.SameHost); err != nil {
+		errs = append(errs, fmt.Errorf("rdmanet: Config.SameHost %w", err))
+	}
 	return errors.Join(errs...)
 }
 
@@ -241,6 +262,11 @@ type settings struct {
 
 	// noRead is NoRDMARead.
 	noRead bool
+
+	// large is set if large receives are offered to the peer: the program has bounded
+	// segments in neither direction. mostLarge is how many of them may be posted or unread.
+	large     bool
+	mostLarge int
 
 	transferMemory, receiveMemory int
 
@@ -291,10 +317,15 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		bufferTransferMin:   or(c.TransferSize, bufferMin),
 		readFromTransferMin: or(c.TransferSize, readFromMin),
 		noRead:              c.NoRDMARead,
+		large:               c.MaxSendSize == 0 && c.MaxReceiveSize == 0,
 		transferMemory:      or(c.TransferMemory, defaultTransferMemory),
 		receiveMemory:       or(c.ReceiveMemory, defaultReceiveMemory),
 	}
 	s.maximum = or(c.MaxReceiveCredits, min(creditCeiling, max(16, 4<<20/s.maxReceive)))
+	s.mostLarge = min(s.maximum, defaultLarge)
+	if c.MaxReceiveCredits != 0 {
+		s.mostLarge = s.maximum * s.maxReceive / largeSegment
+	}
 	s.initial = min(or(c.InitialReceiveCredits, 4), s.maximum)
 	if s.keepAlive == 0 {
 		s.keepAlive = 120 * time.Second
@@ -323,6 +354,9 @@ func (s *settings) features() uint16 {
 	}
 	if s.noRead {
 		f |= featureNoRead
+	}
+	if s.large {
+		f |= featureLarge
 	}
 	return f
 }

@@ -86,7 +86,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, c.opError("read", err)
 }
 
-// Write sends p and returns when all of it has been handed to the device.
+// Write sends p. It returns when all of it has been handed to the device, or waits in the
+// process behind bytes that were written before. So the caller may use p again, and as with
+// TCP the peer may not have anything yet. Write waits while the peer takes nothing.
 func (c *Conn) Write(p []byte) (int, error) {
 	n, err := c.write(p, sendOptions{})
 	runtime.KeepAlive(c)

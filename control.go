@@ -7,8 +7,15 @@ import "time"
 // lane.flush calls queueDue. So a function that makes something due does not have to send
 // it. batch.go builds the messages, and credit.go decides when a grant is due.
 
-// queueDue implements [laneOwner]. It is queueControl for when nothing else is queued.
-func (c *conn) queueDue() bool { return c.queueControl(c.wait.Sleeping()) }
+// queueDue implements [laneOwner]. It queues what Writes have joined if that may go, and else
+// a message without payload if one is due.
+func (c *conn) queueDue() bool {
+	if c.queueJoinedDue() || c.queueControl(c.wait.Sleeping()) {
+		return true
+	}
+	c.watchJoined()
+	return false
+}
 
 // queueControl queues a message without payload if one is due, and reports whether it did.
 // It may carry a grant that no other message would carry, the answer that the peer has

@@ -34,6 +34,8 @@ type conn struct {
 	// messages is set if expedited, partial and empty messages were agreed.
 	messages bool
 
+	largePool *regmem.Pool // largePool has the buffers of large receives, and is nil where there are none, see large.go.
+
 	peer   privateData // peer is the private data of the peer.
 	local  *net.TCPAddr
 	remote *net.TCPAddr
@@ -118,6 +120,9 @@ func (c *conn) info() Info {
 		MaxSendSize:       int(c.agreed.maxSend),
 		MaxReceiveSize:    int(c.agreed.maxReceive),
 		MaxFragmentedSize: int(c.agreed.maxFragmentedSend),
+	}
+	if l, ok := c.lane.id.(ibv.Linker); ok {
+		info.Link, info.LinkReason = l.Link()
 	}
 	if port, err := dev.Port(c.lane.id.Port()); err == nil {
 		info.MTU = port.ActiveMTU
@@ -206,7 +211,7 @@ func (c *conn) writeErr() error {
 // unlock hands to the device what is queued and what has become due, and lets go of mu. If
 // another goroutine is posting, it leaves the queued batches to that one.
 func (c *conn) unlock() {
-	if c.lane.queue.Len() > 0 || c.owesControl() {
+	if c.lane.queue.Len() > 0 || c.owesControl() || c.send.joined.n > 0 {
 		c.lane.flush()
 	}
 	c.mu.Unlock()
@@ -280,6 +285,7 @@ func (c *conn) extensions() Extensions {
 		SendTransfers:    c.tx.mode,
 		ReceiveTransfers: c.rx.mode,
 		ProbeTarget:      c.live.target != nil,
+		LargeSegments:    c.largePool != nil || c.lane.large != nil,
 	}
 }
 

@@ -11,6 +11,9 @@ import (
 // the one for FIN, each grant would call for another grant.
 const minCredits = 4
 
+// leastLarge is how many large receives must be possible for any to be posted.
+const leastLarge = 2 * minCredits
+
 // credits is the flow control of one connection, [MS-SMBD] 3.1.5.1 and 3.1.5.9. A message
 // may be sent only if the peer has posted a receive for it. Each side grants the other the
 // receives that it has newly posted. receives.go posts them, and control.go sends grants
@@ -18,14 +21,19 @@ const minCredits = 4
 //
 // The number of posted receives follows use. A connection starts with initial receives. The
 // window doubles, up to maximum and to the number that the peer asks for, when the reader
-// keeps up and one of two things happens: the peer has used up all its credits, or grants
-// of their own follow one another quickly. Each of those grants wakes the peer.
+// keeps up and one of three things happens: the peer has used up all its credits, it says that
+// payload waits for credits, or grants of their own follow one another quickly. Each of those
+// grants wakes the peer.
 type credits struct {
 	have   int // have is how many sends the peer can take.
 	posted int // posted is how many receives are posted.
 
 	// ungranted is how many posted receives the peer was not granted yet.
 	ungranted int
+
+	granted receiveSizes // granted has the sizes of the receives behind have.
+	toBe    receiveSizes // toBe has those of the receives that ungranted counts.
+	large   largeReceives
 
 	target int // target is how many receives the peer wants to be posted.
 	window int // window is how many receives are to be posted or unread.
@@ -80,7 +88,9 @@ func (c *credits) oweGrant(patient bool) {
 // has.
 func (c *credits) receive(h *segmentHeader) {
 	c.posted--
-	c.have = min(c.have+int(h.CreditsGranted), math.MaxUint16)
+	have := min(c.have+int(h.CreditsGranted), math.MaxUint16)
+	c.granted.add(c.have, have-c.have, c.large.known && h.Flags&flagLarge != 0)
+	c.have = have
 	c.target = max(int(h.CreditsRequested), minCredits)
 	if c.peerCredits() <= c.peerReserve() {
 		c.grow()
@@ -90,8 +100,7 @@ func (c *credits) receive(h *segmentHeader) {
 // grow doubles the window if the reader keeps up, as far as maximum and the budget allow.
 func (c *credits) grow() {
 	if c.readerWaited {
-		to := min(2*c.window, c.maximum)
-		c.window = max(c.window, min(to, c.idleReceives()+c.charge.Raise(to-c.idleReceives())))
+		c.window = max(c.window, c.affordable(min(2*c.window, c.most())))
 		c.readerWaited = false
 	}
 }
@@ -105,7 +114,7 @@ func (c *credits) idleReceives() int { return 2 * c.initial }
 // lowerCharge ends the charge for receives that are neither posted nor unread, and that may
 // not be posted again.
 func (c *credits) lowerCharge(unread int) {
-	c.charge.Lower(max(c.window, c.posted+unread-c.transferReserve) - c.idleReceives())
+	c.charge.Lower(max(c.window*c.weight(), c.posted+unread-c.transferReserve+c.largeExtra()) - c.idleReceives())
 }
 
 // growWithin is the time between two grants of their own within which the window grows.
@@ -144,8 +153,9 @@ func (c *credits) room(unread int, sending bool) int {
 func (c *credits) reserveShort() int { return c.peerReserve() + c.transferReserve - c.posted }
 
 // post notes n newly posted receives.
-func (c *credits) post(n int) {
+func (c *credits) post(n int, large bool) {
 	c.posted += n
+	c.toBe.add(c.ungranted, n, large)
 	c.ungranted += n
 }
 
@@ -177,17 +187,23 @@ func (c *credits) peerReserve() int {
 	return 0
 }
 
-// spend takes the credit for one message, and returns the grant that the message must
-// carry.
-func (c *credits) spend() (granted uint16) {
-	g := min(c.ungranted, math.MaxUint16)
+// spend takes the credit for one message. It returns the grant that the message must carry,
+// which is for receives of one size, and flagLarge if these are large.
+func (c *credits) spend() (granted, flags uint16) {
+	same, large := c.toBe.next(c.ungranted)
+	g := min(same, math.MaxUint16)
 	if c.have-c.reserveOut > 1 {
 		g = min(g, c.toGrant())
 	}
+	c.granted.take(1)
 	c.have--
+	c.toBe.take(g)
 	c.ungranted -= g
 	c.ungrantedPayload, c.pendingGrant = false, false
-	return uint16(g)
+	if large && g > 0 {
+		flags = flagLarge
+	}
+	return uint16(g), flags
 }
 
 // grantAll returns the first grant, for the receives that were posted before.
@@ -242,4 +258,78 @@ func (c *credits) grantDue(unread int, busy, idle bool) bool {
 	default:
 		return left <= c.reserveIn+1
 	}
+}
+
+// observe notes a segment that has arrived. It is long if it is one of several of a message,
+// or if no normal receive would have taken it.
+func (c *credits) observe(long bool) {
+	l := &c.large
+	switch {
+	case !l.agreed:
+	case long:
+		if l.score = min(l.score+1, largeAfter); l.score == largeAfter && !l.on {
+			c.enlarge()
+		}
+	case l.score > 0:
+		if l.score--; l.score == 0 {
+			l.on = false
+		}
+	}
+}
+
+// enlarge has large receives posted from now on, if the budget allows. The window becomes
+// smaller, so that it takes no more memory than a window of normal receives may.
+func (c *credits) enlarge() {
+	l := &c.large
+	l.on = true
+	charged := c.charge.Charged()
+	if window := c.affordable(min(c.window, l.most)); window >= c.initial {
+		c.window = window
+	} else {
+		l.on, l.score = false, 0
+		c.charge.Lower(charged)
+	}
+}
+
+// most returns the upper limit of the window.
+func (c *credits) most() int {
+	if c.large.on {
+		return c.large.most
+	}
+	return c.maximum
+}
+
+// surplusDue reports whether an idle connection is to grant receives, for the peer to use them
+// up.
+func (c *credits) surplusDue() bool {
+	return c.toGrant() > 0 && (c.toBe.untilNormal() > 0 || c.posted > c.initial+c.transferReserve)
+}
+
+// lacksReserve reports whether an idle connection is to post one receive more than its window:
+// the reserve for transfers is large. It takes the place of the large one, which can be granted
+// then, for the peer to use it up.
+func (c *credits) lacksReserve(unread int) bool {
+	return !c.large.on && c.toBe.untilNormal() > c.toGrant() && unread == 0 && c.posted <= c.initial+c.transferReserve &&
+		c.initial+2 <= c.maximum
+}
+
+// weight returns how many normal receives one of the window takes the memory of.
+func (c *credits) weight() int {
+	if c.large.on {
+		return c.large.weight
+	}
+	return 1
+}
+
+// largeExtra returns how many more normal receives those that are large take the memory of.
+func (c *credits) largeExtra() int { return c.large.kept * max(c.large.weight-1, 0) }
+
+// affordable charges the budget for a window of n receives, as far as it allows, and returns
+// how many it allows.
+func (c *credits) affordable(n int) int {
+	idle, weight, extra := c.idleReceives(), c.weight(), 0
+	if !c.large.on {
+		extra = c.largeExtra()
+	}
+	return min(n, (idle+c.charge.Raise(n*weight+extra-idle)-extra)/weight)
 }

@@ -39,11 +39,12 @@ func TestSpendable(t *testing.T) {
 func TestCreditWindow(t *testing.T) {
 	c := credits{window: 4, initial: 4, maximum: 10, target: 100, readerWaited: true}
 	require.Equal(t, 4, c.room(0, false))
-	c.post(4)
+	c.post(4, false)
 	require.Equal(t, 0, c.room(0, false))
 	require.Equal(t, 0, c.peerCredits())
 	require.True(t, c.grantDue(0, false, false), "the peer has none at all")
-	require.EqualValues(t, 4, c.spend())
+	granted, _ := c.spend()
+	require.EqualValues(t, 4, granted)
 	require.Equal(t, 4, c.peerCredits())
 	require.False(t, c.grantDue(0, false, true), "there is nothing to grant")
 
@@ -97,7 +98,7 @@ func TestCreditsWithheld(t *testing.T) {
 	require.False(t, c.grantDue(13, true, false), "one wake-up for three messages")
 	require.False(t, c.grantDue(13, true, true))
 	require.True(t, c.grantDue(0, false, true), "nothing else is there to be read")
-	c.post(1)
+	c.post(1, false)
 	require.True(t, c.grantDue(12, true, false))
 
 	c = credits{window: 16, target: 4, posted: 1, have: 1, ungranted: 1, ungrantedPayload: true}
@@ -115,10 +116,11 @@ func TestLastCredit(t *testing.T) {
 	c := credits{have: 1, posted: 4, window: 4, target: 4, maximum: 6}
 	require.Equal(t, 0, c.room(0, false))
 	require.Equal(t, 1, c.room(0, true))
-	c.post(1)
+	c.post(1, false)
 	require.Equal(t, 0, c.room(0, true), "one is enough")
 	require.Equal(t, 1, c.spendable())
-	require.EqualValues(t, 1, c.spend())
+	granted, _ := c.spend()
+	require.EqualValues(t, 1, granted)
 	require.Equal(t, 0, c.spendable())
 	c.have = 1
 	require.Equal(t, 1, c.room(0, true))
@@ -130,7 +132,9 @@ func TestLastCredit(t *testing.T) {
 // send.go and recv.go do with them, without a device.
 type creditSide struct {
 	credits
+	rnd     *rand.Rand
 	peer    *creditSide
+	queued  []bool      // queued has the receives in the queue pair, and whether they are large.
 	inbox   []creditMsg // sent by the peer and not yet handled
 	unread  int         // buffers kept for the reader
 	toSend  int         // messages that the program wants to send
@@ -154,24 +158,35 @@ type creditMsg struct {
 	data    bool // has payload
 	ask     bool // wants an answer,
 	answer  bool // or is one
+	large   bool // may be as long as a large receive
+}
+
+// postSome posts receives, which are large now and then where both ends know that.
+func (s *creditSide) postSome(n int) {
+	for range n {
+		large := s.large.on && s.rnd.IntN(8) < 3
+		s.post(1, large)
+		s.queued = append(s.queued, large)
+	}
 }
 
 func (s *creditSide) replenish(t *testing.T) {
 	for s.room(s.unread, s.toSend > 0) > 0 && (s.posted+s.unread < s.memory || s.reserveShort() > 0 && s.posted+1 < s.memory) {
-		s.post(1)
+		s.postSome(1)
 	}
 	must(t, s.posted+s.unread <= s.maximum+3, "more than the maximum: %+v", s)
 }
 
 func (s *creditSide) send(t *testing.T, m creditMsg) {
-	granted := s.spend()
+	_, m.large = s.granted.next(s.have)
+	granted, flags := s.spend()
 	must(t, s.have >= s.reserveOut, "FIN's credit is gone: %+v", s)
 	must(t, s.have > s.reserveOut || granted > 0 || s.ended, "the last credit went without a grant: %+v", s)
 	want := uint16(255)
 	if s.idle {
 		want = uint16(s.initial)
 	}
-	m.segmentHeader = segmentHeader{CreditsRequested: want, CreditsGranted: granted}
+	m.segmentHeader = segmentHeader{CreditsRequested: want, CreditsGranted: granted, Flags: flags}
 	s.peer.inbox = append(s.peer.inbox, m)
 	must(t, len(s.peer.inbox) <= s.peer.posted, "a message without a receive: %+v", s)
 }
@@ -213,15 +228,21 @@ func (s *creditSide) write(t *testing.T) bool {
 		return false
 	}
 	s.toSend--
-	s.idle = false
+	s.idle, s.large.on = false, s.large.known && s.rnd.IntN(2) == 0
 	s.send(t, creditMsg{program: true, data: !s.empty})
 	return true
 }
 
 // shrinkIdle is what the timer does after a while without payload.
 func (s *creditSide) shrinkIdle(t *testing.T) {
-	s.window, s.idle = s.initial, true
-	for s.have > s.initial && s.spendable() > 0 {
+	s.window, s.idle, s.large.on = s.initial, true, false
+	for max(s.have-s.initial, s.granted.untilNormal()) > 0 && s.maySendControl() {
+		s.send(t, creditMsg{})
+	}
+	if s.lacksReserve(s.unread) && s.posted < s.memory {
+		s.postSome(1)
+	}
+	for s.surplusDue() && s.maySendControl() {
 		s.send(t, creditMsg{})
 	}
 }
@@ -241,6 +262,8 @@ func (s *creditSide) poll(t *testing.T) bool {
 	}
 	m := s.inbox[0]
 	s.inbox = s.inbox[1:]
+	must(t, m.large == s.queued[0], "the sender takes the receive for one of the other size: %+v", s)
+	s.queued = s.queued[1:]
 	s.credits.receive(&m.segmentHeader)
 	switch {
 	case m.program:
@@ -255,7 +278,7 @@ func (s *creditSide) poll(t *testing.T) bool {
 	if m.data {
 		s.unread++
 	} else if s.room(s.unread, s.toSend > 0) > 0 {
-		s.post(1)
+		s.postSome(1)
 	}
 	s.replenish(t)
 	s.sendControl(t, false)
@@ -293,6 +316,9 @@ func TestCreditsModel(t *testing.T) {
 				maximum: initial + rnd.IntN(2)*rnd.IntN(20), readerWaited: true, reserveOut: reserve, reserveIn: reserve}}
 			if reserve > 0 {
 				ends[i].transferReserve = rnd.IntN(2)
+				if seed%4 == 1 {
+					ends[i].large = largeReceives{known: true, on: true, weight: 1, most: ends[i].maximum}
+				}
 			}
 			ends[i].memory = ends[i].maximum + 1
 			if rnd.IntN(3) == 0 { // no more than it started with
@@ -300,7 +326,8 @@ func TestCreditsModel(t *testing.T) {
 			}
 			ends[i].empty = rnd.IntN(3) == 0
 			ends[i].lenient = reserve > 0 && rnd.IntN(2) == 0
-			ends[i].post(initial + ends[i].transferReserve)
+			ends[i].post(initial+ends[i].transferReserve, false)
+			ends[i].queued, ends[i].rnd = make([]bool, initial+ends[i].transferReserve), rnd
 		}
 		ends[0].peer, ends[1].peer = ends[1], ends[0]
 		// The response grants what the passive side has; the active side's
@@ -373,7 +400,9 @@ func TestCreditsModel(t *testing.T) {
 			require.Zero(t, e.toSend, "seed %d: end %d is stuck: %+v against %+v", seed, i, e.credits, e.peer.credits)
 			require.Equal(t, wanted[i], e.peer.arrived)
 			require.GreaterOrEqual(t, e.have, e.reserveOut)
-			require.LessOrEqual(t, e.control, wanted[0]+wanted[1]+2*asked+2, "seed %d: more control than payload", seed)
+			// A message grants receives of one size.
+			most := (wanted[0] + wanted[1] + 2*asked + 2) * map[bool]int{false: 1, true: 2}[e.large.known]
+			require.LessOrEqual(t, e.control, most, "seed %d: more control than payload", seed)
 		}
 	}
 }

@@ -36,7 +36,7 @@ func (c *conn) received(wc *ibv.WC) {
 		c.drop(m.buf)
 		return
 	}
-	if wc.Status == ibv.WCSuccess && wc.ByteLen > c.agreed.maxReceive {
+	if wc.Status == ibv.WCSuccess && int(wc.ByteLen) > c.receiveSize(m.buf) {
 		// A receive that was posted before the negotiation may be longer than agreed.
 		wc = &ibv.WC{ID: wc.ID, Status: ibv.WCLocLenErr}
 	}
@@ -51,9 +51,14 @@ func (c *conn) received(wc *ibv.WC) {
 		return
 	}
 	c.credits.receive(&m.h)
+	if c.credits.granted.runs.Len() > maxRuns {
+		c.release(m.buf)
+		c.fail(errGrantRuns)
+		return
+	}
 	if c.credits.peerCredits() < 0 {
 		// The receive was posted, but not granted to the peer.
-		m.buf.Release()
+		c.release(m.buf)
 		c.fail(errNoCredit)
 		return
 	}
@@ -66,15 +71,22 @@ func (c *conn) received(wc *ibv.WC) {
 	if m.h.Flags&flagResponseRequested != 0 {
 		c.send.responseDue = true
 	}
+	c.send.peerWants = c.messages && m.h.Flags&flagWantsCredits != 0
+	if c.send.peerWants {
+		c.credits.grow()
+	}
 	var last bool
 	err := c.rx.checkOffer(m.opens, &m.t)
 	if err == nil {
 		last, err = c.in.reassemble(&m)
 	}
 	if err != nil {
-		m.buf.Release()
+		c.release(m.buf)
 		c.fail(err)
 		return
+	}
+	if len(m.payload) > 0 || !m.transfer {
+		c.credits.observe(m.h.Remaining > 0 || len(m.payload) > segmentData(len(m.payload), int(c.agreed.maxReceive)))
 	}
 	c.store(&m, last)
 	c.trimAfter(len(m.payload))
@@ -122,7 +134,7 @@ func (c *conn) store(m *delivery, last bool) {
 	} else {
 		s := segment{data: m.payload, buf: m.buf, size: c.in.opening, last: last, flags: m.flags}
 		c.in.opening = 0
-		if c.in.copyBreaks(len(m.payload), min(c.credits.window, c.credits.target), int(c.agreed.maxReceive)) {
+		if c.in.copyBreaks(len(m.payload), min(c.credits.window, c.credits.target), c.receiveSize(m.buf)) {
 			s.n = len(m.payload)
 			s.data, s.copyBreak = c.in.copyToChunk(m.payload)
 			c.stats.BytesCopied += uint64(len(m.payload))

@@ -66,6 +66,10 @@ func newProvider(t testing.TB) ibv.Provider {
 	return p
 }
 
+// overTCP returns the software device without shared memory, for tests that have something
+// between the two ends.
+func overTCP() ibv.Provider { return iwarp.New(iwarp.Config{SameHost: iwarp.SameHostOff}) }
+
 // testDevice is that device.
 func testDevice(t testing.TB) ibv.Device {
 	t.Helper()

@@ -52,7 +52,10 @@
 // on the same port where there is none or nobody answers; a Listener listens on
 // both. [Config].Device names the device that must be used, and the environment
 // variable RDMANET_DEVICE overrides it; [Config].RequireRDMA forbids the
-// software device. Package ibv has the interfaces that a device implements.
+// software device. The software device carries a connection between two processes
+// of one Linux host through shared memory. [Config].SameHost or the environment
+// variable RDMANET_SAMEHOST switch that off, and [Info].Link tells. Package ibv has the
+// interfaces that a device implements.
 //
 // # The protocol
 //

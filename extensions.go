@@ -24,6 +24,12 @@ type Extensions struct {
 	// ProbeTarget is set if the keep-alive probes of this side read one byte that the peer
 	// has opened for that, because the peer's device may fail at RDMA Reads of no bytes.
 	ProbeTarget bool
+
+	// LargeSegments is set if segments of this end, of the peer, or of both have up to 64 KiB
+	// while bulk data moves, and their usual size (Info.MaxSendSize, Info.MaxReceiveSize)
+	// otherwise. That is so where a device pins memory and no program has set MaxSendSize or
+	// MaxReceiveSize.
+	LargeSegments bool
 }
 
 // TransferMode says how the devices move a large transfer; see Config.TransferSize.
@@ -67,6 +73,7 @@ func (e Extensions) String() string {
 		add(e.ReceiveTransfers != TransferNone, "receives by "+e.ReceiveTransfers.String())
 	}
 	add(e.ProbeTarget, "probe target")
+	add(e.LargeSegments, "large segments")
 	if len(list) == 0 {
 		return "none"
 	}

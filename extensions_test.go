@@ -101,6 +101,7 @@ func TestExtensionsString(t *testing.T) {
 	for want, e := range map[string]Extensions{
 		"none":                      {},
 		"half-close":                {HalfClose: true},
+		"large segments":            {LargeSegments: true},
 		"half-close, message flags": {HalfClose: true, MessageFlags: true},
 		"transfers by RDMA Write":   {SendTransfers: TransferWrite, ReceiveTransfers: TransferWrite},
 		"sends by RDMA Read":        {SendTransfers: TransferRead},

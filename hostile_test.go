@@ -602,7 +602,7 @@ func TestNoCreditsEver(t *testing.T) {
 			c := s.owned(nc)
 
 			c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
-			n, err := c.Write(make([]byte, 100))
+			n, err := c.Write(make([]byte, c.Info().MaxSendSize))
 			require.Zero(t, n)
 			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 			var ne net.Error
@@ -631,7 +631,7 @@ func TestPeerLeavesWithoutCredits(t *testing.T) {
 	c := s.owned(nc)
 	wrote := make(chan error, 1)
 	go func() {
-		_, err := c.Write(make([]byte, 100))
+		_, err := c.Write(make([]byte, 100_000)) // More than waits for credits behind Write.
 		wrote <- err
 	}()
 	p.Close()

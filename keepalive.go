@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
 // This file has what a connection does after some time without events. Each connection has
@@ -43,6 +42,11 @@ const (
 	// lookEvery is how often the timer looks for an idle connection while there may be
 	// something to give back.
 	lookEvery = idleAfter / 4
+
+	// maxLateReturns is how many credits for large receives an idle connection gives back
+	// until its timer looks again. A peer that is short of memory may post large receives
+	// in their place, and two idle ends must not go on for ever.
+	maxLateReturns = 2 * defaultLarge
 )
 
 // startTimer sets the timer for keep-alive. A queue pair that has failed has set it already
@@ -72,7 +76,8 @@ func (c *conn) scheduleTrim() {
 // hasIdleMemory reports whether there is something to give back when the connection is
 // idle.
 func (c *conn) hasIdleMemory() bool {
-	return c.idle.pagesTouched || c.credits.window > c.set.initial || c.credits.have > c.credits.idleReceives()
+	return c.idle.pagesTouched || c.credits.window > c.set.initial || c.credits.have > c.credits.idleReceives() ||
+		c.credits.granted.untilNormal() > 0 || c.credits.large.kept > 0
 }
 
 // tick does what is due when the timer fires, and sets the timer again.
@@ -183,6 +188,7 @@ func (c *conn) sendProbe() {
 // shrinkIdle brings an idle connection back to its initial size.
 func (c *conn) shrinkIdle() {
 	c.credits.window = c.set.initial
+	c.credits.large.on, c.credits.large.score = false, 0
 	// The timer looks once more, because the peer's last messages arrive later and touch
 	// pages again.
 	again := !c.idle.trimmed
@@ -190,28 +196,57 @@ func (c *conn) shrinkIdle() {
 	c.idle.compactions = 2 * (c.set.initial + c.credits.transferReserve)
 	if c.peer.rdmanet {
 		c.send.idle = true
+		c.idle.lateReturns = maxLateReturns
 		c.returnCredits()
-		c.idle.trimmable = c.credits.have > c.credits.idleReceives()
+		c.grantSurplus()
+		c.idle.trimmable = c.credits.have > c.credits.idleReceives() || c.credits.granted.untilNormal() > 0
 	}
 	c.trimMemory()
 	// Sends that have not completed hold buffers, and their completions may wake no
 	// goroutine.
-	c.idle.trimmable = c.idle.trimmable || again || c.credits.charge.Charged() > 0 || c.lane.signaled.Len() > 0
+	c.idle.trimmable = c.idle.trimmable || again || c.credits.charge.Charged() > 0 || c.credits.large.kept > 0 ||
+		c.lane.signaled.Len() > 0
 }
 
-// returnCredits sends empty messages for the credits beyond the initial ones, so that the
-// peer does not post those receives again. If the queue pair has no room for all of them,
-// it is called again when sends complete.
+// returnCredits sends empty messages for the credits beyond the initial ones, and for all
+// that are for large receives, so that the peer does not post those receives again. If the
+// queue pair has no room for all of them, it is called again when sends complete. If large
+// receives are left that only further credits give access to, it is called again when those
+// come.
 func (c *conn) returnCredits() {
 	c.idle.returnsCredits = false
-	for !c.life.closed && !c.life.over() && c.credits.have > c.set.initial && c.canSend() && !c.send.midMessage {
-		n := min(c.credits.have-c.set.initial, c.freeSlots(), c.credits.spendable(), batchSegments)
+	for !c.life.closed && !c.life.over() && c.surplus() > 0 && c.canSend() && !c.send.midMessage {
+		n := min(c.surplus(), c.freeSlots(), max(c.credits.spendable(), 1), batchSegments)
+		if c.credits.granted.untilNormal() > 0 {
+			c.idle.lateReturns -= n
+		}
 		if !c.queueEmpty(n) {
 			c.idle.returnsCredits = true
 			return
 		}
 	}
-	c.idle.returnsCredits = c.credits.have > c.set.initial && !c.life.failing() && !c.hasSlots(1)
+	c.idle.returnsCredits = c.surplus() > 0 && !c.life.failing() && (c.credits.granted.untilNormal() > 0 || !c.hasSlots(1))
+}
+
+// surplus returns how many credits an idle connection gives back.
+func (c *conn) surplus() int {
+	return max(c.credits.have-c.set.initial, min(c.credits.granted.untilNormal(), c.idle.lateReturns))
+}
+
+// grantSurplus grants what an idle connection has posted beyond its initial receives, and what
+// is large, for the peer to use it up. A window that has grown with the last messages of a
+// stream was perhaps never granted.
+func (c *conn) grantSurplus() {
+	if c.credits.lacksReserve(c.in.held) && c.life.posts() {
+		if buf, err := c.pool.Get(); err == nil {
+			c.postRecv(buf)
+		}
+	}
+	for !c.life.closed && !c.life.over() && c.credits.surplusDue() && c.canSend() && !c.send.midMessage {
+		if !c.queueEmpty(1) {
+			return
+		}
+	}
 }
 
 // grantedLate reports whether an idle connection was granted receives after it had used up
@@ -221,6 +256,9 @@ func (c *conn) returnCredits() {
 // Messages are worth it only if receives keep slabs pinned. Otherwise they would bring
 // pages of receives back into memory.
 func (c *conn) grantedLate() bool {
+	if c.idle.trimmed && c.send.idle && min(c.credits.granted.untilNormal(), c.idle.lateReturns) > 0 {
+		return true
+	}
 	return c.idle.trimmed && c.dom != nil && c.dom.Private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
 }
 
@@ -238,9 +276,11 @@ func (c *conn) trimAfter(payload int) {
 func (c *conn) trimMemory() {
 	c.credits.lowerCharge(c.in.held)
 	if c.idle.pending {
-		c.idle.pending = c.in.posted.Len() > c.set.initial+c.credits.transferReserve
+		c.idle.pending = c.in.posted.Len() > c.set.initial+c.credits.transferReserve || c.credits.large.kept > 0
 		c.in.posted.Trim()
 		c.in.unread.Trim()
+		c.credits.granted.runs.Trim()
+		c.credits.toBe.runs.Trim()
 		c.lane.trim()
 		c.rx.trim()
 		c.tx.trim()
@@ -263,6 +303,3 @@ func (c *conn) trimMemory() {
 		}
 	}
 }
-
-// dropPosted gives the pages of a posted buffer, which holds no data, back to the system.
-func dropPosted(b []byte) { regmem.DropPages(b[:cap(b)]) }

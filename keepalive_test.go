@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
@@ -483,7 +482,7 @@ type cutWire struct {
 // run reports whether the connection lived until the wire was cut.
 func (s *cutWire) run(t *testing.T, keepAlive time.Duration) bool {
 	t.Helper()
-	m := newModestOn(iwarp.New(iwarp.Config{}), 1<<20, 1<<14, false)
+	m := newModestOn(overTCP(), 1<<20, 1<<14, false)
 	m.garble = s.garble
 	cfg := Config{KeepAlive: keepAlive, LingerTimeout: -1, Provider: m}
 	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")

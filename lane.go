@@ -33,6 +33,8 @@ type lane struct {
 	open    bool // open is set when the connection has been set up and batches may be posted.
 	queue   ring.Ring[*postBatch]
 	posting bool         // posting is set while a goroutine hands a batch to the device, without mu.
+	turns   int          // turns is how many batches that goroutine has handed over.
+	takers  int          // takers counts the goroutines that wait to hand over batches in its place.
 	posters cqwait.Group // posters are the goroutines that wait for a batch to be posted.
 	spare   *postBatch   // spare is a small batch that is not in use.
 
@@ -49,6 +51,7 @@ type lane struct {
 	// receives or other connections may have taken the last of the pool, and nothing would
 	// come back if no grants could be sent.
 	buffers      *regmem.Pool
+	large        *regmem.Pool // large has buffers for large segments, or is nil.
 	reserved     *regmem.Buffer
 	reservedFree *regmem.Buffer // reservedFree is reserved, unless a send uses it.
 }
@@ -98,6 +101,7 @@ const (
 
 	batchSegments = 16       // batchSegments is how many segments one post has at most.
 	signalBytes   = 64 << 10 // signalBytes is after how many bytes a send is signaled at the latest.
+	fairTurns     = 8        // fairTurns is how many batches a goroutine hands over at most while another one waits to do so.
 	reservedSlots = 4        // reservedSlots is how many work requests of the send queue are kept for messages without payload.
 )
 
@@ -174,7 +178,7 @@ func (l *lane) looseBatch() *postBatch {
 	return b
 }
 
-// number makes wr the next send, with n bytes of payload. It is signaled if signal says so,
+// number makes wr the next send, which takes n bytes of memory. It is signaled if signal says so,
 // or when enough was sent since the last one that was.
 func (l *lane) number(wr *ibv.SendWR, n int, signal bool) (signaled bool) {
 	l.seq++
@@ -254,8 +258,15 @@ func (l *lane) nextSignaled() (seq uint64, t *sendTransfer, written int, ok bool
 	return seq, t, written, true
 }
 
-// buffer returns a registered buffer for one send, nil if there is none.
-func (l *lane) buffer() *regmem.Buffer {
+// buffer returns a registered buffer for a send of n bytes, nil if there is none.
+func (l *lane) buffer(n int) *regmem.Buffer {
+	if n > l.buffers.Size {
+		buf, err := l.large.Get()
+		if err != nil {
+			return nil
+		}
+		return buf
+	}
 	buf, err := l.buffers.Get()
 	if err != nil {
 		buf, l.reservedFree = l.reservedFree, nil
@@ -276,7 +287,7 @@ func (l *lane) sendBuffers(segs, size, full int) (_, _ int, bufs regmem.Buffers)
 		if headerLen(n)+n <= l.inline {
 			continue
 		}
-		buf := l.buffer()
+		buf := l.buffer(headerLen(full) + full) // All have one size, as any of them may be for any segment.
 		if buf == nil {
 			return i, i * full, bufs
 		}
@@ -291,7 +302,7 @@ func (l *lane) transferBuffers(n int) (segs int, bufs regmem.Buffers) {
 	if transferOffset+n <= l.inline {
 		return 1, bufs
 	}
-	if buf := l.buffer(); buf != nil {
+	if buf := l.buffer(transferOffset + n); buf != nil {
 		bufs.Push(buf)
 		segs = 1
 	}
@@ -328,25 +339,41 @@ func (l *lane) release(f func(signaledSend)) {
 		l.reserved.Release()
 		l.reserved, l.reservedFree = nil, nil
 	}
+	l.dropSpare()
 }
 
 // trim gives back memory of queues that have grown.
 func (l *lane) trim() {
 	l.queue.Trim()
 	l.signaled.Trim()
-	l.spare = nil
+	l.dropSpare()
+}
+
+// dropSpare leaves the spare batch to other connections.
+func (l *lane) dropSpare() {
+	if l.spare != nil {
+		smallBatches.Put(l.spare)
+		l.spare = nil
+	}
 }
 
 // flush hands to the device what is queued, and what has become due meanwhile. It lets go
 // of the lock only while the device takes a batch, so callers look at their state again. A
 // goroutine that finds another one posting leaves everything to that one.
+//
+// After fairTurns batches it leaves the rest to a goroutine that waits anyway. Otherwise
+// others that write all the time could keep it.
 func (l *lane) flush() {
-	for !l.posting && l.open {
-		if l.queue.Len() == 0 && !l.owner.queueDue() {
-			return
-		}
+	if l.posting {
+		return
+	}
+	for l.turns = 0; l.open && (l.queue.Len() > 0 || l.owner.queueDue()); l.turns++ {
 		if l.owner.over() {
 			l.cancelQueued()
+			return
+		}
+		if l.turns >= fairTurns && l.takers > 0 {
+			l.posters.WakeAll()
 			return
 		}
 		b := l.queue.Pop()
@@ -366,13 +393,24 @@ func (l *lane) flush() {
 // await flushes until the device has taken b or never will, frees it, and reports whether
 // the device has taken all of it. b is queued, and awaited.
 func (l *lane) await(b *postBatch) (posted bool) {
-	for l.flush(); !b.posted; {
-		l.posters.Wait()
+	for l.flush(); !b.posted; l.flush() {
+		l.waitTurn()
 	}
 	posted = !b.failed
 	l.free(b)
 	return posted
 }
+
+// waitTurn waits for a change of what is queued or posted, to hand over batches then.
+func (l *lane) waitTurn() {
+	l.takers++
+	l.posters.Wait()
+	l.takers--
+}
+
+// crowded reports whether the goroutine that hands over batches has done so for others often
+// enough.
+func (l *lane) crowded() bool { return l.posting && l.turns >= fairTurns }
 
 // awaitQuiet waits while batches are queued or posted, until something may have changed.
 func (l *lane) awaitQuiet() {

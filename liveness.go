@@ -51,6 +51,7 @@ type idleState struct {
 	moved     uint64    // moved was Stats.moved at that time.
 	movedAt   time.Time // movedAt is when moved was found to have grown.
 
+	lateReturns    int  // lateReturns is how many credits for large receives may be given back until the timer looks again.
 	returnsCredits bool // returnsCredits is set if returnCredits continues when sends complete.
 	compactions    int  // compactions is how many answers may still be requested to bring receives together.
 }

@@ -139,8 +139,9 @@ func newRaw(t testing.TB, id ibv.ID) *smbdpeer.Raw {
 // rdmanetPrivate is the private data of a peer that knows half-close.
 var rdmanetPrivate = smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureFIN, MaxReceiveSize: 8136}.Append(nil)
 
-// messagesPrivate is the private data of a peer that knows half-close and the flags of messages.
-var messagesPrivate = smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureMessages, MaxReceiveSize: 8136}.Append(nil)
+// messagesPrivate is the private data of a peer that knows half-close, the flags of messages and
+// large receives.
+var messagesPrivate = smbdpeer.PrivateData{Rdmanet: true, Features: smbdpeer.FeatureFIN | smbdpeer.FeatureMessages | smbdpeer.FeatureLarge, MaxReceiveSize: 8136}.Append(nil)
 
 // rawParam is what a raw peer connects with. It has as many RDMA Reads at a time as its private
 // data says.

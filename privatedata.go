@@ -43,6 +43,9 @@ const (
 
 	// featureProbeTarget is set if a probe target follows in the private data, see probe.go.
 	featureProbeTarget uint16 = 1 << 7
+
+	// featureLarge is receives of largeSegment bytes for bulk data, see large.go.
+	featureLarge uint16 = 1 << 8
 )
 
 // privateData is what one end announces before the negotiation.

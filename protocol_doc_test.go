@@ -92,6 +92,7 @@ func TestProtocolDocVectors(t *testing.T) {
 			CreditsRequested: 255, Remaining: 4000 - uint32(segmentData(4000, 1364)),
 			DataOffset: dataOffset, DataLength: uint32(segmentData(4000, 1364)),
 		}, ""),
+		"large-grant":     segment(segmentHeader{CreditsRequested: 255, CreditsGranted: 4, Flags: flagLarge}, ""),
 		"empty-grant":     segment(segmentHeader{CreditsRequested: 255, CreditsGranted: 16}, ""),
 		"keepalive-probe": segment(segmentHeader{CreditsRequested: 255, Flags: flagResponseRequested}, ""),
 		"transfer-offer": transfer(transferHeader{Kind: transferOffer, ID: 7, Addr: 0x7fc13c5e1000, Key: 0x2ba401, Length: 100000},

@@ -20,6 +20,28 @@ const deviceEnv = "RDMANET_DEVICE"
 // software is the device that every machine has.
 var software ibv.Provider = iwarp.New(iwarp.Config{})
 
+// softwareModes has the software device for each Config.SameHost that was asked for.
+var softwareModes sync.Map
+
+// softwareProvider returns the software device for a Config.SameHost.
+func softwareProvider(sameHost string) (ibv.Provider, error) {
+	if sameHost == "" {
+		if _, err := iwarp.ParseSameHost(os.Getenv(iwarp.SameHostEnv)); err != nil {
+			return nil, fmt.Errorf("%s %w", iwarp.SameHostEnv, err)
+		}
+		return software, nil
+	}
+	mode, err := iwarp.ParseSameHost(sameHost)
+	if err != nil {
+		return nil, fmt.Errorf("Config.SameHost %w", err)
+	}
+	p, ok := softwareModes.Load(mode)
+	if !ok {
+		p, _ = softwareModes.LoadOrStore(mode, iwarp.New(iwarp.Config{SameHost: mode}))
+	}
+	return p.(ibv.Provider), nil
+}
+
 // rdmaProviders has the providers of rdma-core by the device that they are limited to. The
 // key "" is for the provider of all devices.
 var rdmaProviders struct {
@@ -58,15 +80,16 @@ type entry struct {
 	// present reports whether the machine has such a device. It loads no library.
 	present func() bool
 
-	// open returns the provider of a device, "" for any.
-	open func(device string) (ibv.Provider, error)
+	// open returns the provider of a device, "" for any, for a configuration.
+	open func(c *Config, device string) (ibv.Provider, error)
 }
 
 // preference lists the kinds of devices, best first.
 var preference = []entry{
-	{name: rdmacore.Name, devices: true, present: rdmacore.Present, open: rdmaProvider},
+	{name: rdmacore.Name, devices: true, present: rdmacore.Present,
+		open: func(_ *Config, device string) (ibv.Provider, error) { return rdmaProvider(device) }},
 	{name: iwarp.Name, software: true, present: func() bool { return true },
-		open: func(string) (ibv.Provider, error) { return software, nil }},
+		open: func(c *Config, _ string) (ibv.Provider, error) { return softwareProvider(c.SameHost) }},
 }
 
 // device returns which of the entry's devices is meant by a name that was configured, ""
@@ -105,11 +128,13 @@ func (c *Config) providers() ([]ibv.Provider, error) {
 		case want == "" && !c.RequireRDMA && !e.present():
 			continue
 		}
-		p, err := e.open(device)
+		p, err := e.open(c, device)
 		switch {
 		case err == nil:
 			c.logUnusable(p)
 			found = append(found, p)
+		case e.software:
+			return nil, err
 		case want != "":
 			return nil, fmt.Errorf("%s is %q (the software device is %q, any RDMA device %q): %w",
 				by, want, iwarp.Name, rdmacore.Name, err)

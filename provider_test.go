@@ -69,7 +69,7 @@ func TestProvidersInOrder(t *testing.T) {
 			t.Setenv(deviceEnv, tt.env)
 			preference = append([]entry(nil), listed...)
 			preference[0].present = func() bool { return tt.present }
-			preference[0].open = func(device string) (ibv.Provider, error) { return standIn{name: "rdma:" + device}, tt.err }
+			preference[0].open = func(_ *Config, device string) (ibv.Provider, error) { return standIn{name: "rdma:" + device}, tt.err }
 			var log bytes.Buffer
 			tt.cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 			found, err := tt.cfg.providers()

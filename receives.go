@@ -10,19 +10,20 @@ import (
 // drop releases the buffer of a completed receive, which is not posted again.
 func (c *conn) drop(buf *regmem.Buffer) {
 	c.credits.posted--
-	buf.Release()
+	c.release(buf)
 }
 
 // reuse posts a buffer again, or releases it if enough receives are posted.
 func (c *conn) reuse(buf *regmem.Buffer) {
 	if !c.life.posts() || c.credits.room(c.in.held, c.send.wantsCredit) == 0 {
-		buf.Release()
+		c.release(buf)
 		return
 	}
-	// The buffer was posted before the size of receives was agreed on.
-	if buf.Pool() != c.pool {
-		if fit, err := c.pool.Get(); err == nil {
-			buf.Release()
+	// The buffer may have been posted before the size of receives was agreed on, or when they
+	// had another size.
+	if large := c.isLarge(buf); large != c.postsLarge() || !large && buf.Pool() != c.pool {
+		if fit, err := c.receiveBuffer(); err == nil {
+			c.release(buf)
 			buf = fit
 		}
 	} else if c.idle.trimmed && c.dom.Private {
@@ -37,16 +38,16 @@ func (c *conn) reuse(buf *regmem.Buffer) {
 
 // postRecv posts one receive. An error ends the connection.
 func (c *conn) postRecv(buf *regmem.Buffer) {
-	c.in.sge[0] = buf.SGE(int(c.agreed.maxReceive))
+	c.in.sge[0] = buf.SGE(c.receiveSize(buf))
 	c.in.wr[0].SGL = c.in.sge[:]
 	_, err := c.lane.qp.PostRecv(c.in.wr[:])
 	if err != nil {
-		buf.Release()
+		c.release(buf)
 		c.fail(err)
 		return
 	}
 	c.in.posted.Push(buf)
-	c.credits.post(1)
+	c.credits.post(1, c.isLarge(buf))
 	if c.queue.wantsWritable {
 		c.signalWritable()
 	}
@@ -63,7 +64,7 @@ func (c *conn) postRecv(buf *regmem.Buffer) {
 // none: they would complete with an error at once, again and again.
 func (c *conn) replenish() {
 	for c.life.posts() && c.credits.room(c.in.held, c.send.wantsCredit) > 0 {
-		buf, err := c.pool.Get()
+		buf, err := c.receiveBuffer()
 		if err != nil && c.credits.reserveShort() > 0 {
 			buf = c.in.evict(&c.stats)
 		}
@@ -78,3 +79,59 @@ func (c *conn) replenish() {
 		c.postRecv(buf)
 	}
 }
+
+// allowLarge has the connection use large receives where both ends know them.
+func (c *conn) allowLarge() {
+	l := &c.credits.large
+	l.known = true
+	l.most = min(c.set.mostLarge, c.set.maximum)
+	if l.agreed = largeSegment > int(c.agreed.maxReceive) && l.most >= max(leastLarge, c.set.initial); l.agreed {
+		c.largePool = c.dom.BulkPool(largeSegment)
+		l.weight = (c.largePool.Size + c.pool.Size - 1) / c.pool.Size
+	}
+	if largeSegment > int(c.agreed.maxSend) {
+		c.lane.large = c.dom.BulkPool(largeSegment)
+	}
+}
+
+// isLarge reports whether a receive buffer is a large one.
+func (c *conn) isLarge(buf *regmem.Buffer) bool {
+	return c.largePool != nil && buf.Pool() == c.largePool
+}
+
+// receiveSize returns how many bytes a receive with that buffer takes.
+func (c *conn) receiveSize(buf *regmem.Buffer) int {
+	if c.isLarge(buf) {
+		return largeSegment
+	}
+	return int(c.agreed.maxReceive)
+}
+
+// postsLarge reports whether the next receive is to be large. Receives beyond the window are
+// normal: there may be as many of them as keep the peer able to send grants.
+func (c *conn) postsLarge() bool {
+	q := &c.credits
+	return q.large.on && q.posted+c.in.held < min(q.window, q.target)+q.transferReserve
+}
+
+// receiveBuffer returns a buffer for the next receive.
+func (c *conn) receiveBuffer() (*regmem.Buffer, error) {
+	if c.postsLarge() {
+		if buf, err := c.largePool.Get(); err == nil {
+			c.credits.large.kept++
+			return buf, nil
+		}
+	}
+	return c.pool.Get()
+}
+
+// release gives back the buffer of a receive that is not posted again.
+func (c *conn) release(buf *regmem.Buffer) {
+	if c.isLarge(buf) {
+		c.credits.large.kept--
+	}
+	buf.Release()
+}
+
+// dropPosted gives the pages of a posted buffer, which holds no data, back to the system.
+func dropPosted(b []byte) { regmem.DropPages(b[:cap(b)]) }

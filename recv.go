@@ -10,8 +10,8 @@ import (
 
 // This file has the calls that read.
 //
-//  1. Receives of the negotiated size are posted, as many as the window says (replenish,
-//     receives.go).
+//  1. Receives are posted, as many as the window says (replenish, receives.go). While bulk
+//     data comes they are longer than what was negotiated (large.go).
 //  2. A completion returns one with a message. The message is checked, and its payload joins
 //     the unread queue (received, delivery.go).
 //  3. Read copies from the queue. A buffer without unread bytes is posted again, and granted

@@ -52,6 +52,14 @@ const (
 	// flagNoResponse is set if the sender needs no credits soon. It belongs to
 	// featureMessages.
 	flagNoResponse uint16 = 0x0400
+
+	// flagLarge is set if the receives that the message grants are large, see large.go. It
+	// belongs to featureLarge.
+	flagLarge uint16 = 0x0200
+
+	// flagWantsCredits is set if the sender has payload that waits for credits. It belongs to
+	// featureMessages.
+	flagWantsCredits uint16 = 0x0100
 )
 
 // ErrMessageTooLong is returned for a message that is longer than the peer reassembles
@@ -73,6 +81,7 @@ var (
 	errSegmentShort     = &protocolError{"Data Transfer message", "shorter than its header"}
 	errNoCredit         = &protocolError{"Data Transfer message", "sent without a credit"}
 	errCreditsRequested = &protocolError{"CreditsRequested", "zero"}
+	errGrantRuns        = &protocolError{"CreditsGranted", "too many changes between normal and large receives"}
 	errOffsetAlignment  = &protocolError{"DataOffset", "not a multiple of 8"}
 	errOffsetInHeader   = &protocolError{"DataOffset", "payload overlaps the header"}
 	errDataBeyondEnd    = &protocolError{"DataLength", "payload ends behind the end of the message"}

@@ -77,17 +77,48 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			c.yieldQueue()
 			continue
 		}
-		segs, size := c.sendable(len(p))
+		small := c.joins(len(p), &m)
+		if small && (c.send.joined.n > 0 || c.ahead()) {
+			k := c.join(p)
+			n, p = n+k, p[k:]
+			if len(p) == 0 {
+				for c.lane.crowded() {
+					c.lane.waitTurn()
+				}
+				return n, nil
+			}
+			if k > 0 && c.queueJoined() {
+				continue
+			}
+		}
+		switch {
+		case c.queueJoined():
+		case c.queue.kind == expedited:
+			c.send.joined.sealed = true
+		case !wait:
+			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1})
+		default:
+			c.waitToSend()
+			continue
+		}
+		longest, _ := c.sendSize()
+		segs, size, full := c.sendable(len(p), longest)
 		room := size
 		var bufs regmem.Buffers
 		if segs > 0 {
-			segs, size, bufs = c.lane.sendBuffers(segs, size, segmentData(size, int(c.agreed.maxSend)))
+			segs, size, bufs = c.lane.sendBuffers(segs, size, full)
+		}
+		if segs == 0 && headerLen(full)+full > int(c.agreed.maxSend) {
+			// There is no memory for large sends.
+			if segs, size, full = c.sendable(len(p), int(c.agreed.maxSend)); segs > 0 {
+				segs, size, bufs = c.lane.sendBuffers(segs, size, full)
+			}
 		}
 		switch {
 		// The message goes as a whole or not at all.
 		case !wait && !pieces && (segs == 0 || size < len(p)):
 			c.lane.putBuffers(bufs)
-			full := segmentData(len(p), int(c.agreed.maxSend))
+			full = segmentData(len(p), int(c.agreed.maxSend))
 			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: (len(p) + full - 1) / full, bytes: len(p), buffer: size < room})
 		case !wait && segs == 0:
 			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1, buffer: size < room})
@@ -95,7 +126,10 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			c.waitToSend()
 			continue
 		}
-		o := sendBatch{p: p[:size], segs: segs, token: m.token, bufs: bufs}
+		o := sendBatch{p: p[:size], segs: segs, full: full, token: m.token, bufs: bufs, more: size < len(p)}
+		if small {
+			o.flags = c.sendsSmall()
+		}
 		if c.messages {
 			o.all = m.wire()
 		}
@@ -121,23 +155,35 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 	}
 }
 
-// sendable returns how many segments may be posted now of n bytes to be sent, and how many
-// bytes of payload these carry.
-func (c *conn) sendable(n int) (segs, size int) {
+// sendable returns how many segments may be posted now of n bytes to be sent, how many bytes
+// of payload these carry, and how many each but the last one carries. longest is the most
+// bytes of a Send.
+func (c *conn) sendable(n, longest int) (segs, size, full int) {
 	budget := batchBudget - c.lane.inFlight
 	if budget <= 0 && c.wait.Poll() > 0 {
 		budget = batchBudget - c.lane.inFlight
 	}
-	segs = min(c.credits.spendable(), c.freeSlots()-reservedSlots, batchSegments)
+	_, alike := c.sendSize()
+	segs = min(c.credits.spendable(), alike, c.freeSlots()-reservedSlots, batchSegments)
 	if segs <= 0 || budget <= 0 {
-		return 0, 0
+		return 0, 0, 0
 	}
-	full := segmentData(n, int(c.agreed.maxSend))
+	full = segmentData(n, longest)
 	size = min(n, segs*full, max(budget, full), int(c.agreed.maxFragmentedSend))
 	if size < n && size > full {
 		size -= size % full // Only the last segment is short.
 	}
-	return (size + full - 1) / full, size
+	return (size + full - 1) / full, size, full
+}
+
+// sendSize returns the most bytes of the next Send, and how many Sends in a row may have so
+// many.
+func (c *conn) sendSize() (size, n int) {
+	n, large := c.credits.granted.next(c.credits.have)
+	if large {
+		return largeSegment, n
+	}
+	return int(c.agreed.maxSend), n
 }
 
 // sendEmpty sends a message without payload for a call of the program.
@@ -152,7 +198,10 @@ func (c *conn) sendEmpty(m sendOptions) error {
 			continue
 		}
 		short := shortage{kind: c.queue.kind, segments: 1}
-		if c.canSend() && c.credits.spendable() > 0 {
+		if !c.queueJoined() && c.queue.kind == expedited {
+			c.send.joined.sealed = true
+		}
+		if (c.send.joined.n == 0 || c.queue.kind == expedited) && c.canSend() && c.credits.spendable() > 0 {
 			n, bufs := c.emptyBuffers(1, false)
 			if n > 0 {
 				o := sendBatch{segs: 1, token: m.token, bufs: bufs}
@@ -171,6 +220,27 @@ func (c *conn) sendEmpty(m sendOptions) error {
 		}
 		c.waitToSend()
 	}
+}
+
+// queueFIN queues FIN if that is possible now, and reports whether it did. FIN has a credit
+// of its own, and goes with what Writes have joined. So it never waits for the peer's
+// reader.
+func (c *conn) queueFIN() bool {
+	if c.credits.have == 0 || !c.hasSlots(1) {
+		return false
+	}
+	o, ok := c.takeJoined()
+	if !ok {
+		if o.segs, o.bufs = c.emptyBuffers(1, false); o.segs == 0 {
+			return false
+		}
+		o.control = true
+	}
+	o.flags = flagFIN
+	c.send.finSent = true
+	c.credits.reserveOut = 0
+	_, err := c.queueBatch(&o)
+	return err == nil
 }
 
 // post queues a batch, and returns when the device has taken it. The caller holds mu, and

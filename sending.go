@@ -1,5 +1,11 @@
 package rdmanet
 
+import (
+	"time"
+
+	"github.com/rdmanet/rdmanet/internal/regmem"
+)
+
 // sending is the state of the outgoing stream. Conn.mu guards it.
 type sending struct {
 	wantsCredit bool // wantsCredit is set while a writer waits for credits.
@@ -8,13 +14,35 @@ type sending struct {
 
 	responseDue bool // responseDue is set when the peer has asked for a message.
 	probeDue    bool // probeDue is set when this side must ask the peer for one.
+	peerWants   bool // peerWants is set if the peer's last message said that its payload waits for credits.
 	finSent     bool
 	midMessage  bool   // midMessage is set while a message has begun and not ended.
 	truncated   bool   // truncated is set if it never will, because a deadline has passed.
 	barrier     bool   // barrier is set while the request of queueBarrier is under way.
 	probeSeq    uint64 // probeSeq is the number of the send whose completion answers a keep-alive probe, or 0.
 	idle        bool   // nothing was sent for a while
+
+	joined joined // joined is the segment that small Writes join, see join.go.
 }
 
 // batchBudget bounds the bytes that are in flight in the device, about.
 const batchBudget = 256 << 10
+
+// joined is the segment that small Writes join, see join.go.
+type joined struct {
+	buf    *regmem.Buffer // buf has the payload behind room for the header, and is nil without payload.
+	n      int            // n is how many bytes of payload there are.
+	sealed bool           // sealed is set if nothing may join any more, because a message went ahead.
+	watch  bool           // watch is set if a goroutine was started to lead for this segment.
+
+	small int       // small counts the small segments sent since the peer last sent something.
+	since time.Time // since is when the first of them was sent.
+	asked bool      // asked is set if one of them has asked for an answer.
+}
+
+// full reports whether nothing more may join the segment, of which a message of size bytes has
+// room for the payload and the header.
+func (j *joined) full(size int) bool { return j.n > 0 && (j.sealed || dataOffset+j.n == size) }
+
+// heard notes that the peer has sent something.
+func (j *joined) heard() { j.small, j.asked = 0, false }

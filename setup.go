@@ -134,20 +134,32 @@ func (s *setup) acquire() (err error) {
 	return err
 }
 
-// expect posts n receives of size bytes.
+// expect posts n receives of size bytes, by one call. On an error fewer may be posted. Those
+// are in s.posted.
 func (s *setup) expect(n, size int) error {
-	for range n {
+	wrs, sges, bufs := make([]ibv.RecvWR, 0, n), make([]ibv.SGE, n), make([]*regmem.Buffer, 0, n)
+	var short error
+	for i := range n {
 		buf, err := s.dom.Pool(size).Get()
 		if err != nil {
-			return err
+			short = err
+			break
 		}
-		if _, err := s.qp.PostRecv([]ibv.RecvWR{{SGL: []ibv.SGE{buf.SGE(size)}}}); err != nil {
-			buf.Release()
-			return err
-		}
-		s.posted = append(s.posted, buf)
+		sges[i] = buf.SGE(size)
+		wrs, bufs = append(wrs, ibv.RecvWR{SGL: sges[i : i+1 : i+1]}), append(bufs, buf)
 	}
-	return nil
+	if len(wrs) == 0 {
+		return short
+	}
+	posted, err := s.qp.PostRecv(wrs)
+	for _, buf := range bufs[posted:] {
+		buf.Release()
+	}
+	s.posted = append(s.posted, bufs[:posted]...)
+	if err != nil {
+		return err
+	}
+	return short
 }
 
 // abandon releases everything that was acquired.

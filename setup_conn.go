@@ -91,10 +91,13 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	if c.fin {
 		c.credits.reserveOut, c.credits.reserveIn = 1, 1
 	}
+	if c.messages && s.set.large && peer.features&featureLarge != 0 {
+		c.allowLarge()
+	}
 	for _, buf := range s.posted {
 		c.in.posted.Push(buf)
 	}
-	c.credits.post(len(s.posted))
+	c.credits.post(len(s.posted), false)
 	if granted {
 		c.credits.ungranted = 0
 	}

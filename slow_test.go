@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -9,15 +10,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 )
 
 // Large transfers over a slow link: how long calls with a deadline wait for what is under
 // way, and that keep-alive does not take bytes that come slowly for silence.
 
 // slowLink forwards what the client sends at one rate, and what the server sends at another,
-// or at once if that is 0. It holds some 32 KiB a direction at a time.
+// or at once if that is 0. It holds some 64 KiB a direction at a time.
 type slowLink struct {
 	ln         *net.TCPListener
 	target     string
@@ -60,7 +59,7 @@ func (l *slowLink) serve() {
 			continue
 		}
 		for _, c := range []*net.TCPConn{a, b.(*net.TCPConn)} {
-			c.SetReadBuffer(16 << 10) // with less TCP stalls for its timers
+			c.SetReadBuffer(64 << 10) // TCP waits for its timers with less than the longest segment of the loopback interface.
 		}
 		l.mu.Lock()
 		l.conns = append(l.conns, a, b)
@@ -100,8 +99,14 @@ const slowCatchUp = 5 * time.Millisecond
 // slowConns is a connection over a slow link from the first to the second, and back.
 func slowConns(t testing.TB, cfg Config, rate, back int64) (from, to *Conn, l *slowLink) {
 	t.Helper()
-	cfg.Provider = iwarp.New(iwarp.Config{})
-	ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", "127.0.0.1:0")
+	return slowConnsOf(t, cfg, cfg, rate, back)
+}
+
+// slowConnsOf is the same with a Config for each end.
+func slowConnsOf(t testing.TB, cfg, listener Config, rate, back int64) (from, to *Conn, l *slowLink) {
+	t.Helper()
+	cfg.Provider, listener.Provider = overTCP(), overTCP()
+	ln, err := (&ListenConfig{Config: listener}).Listen(tctx, "rdma4", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { ln.Close() })
 	l = newSlowLink(t, ln.Addr().String(), rate, back)
@@ -112,6 +117,15 @@ func slowConns(t testing.TB, cfg Config, rate, back int64) (from, to *Conn, l *s
 	require.NoError(t, err)
 	t.Cleanup(func() { a.Close() })
 	return c.(*Conn), a.(*Conn), l
+}
+
+// repeat calls Read or Write with n bytes until it fails.
+func repeat(wg *sync.WaitGroup, call func([]byte) (int, error), n int) {
+	wg.Go(func() {
+		p := make([]byte, n)
+		for err := error(nil); err == nil; _, err = call(p) {
+		}
+	})
 }
 
 const slowRate = 1e6 // bytes a second
@@ -196,18 +210,9 @@ func TestSlowDeadlineBothWays(t *testing.T) {
 				defer wg.Wait()
 				defer to.Close()
 				defer from.Close()
-				for _, c := range []*Conn{from, to} {
-					wg.Go(func() {
-						p := make([]byte, 64<<10)
-						for err := error(nil); err == nil; _, err = c.Read(p) {
-						}
-					})
-				}
-				wg.Go(func() {
-					p := make([]byte, size)
-					for err := error(nil); err == nil; _, err = to.Write(p) {
-					}
-				})
+				repeat(&wg, from.Read, 64<<10)
+				repeat(&wg, to.Read, 64<<10)
+				repeat(&wg, to.Write, size)
 				wrote := writing(from, make([]byte, 16<<20))
 				require.True(t, eventually(func() bool { return min(link.passed.Load(), link.returned.Load()) >= 300<<10 }))
 				before := link.returned.Load()
@@ -219,6 +224,45 @@ func TestSlowDeadlineBothWays(t *testing.T) {
 				requireTimeout(t, r.err)
 				require.Less(t, more, bound)
 			})
+		}
+	}
+}
+
+// A program that begins to write while its peer does, on a link that the peer has filled, gets
+// through. With few credits it is slow, as each comes back behind all that is on its way.
+func TestSlowSecondWriter(t *testing.T) {
+	for name, tt := range map[string]struct {
+		credits [2]int // of the second writer, and of the first
+		enough  uint64 // bytes each way
+	}{
+		"many credits":              {[2]int{250, 250}, 64 << 10},
+		"few credits of the second": {[2]int{4, 250}, 10000},
+		"few credits of the first":  {[2]int{250, 4}, 5000},
+	} {
+		for _, size := range []int{1000, 1 << 20} {
+			for what, transfers := range map[string]int{"segments": -1, "transfers": minTransfer} {
+				t.Run(fmt.Sprintf("%s/%s of %d", name, what, size), func(t *testing.T) {
+					checkLeaks(t)
+					var cfg [2]Config
+					for i := range cfg {
+						cfg[i] = Config{TransferSize: transfers, MaxReceiveSize: 1024, MaxReceiveCredits: tt.credits[i]}
+					}
+					second, first, _ := slowConnsOf(t, cfg[0], cfg[1], slowRate, slowRate)
+					var wg sync.WaitGroup
+					defer wg.Wait()
+					defer first.Close()
+					defer second.Close()
+					repeat(&wg, second.Read, 64<<10)
+					repeat(&wg, first.Read, 64<<10)
+					arrived := func(c *Conn) uint64 { return c.Stats().BytesReceived }
+					repeat(&wg, first.Write, 1000)
+					require.True(t, eventually(func() bool { return arrived(second) >= 100<<10 }))
+					repeat(&wg, second.Write, size)
+					before := arrived(second)
+					got := eventually(func() bool { return min(arrived(first), arrived(second)-before) >= tt.enough })
+					require.True(t, got, "%d bytes, and %d of the one who had begun", arrived(first), arrived(second)-before)
+				})
+			}
 		}
 	}
 }

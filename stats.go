@@ -83,7 +83,7 @@ type Stats struct {
 	ReceiveCredits int
 
 	// ReceiveWindow is how many receives the connection keeps posted or unread. It grows
-	// with use, and falls when the connection is idle.
+	// with use, and falls when the connection is idle or its receives become large.
 	ReceiveWindow int
 }
 
@@ -115,6 +115,13 @@ type Info struct {
 
 	// MTU is the most bytes of payload in a packet or frame.
 	MTU int
+
+	// Link says what carries the frames of the software device: "tcp" or "shared memory". A
+	// connection begins with TCP. It is empty for other devices.
+	Link string
+
+	// LinkReason is why Link is not "shared memory", if it is not.
+	LinkReason string
 
 	// Extensions says which extensions of SMB Direct were agreed with the peer.
 	Extensions Extensions

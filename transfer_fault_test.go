@@ -470,6 +470,12 @@ func TestTransferOfferNotPosted(t *testing.T) {
 			t.Run(m.name+"/"+name, func(t *testing.T) {
 				s := newScene(t)
 				c, _ := s.transferConns(true, m.reads)
+				// What is written while a grant is posted would wait, and count as taken.
+				require.True(t, eventually(func() bool {
+					posts := c.Stats().Posts
+					time.Sleep(2 * time.Millisecond)
+					return c.Stats().Posts == posts
+				}))
 				s.device.FailNth(1, nil, verbstest.PostSend)
 				n, err := write(c)
 				require.ErrorIs(t, err, verbstest.ErrInjected)

@@ -259,7 +259,7 @@ func TestArmFailsBesideLeader(t *testing.T) {
 		return verbstest.ErrInjected
 	})
 	within(t, "Write", func() {
-		for err := error(nil); err == nil; _, err = c.Write([]byte("message")) {
+		for err := error(nil); err == nil; _, err = c.WriteMsg([]byte("message")) {
 		}
 		require.ErrorIs(t, (<-read).err, verbstest.ErrInjected)
 	})

@@ -195,7 +195,7 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 			c.await(&c.writers)
 			continue
 		}
-		if c.credits.spendable() > 0 && c.freeSlots() > reservedSlots {
+		if c.queueJoined() && c.credits.spendable() > 0 && c.freeSlots() > reservedSlots {
 			var n int
 			if n, bufs = c.lane.transferBuffers(len(initial)); n > 0 {
 				break

@@ -115,6 +115,14 @@ type ID interface {
 	Close() error
 }
 
+// A Linker is an ID whose device can carry a connection in several ways. The software device
+// has one.
+type Linker interface {
+	// Link returns the name of the way in use, and why it is not the best of them, if it is
+	// not. Both are empty before the connection is established.
+	Link() (name, reason string)
+}
+
 // Unsender is implemented by the IDs of devices whose sends complete while their bytes are
 // still on this host, for instance in buffers of the kernel.
 type Unsender interface {
@@ -122,6 +130,14 @@ type Unsender interface {
 	// the device knows. These bytes would be lost if the process ended now. Unsent may be
 	// called at any time, also when the connection is over.
 	Unsent() int
+}
+
+// Ender is implemented by the IDs of devices that can send the end of a connection together
+// with what is posted last.
+type Ender interface {
+	// Ending tells that few sends are still to be posted, none of which anything waits
+	// for, and that Disconnect follows at once. The device may keep them back until then.
+	Ending()
 }
 
 // ConnParam has the parameters that an end announces at set-up, after struct

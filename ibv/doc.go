@@ -53,7 +53,7 @@
 //   - Objects are released children first: QP, then CQ, MR and AH, then PD. The
 //     other order is refused with an error that matches [ErrBusy].
 //
-// A queue pair may implement more interfaces than [QP], see [IdleQP].
+// A queue pair may implement more interfaces than [QP], see [IdleQP] and [PollPayer].
 //
 // If a device lacks something (see [DeviceAttr]), the call fails with an error that matches
 // [errors.ErrUnsupported].

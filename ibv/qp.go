@@ -71,6 +71,15 @@ type IdleQP interface {
 	Idle(unused func(buf []byte))
 }
 
+// A PollPayer is a queue pair of a device with [CapWaitReceives] that knows when polling its
+// completion queue before a Wait pays all the same. It is an optional interface of [QP],
+// which the software device has.
+type PollPayer interface {
+	// PollPays reports whether a poll that begins now is likely to find the peer's next
+	// message sooner than a Wait would. It takes no longer than a Poll.
+	PollPays() bool
+}
+
 // QPCap holds the capacities of a queue pair, after struct ibv_qp_cap.
 type QPCap struct {
 	MaxSendWR  int // MaxSendWR is the number of work requests in the send queue.

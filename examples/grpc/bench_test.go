@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -31,7 +32,25 @@ var (
 	benchBusyPoll = flag.Duration("busypoll", 0, "Config.BusyPoll of both ends")
 )
 
-var benchTransports = []string{"tcp", "rdmanet"}
+// benchTransports are TCP, rdmanet with the TCP link of the software device, and rdmanet with
+// shared memory where the system has that.
+var benchTransports = func() []string {
+	names := []string{"tcp", "rdmanet"}
+	device := os.Getenv("RDMANET_DEVICE")
+	if runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64") && (device == "" || device == "iwarp") {
+		names = append(names, "shared")
+	}
+	return names
+}()
+
+// benchConfig is the Config of a transport that is not TCP.
+func benchConfig(transport string) rdmanet.Config {
+	c := rdmanet.Config{BusyPoll: *benchBusyPoll, SameHost: "off"}
+	if transport == "shared" {
+		c.Device, c.SameHost = "iwarp", "require"
+	}
+	return c
+}
 
 // benchServerEnv is the environment variable that makes the test binary a server. Its value
 // is the transport.
@@ -61,7 +80,7 @@ func BenchmarkUnary(b *testing.B) {
 	}
 }
 
-// BenchmarkCompare compares unary calls over the two transports, as BenchmarkCompare of the
+// BenchmarkCompare compares unary calls over the transports, as BenchmarkCompare of the
 // root package compares other work.
 func BenchmarkCompare(b *testing.B) {
 	for _, inFlight := range benchInFlight {
@@ -75,21 +94,30 @@ func BenchmarkCompare(b *testing.B) {
 }
 
 func compareTransports(b *testing.B, inFlight int) {
-	n := [2]int{1, 1} // calls that fill a slice
-	var rates [2][]float64
-	var ratios []float64
+	n := make([]int, len(benchTransports)) // calls that fill a slice
+	rates := make([][]float64, len(benchTransports))
 	for round := range *benchRounds {
 		for turn := range benchTransports {
 			i := (round + turn) % len(benchTransports) // who begins alternates too
 			rates[i] = append(rates[i], compareSlice(b, benchTransports[i], inFlight, &n[i]))
 		}
-		ratios = append(ratios, rates[1][round]/rates[0][round])
 	}
-	b.ReportMetric(quantile(rates[0], 0.5), "tcp-req/s")
-	b.ReportMetric(quantile(rates[1], 0.5), "rdma-req/s")
-	b.ReportMetric(quantile(ratios, 0.5), "ratio")
-	b.ReportMetric(quantile(ratios, 0.25), "ratio-q1")
-	b.ReportMetric(quantile(ratios, 0.75), "ratio-q3")
+	rateNames := map[string]string{"tcp": "tcp-req/s", "rdmanet": "rdma-req/s", "shared": "shared-req/s"}
+	ratioNames := map[string]string{"rdmanet": "ratio", "shared": "shared-ratio"}
+	for i, transport := range benchTransports {
+		b.ReportMetric(quantile(rates[i], 0.5), rateNames[transport])
+		if i == 0 {
+			continue
+		}
+		var ratios []float64
+		for round := range *benchRounds {
+			ratios = append(ratios, rates[i][round]/rates[0][round])
+		}
+		name := ratioNames[transport]
+		b.ReportMetric(quantile(ratios, 0.5), name)
+		b.ReportMetric(quantile(ratios, 0.25), name+"-q1")
+		b.ReportMetric(quantile(ratios, 0.75), name+"-q3")
+	}
 }
 
 // compareSlice makes about n calls and returns their rate, in calls a second. It sets n to
@@ -179,8 +207,7 @@ func startBench(tb testing.TB, transport string) (conn *grpc.ClientConn, stop fu
 			if transport == "tcp" {
 				return new(net.Dialer).DialContext(ctx, "tcp", addr)
 			}
-			var d rdmanet.Dialer
-			d.Config.BusyPoll = *benchBusyPoll
+			d := rdmanet.Dialer{Config: benchConfig(transport)}
 			return d.DialContext(ctx, "tcp", addr)
 		}))
 	if err != nil {
@@ -202,8 +229,7 @@ func serveBench(transport string) error {
 	if transport == "tcp" {
 		l, err = net.Listen("tcp", "127.0.0.1:0")
 	} else {
-		var lc rdmanet.ListenConfig
-		lc.Config.BusyPoll = *benchBusyPoll
+		lc := rdmanet.ListenConfig{Config: benchConfig(transport)}
 		l, err = lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
 	}
 	if err != nil {

@@ -46,7 +46,7 @@ func newEnd(t testing.TB, id ibv.ID, recvs, size int) *end {
 }
 
 func newPair(t testing.TB, cfg Config, recvs, size int) (*end, *end) {
-	p := New(cfg)
+	p := newOverTCP(cfg)
 	ln, err := p.Listen(context.Background(), netip.MustParseAddrPort("127.0.0.1:0"), 0)
 	if err != nil {
 		t.Fatal(err)

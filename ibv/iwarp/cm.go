@@ -23,7 +23,8 @@ type id struct {
 	dev           *device
 	local, remote netip.AddrPort
 	passive       bool
-	request       iwarpwire.Start // request is the peer's request, on the passive side.
+	request       iwarpwire.Start          // request is the peer's request, on the passive side.
+	offer         *iwarpwire.SameHostOffer // offer came with the request, nil for none.
 
 	mu      sync.Mutex
 	conn    net.Conn // conn is nil before Connect, and when the queue pair has it.
@@ -42,6 +43,12 @@ type setup struct {
 	hold     bool    // hold is set for a responder that must wait for the peer's first FPDU.
 	rtr      rtrKind // rtr is the RTR message that an initiator must send first.
 	eatSend  bool    // eatSend is set for a responder whose peer will send an RTR that is a Send.
+
+	// handover is set if the connection may move to shared memory, and unshared is the reason
+	// if it is not.
+	handover *handover
+	unshared error
+	meeting  *meeting
 }
 
 // Resolve does not use the network: TCP finds the route in Connect.
@@ -109,8 +116,9 @@ func (i *id) ready(param *ibv.ConnParam, passive bool) (*qp, error) {
 		return nil, net.ErrClosed
 	case i.passive != passive || i.qp == nil || i.qp.State() != ibv.QPSInit || passive && i.conn == nil:
 		return nil, ibv.ErrState
-	case len(param.Private) > maxPrivateData:
-		return nil, fmt.Errorf("%d bytes of private data (limit %d): %w", len(param.Private), maxPrivateData, ibv.ErrLimit)
+	case len(param.Private) > i.dev.privateLimit():
+		return nil, fmt.Errorf("%d bytes of private data (limit %d): %w",
+			len(param.Private), i.dev.privateLimit(), ibv.ErrLimit)
 	case param.ResponderResources < 0 || param.InitiatorDepth < 0 ||
 		param.ResponderResources > maxRdAtom || param.InitiatorDepth > maxRdAtom:
 		return nil, fmt.Errorf("%d and %d RDMA Reads at a time (limit %d): %w",
@@ -156,14 +164,16 @@ func (i *id) connect(ctx context.Context, q *qp, param ibv.ConnParam) error {
 		}
 		i.mu.Unlock()
 	}
-	if err == nil {
-		err = startStream(q, conn, s, i.event)
-	}
 	if err != nil {
 		conn.Close()
 		return cause(ctx, err)
 	}
-	return nil
+	l, err := i.dev.open(conn, &s)
+	if err != nil {
+		conn.Close()
+		return cause(ctx, err)
+	}
+	return startStream(q, l, s, i.event)
 }
 
 // cause returns the reason of the context in place of the error that it has caused.
@@ -176,7 +186,11 @@ func cause(ctx context.Context, err error) error {
 
 // initiate is the active side of MPA start-up.
 func (i *id) initiate(conn net.Conn, param *ibv.ConnParam) (s setup, reply iwarpwire.Start, err error) {
-	req := iwarpwire.Start{CRC: i.dev.cfg.CRC, Enhanced: true, Rev: 2, Private: param.Private,
+	private, unshared := i.dev.offerShared(conn, param.Private)
+	if err := i.dev.requireShared(unshared); err != nil {
+		return s, reply, err
+	}
+	req := iwarpwire.Start{CRC: i.dev.cfg.CRC, Enhanced: true, Rev: 2, Private: private,
 		IRD: uint16(param.ResponderResources), ORD: uint16(param.InitiatorDepth),
 		P2P: true, RTRWrite: true, RTRRead: true}
 	b, err := req.Append(nil)
@@ -195,7 +209,19 @@ func (i *id) initiate(conn net.Conn, param *ibv.ConnParam) (s setup, reply iwarp
 	if reply.Markers {
 		return s, reply, errMarkers
 	}
-	s = setup{crc: req.CRC || reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources}
+	s = setup{crc: req.CRC || reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources, unshared: unshared, meeting: &i.dev.meeting}
+	if unshared == nil {
+		var h handover
+		var ok bool
+		if reply.Private, h.SameHostAnswer, ok = iwarpwire.CutSameHostAnswer(reply.Private); ok {
+			s.handover = &h
+		} else {
+			s.unshared = errSharedAnswer
+		}
+		if err := i.dev.requireShared(s.unshared); err != nil {
+			return s, reply, err
+		}
+	}
 	if !reply.Enhanced {
 		return s, reply, nil // Revision 1 has no depths. The programs must agree on them.
 	}
@@ -281,8 +307,23 @@ func (i *id) accept(ctx context.Context, q *qp, param ibv.ConnParam) error {
 		return err
 	}
 	req := &i.request
-	reply := iwarpwire.Start{Reply: true, CRC: req.CRC || i.dev.cfg.CRC, Enhanced: req.Enhanced, Rev: req.Rev, Private: param.Private}
-	s := setup{crc: reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources, hold: true}
+	i.mu.Lock()
+	conn := i.conn
+	i.conn = nil
+	i.mu.Unlock()
+	if conn == nil {
+		return net.ErrClosed
+	}
+	h, unshared := i.dev.acceptShared(conn, i.offer, param.Private)
+	if err := i.dev.requireShared(unshared); err != nil {
+		return errors.Join(err, rejectStart(conn, req, nil))
+	}
+	private := param.Private
+	if h != nil {
+		private = h.Append(private[:len(private):len(private)])
+	}
+	reply := iwarpwire.Start{Reply: true, CRC: req.CRC || i.dev.cfg.CRC, Enhanced: req.Enhanced, Rev: req.Rev, Private: private}
+	s := setup{handover: h, unshared: unshared, meeting: &i.dev.meeting, crc: reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources, hold: true}
 	if req.Enhanced {
 		// RFC 6581: this side's ORD is within the peer's IRD, and the peer lowers its ORD
 		// to this side's IRD.
@@ -306,24 +347,24 @@ func (i *id) accept(ctx context.Context, q *qp, param ibv.ConnParam) error {
 	}
 	b, err := reply.Append(nil)
 	if err != nil {
+		conn.Close()
 		return err
 	}
 	i.mu.Lock()
-	conn := i.conn
-	i.conn = nil
 	i.param = ibv.ConnParam{InitiatorDepth: s.ord, ResponderResources: s.ird}
 	i.mu.Unlock()
-	if conn == nil {
-		return net.ErrClosed
-	}
-	// A Reply always fits into the socket's buffer, so it needs no deadline.
-	if _, err = conn.Write(b); err == nil {
-		err = startStream(q, conn, s, i.event)
-	}
+	// The link exists before the peer learns how to move it to shared memory.
+	l, err := i.dev.open(conn, &s)
 	if err != nil {
 		conn.Close()
+		return err
 	}
-	return err
+	// A Reply always fits into the socket's buffer, so it needs no deadline.
+	if _, err = conn.Write(b); err != nil {
+		l.close(false)
+		return err
+	}
+	return startStream(q, l, s, i.event)
 }
 
 func (i *id) Reject(private []byte) error {
@@ -381,6 +422,28 @@ func (i *id) Disconnect() error {
 	return nil
 }
 
+// Link implements ibv.Linker.
+func (i *id) Link() (name, reason string) {
+	i.mu.Lock()
+	q := i.qp
+	i.mu.Unlock()
+	if q == nil {
+		return "", ""
+	}
+	st := q.stream.Load()
+	if st == nil {
+		return "", ""
+	}
+	err := st.unshared
+	if l, ok := st.link.(interface{ sharing() error }); ok {
+		err = l.sharing()
+	}
+	if err != nil {
+		return "tcp", err.Error()
+	}
+	return "shared memory", ""
+}
+
 // Unsent implements ibv.Unsender. Sends complete when the kernel has their bytes.
 func (i *id) Unsent() int {
 	i.mu.Lock()
@@ -394,6 +457,21 @@ func (i *id) Unsent() int {
 		return 0
 	}
 	return st.unsent()
+}
+
+// Ending implements ibv.Ender.
+func (i *id) Ending() {
+	i.mu.Lock()
+	q := i.qp
+	i.mu.Unlock()
+	if q == nil {
+		return
+	}
+	if st := q.stream.Load(); st != nil {
+		if l, ok := st.link.(interface{ ending() }); ok {
+			l.ending()
+		}
+	}
 }
 
 func (i *id) Close() error {

@@ -10,8 +10,10 @@
 // regions and their keys. The stream makes FPDUs of work requests, and completions of
 // FPDUs: stream.go with transmit.go, frame.go, receive.go and place.go. A link carries the
 // stream's bytes. link.go has the rules for links, tcp.go the link over TCP, and
-// portable.go the link over TCP for systems without raw descriptors. cm.go and listen.go
-// set connections up. They only know that a link begins with a connection for MPA start-up.
+// portable.go the link over TCP for systems without raw descriptors. shared_linux.go has a
+// link between two processes of a host: it begins with TCP and moves to shared memory, as
+// samehost.go and handover_linux.go agree with the peer. cm.go and listen.go set connections
+// up. They only know that a link begins with a connection for MPA start-up.
 //
 // No goroutine belongs to a queue pair. A post hands what it can to the socket, and starts
 // a sender only for what the socket did not take. The goroutine that waits for a completion
@@ -23,6 +25,6 @@
 //
 // It has Send, Send with Invalidate, with Solicited Event and with both, RDMA Write, RDMA
 // Read and Local Invalidate. It has no immediate data, no atomics and no datagrams, because
-// RFC 5040 has none. An RDMA Read has one destination element. A send completes when TCP
-// has taken it, and the peer may not have it yet.
+// RFC 5040 has none. An RDMA Read has one destination element. A send completes when its
+// link has taken it, and the peer may not have it yet.
 package iwarp

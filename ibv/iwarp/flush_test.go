@@ -69,7 +69,7 @@ func TestFlushBehindRead(t *testing.T) {
 // meanwhile.
 func TestReceivesFlushInOrder(t *testing.T) {
 	leaktest.Check(t)
-	p := New(Config{})
+	p := newOverTCP(Config{})
 	for range 100 {
 		id := &id{dev: p.dev}
 		pd, err := p.dev.AllocPD()

@@ -26,6 +26,9 @@ func (c Config) String() string { return printed.Struct(c) }
 // LogValue logs the fields that are not zero.
 func (c Config) LogValue() slog.Value { return printed.LogStruct(c) }
 
+// LogValue logs String's text.
+func (s SameHost) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
 // LogValue logs Error's text.
 func (e *RemoteError) LogValue() slog.Value {
 	if e == nil {

@@ -26,7 +26,7 @@ func TestPrinted(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
 	printedtest.CheckMethods(t, map[string]any{
-		"Config": iwarp.Config{}, "Provider": p, "RemoteError": &iwarp.RemoteError{},
+		"Config": iwarp.Config{}, "Provider": p, "RemoteError": &iwarp.RemoteError{}, "SameHost": iwarp.SameHostOn,
 		"device": e.Dev, "PD": e.PD, "MR": mem.MR, "CQ": e.RecvCQ, "QP": e.QP, "ID": e.ID, "listener": l,
 	})
 }

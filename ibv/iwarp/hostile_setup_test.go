@@ -115,7 +115,7 @@ func TestHalfOpenFlood(t *testing.T) {
 // A listener that is closed ends the connections that are half open.
 func TestCloseWithHalfOpen(t *testing.T) {
 	leaktest.Check(t)
-	s := &site{t: t, p: New(Config{RequestTimeout: time.Hour})}
+	s := &site{t: t, p: newOverTCP(Config{RequestTimeout: time.Hour})}
 	var err error
 	s.ln, err = s.p.Listen(t.Context(), loopback, 0)
 	require.NoError(t, err)
@@ -155,7 +155,7 @@ func rawListener(t *testing.T) *net.TCPListener {
 
 // dialing has a victim connect to ln, in the background.
 func dialing(t testing.TB, cfg Config, ln *net.TCPListener) (v *victim, result chan error) {
-	p := New(cfg)
+	p := newOverTCP(cfg)
 	id, err := p.Resolve(t.Context(), loopback, unmapped(ln.Addr()))
 	require.NoError(t, err)
 	v = newVictim(t, id, newMemory(t, p), 2)

@@ -91,5 +91,5 @@ func chooseLink(cfg *Config) opener {
 	if cfg.portable {
 		return openPortable
 	}
-	return openTCP
+	return openShared
 }

@@ -27,13 +27,17 @@ func linkKinds() map[string]opener {
 	if haveRawIO {
 		kinds["tcp"] = openTCP
 	}
+	maps.Copy(kinds, sharedKinds())
 	return kinds
 }
 
 // The device keeps the rules of package ibv over every link. The software device as
 // users have it is tested in package verbstest.
 func TestConformanceOverLinks(t *testing.T) {
-	for _, name := range []string{"portable", "memory"} {
+	for _, name := range slices.Sorted(maps.Keys(linkKinds())) {
+		if name == "tcp" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			verbstest.TestProvider(t, func(t *testing.T) verbstest.Env {
 				p := New(Config{})
@@ -65,9 +69,9 @@ func linkPair(t testing.TB, open opener) (x, y link) {
 	require.NoError(t, err)
 	yc, err := ln.Accept()
 	require.NoError(t, err)
-	x, err = open(xc, &setup{})
-	require.NoError(t, err)
 	y, err = open(yc, &setup{hold: true})
+	require.NoError(t, err)
+	x, err = open(xc, &setup{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		x.close(false)

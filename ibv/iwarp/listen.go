@@ -47,6 +47,7 @@ func (p *Provider) Listen(ctx context.Context, local netip.AddrPort, backlog int
 	if !local.Addr().IsValid() {
 		l.addr = netip.AddrPortFrom(netip.IPv6Unspecified(), l.addr.Port())
 	}
+	l.dev.meeting.hold()
 	l.wg.Add(1)
 	go l.run()
 	return l, nil
@@ -120,9 +121,17 @@ func (l *listener) respond(conn net.Conn, e *list.Element) {
 		return
 	}
 	conn.SetDeadline(time.Time{})
-	i := &id{dev: l.dev, passive: true, conn: conn, request: req, private: req.Private,
+	private, offer, ok := iwarpwire.CutSameHostOffer(req.Private)
+	i := &id{dev: l.dev, passive: true, conn: conn, request: req, private: private,
 		local: unmapped(conn.LocalAddr()), remote: unmapped(conn.RemoteAddr())}
 	i.param = ibv.ConnParam{ResponderResources: depth(req.ORD, req.Enhanced), InitiatorDepth: depth(req.IRD, req.Enhanced)}
+	if ok {
+		i.offer = &offer
+	}
+	if l.dev.cfg.SameHost == SameHostRequire && l.dev.matchShared(conn, i.offer) != nil {
+		rejectStart(conn, &req, nil)
+		return
+	}
 	select {
 	case l.ready <- i:
 	default: // The program does not accept, and the queue is full.
@@ -165,6 +174,7 @@ func (l *listener) Close() error {
 		}
 		l.mu.Unlock()
 		l.wg.Wait()
+		l.dev.meeting.release()
 		for {
 			select {
 			case i := <-l.ready:

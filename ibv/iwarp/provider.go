@@ -52,6 +52,9 @@ type Config struct {
 	// yet. If there is one more, the oldest is dropped. 0 means 1024.
 	MaxHalfOpen int
 
+	// SameHost says whether connections between two processes of this host use shared memory.
+	SameHost SameHost
+
 	// portable restricts the device to calls that every system has. It makes no
 	// non-blocking calls on the socket's descriptor. It is implied on systems without such
 	// calls.
@@ -82,6 +85,7 @@ func New(cfg Config) *Provider {
 	if cfg.MaxHalfOpen <= 0 {
 		cfg.MaxHalfOpen = 1024
 	}
+	cfg.SameHost = cfg.SameHost.resolve()
 	cfg.portable = cfg.portable || !haveRawIO
 	d := &device{cfg: cfg, open: chooseLink(&cfg)}
 	d.sweeper.Min, d.sweeper.Max = 2*time.Millisecond, 100*time.Millisecond
@@ -105,6 +109,7 @@ type device struct {
 	cfg     Config
 	open    opener
 	sweeper vacancy.Sweeper
+	meeting meeting
 	qpn     atomic.Uint32
 }
 
@@ -129,7 +134,7 @@ func (d *device) Attr() ibv.DeviceAttr {
 		MaxMessageSize:  maxMsgSize,
 		MaxQPRdAtom:     maxRdAtom,
 		MaxQPInitRdAtom: maxRdAtom,
-		MaxPrivateData:  maxPrivateData,
+		MaxPrivateData:  d.privateLimit(),
 	}
 }
 

@@ -385,10 +385,24 @@ func (q *qp) Idle(unused func(buf []byte)) {
 	q.sq.reqs.Trim()
 	if st := q.stream.Load(); st != nil {
 		st.tx.trim()
+		if t, ok := st.link.(interface{ trim() }); ok {
+			t.trim()
+		}
 	}
 	q.sq.mu.Unlock()
 	q.sendCQ.trim()
 	q.recvCQ.trim()
+}
+
+// PollPays implements ibv.PollPayer. It is false for connections over TCP: the system's
+// calls take longer than a wait for the socket.
+func (q *qp) PollPays() bool {
+	st := q.stream.Load()
+	if st == nil {
+		return false
+	}
+	l, ok := st.link.(interface{ pollPays() bool })
+	return ok && l.pollPays()
 }
 
 // popRecv removes and returns the oldest posted receive.

@@ -385,7 +385,7 @@ type site struct {
 
 func newSite(t testing.TB, cfg Config) *site {
 	t.Helper()
-	s := &site{t: t, p: New(cfg)}
+	s := &site{t: t, p: newOverTCP(cfg)}
 	var err error
 	s.ln, err = s.p.Listen(context.Background(), loopback, 0)
 	require.NoError(t, err)
@@ -473,4 +473,13 @@ func (b *bystander) close() {
 	b.v.close()
 	b.p.ended()
 	b.mem.close()
+}
+
+// newOverTCP returns a provider for peers that are bytes on a TCP connection, unless cfg says
+// something about shared memory.
+func newOverTCP(cfg Config) *Provider {
+	if cfg.SameHost == SameHostDefault {
+		cfg.SameHost = SameHostOff
+	}
+	return New(cfg)
 }

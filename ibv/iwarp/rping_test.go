@@ -253,7 +253,7 @@ func (p *pinger) close() error {
 // pingClient connects to a server, which may not be there yet, and pings it.
 func pingClient(ctx context.Context, cfg Config, addr netip.AddrPort, count, size int) error {
 	for {
-		id, err := New(cfg).Resolve(ctx, netip.AddrPort{}, addr)
+		id, err := newOverTCP(cfg).Resolve(ctx, netip.AddrPort{}, addr)
 		if err != nil {
 			return err
 		}
@@ -327,7 +327,7 @@ func TestPing(t *testing.T) {
 		eachMode(t, func(t *testing.T, mode Config) {
 			cfg.portable = mode.portable
 			ctx := pingContext(t)
-			ln, err := New(Config{}).Listen(ctx, netip.AddrPortFrom(addr, 0), 0)
+			ln, err := newOverTCP(Config{}).Listen(ctx, netip.AddrPortFrom(addr, 0), 0)
 			require.NoError(t, err)
 			defer ln.Close()
 			client := make(chan error, 1)
@@ -450,7 +450,7 @@ func TestRpingPersistentServer(t *testing.T) {
 func TestRpingClient(t *testing.T) {
 	eachPing(t, siwAddrs(t), func(t *testing.T, cfg Config, addr netip.Addr, size int) {
 		ctx := pingContext(t)
-		ln, err := New(cfg).Listen(ctx, netip.AddrPortFrom(addr, 0), 0)
+		ln, err := newOverTCP(cfg).Listen(ctx, netip.AddrPortFrom(addr, 0), 0)
 		require.NoError(t, err)
 		defer ln.Close()
 		client := startRping(t, "-c", ln.Addr(), "-S", fmt.Sprint(size), "-C", fmt.Sprint(pings))
@@ -465,7 +465,7 @@ func TestRpingClient(t *testing.T) {
 // from the kernel and gives it back.
 func freePort(t *testing.T, addr netip.Addr) netip.AddrPort {
 	t.Helper()
-	ln, err := New(Config{}).Listen(t.Context(), netip.AddrPortFrom(addr, 0), 0)
+	ln, err := newOverTCP(Config{}).Listen(t.Context(), netip.AddrPortFrom(addr, 0), 0)
 	require.NoError(t, err)
 	defer ln.Close()
 	return ln.Addr()

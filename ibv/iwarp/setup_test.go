@@ -31,7 +31,7 @@ func TestConnectLeavesContext(t *testing.T) {
 	for _, accept := range []bool{true, false} {
 		leaktest.Check(t)
 		ln := rawListener(t)
-		p := New(Config{})
+		p := newOverTCP(Config{})
 		id, err := p.Resolve(t.Context(), loopback, unmapped(ln.Addr()))
 		require.NoError(t, err)
 		v := newVictim(t, id, newMemory(t, p), 0)

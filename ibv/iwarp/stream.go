@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -22,6 +21,8 @@ type stream struct {
 	qp     *qp
 	link   link
 	notify func(ibv.Event)
+
+	unshared error // unshared is the reason for which the link never shares memory.
 
 	crc      bool // crc is set if CRC32C is used, in both directions.
 	ord, ird int  // ord and ird are how many RDMA Reads this side and the peer may have under way.
@@ -54,15 +55,10 @@ var (
 	errPeerQuit = fmt.Errorf("iwarp: connection ended inside a message: %w", io.ErrUnexpectedEOF)
 )
 
-// startStream starts the queue pair over a connection whose MPA start-up is done. It takes
-// conn over, and closes it on an error.
-func startStream(q *qp, conn net.Conn, s setup, notify func(ibv.Event)) error {
-	link, err := q.dev.open(conn, &s)
-	if err != nil {
-		conn.Close()
-		return err
-	}
-	st := &stream{qp: q, link: link, notify: notify, crc: s.crc, ord: s.ord, ird: s.ird}
+// startStream starts the queue pair over a link whose MPA start-up is done. It takes the link
+// over, and closes it on an error.
+func startStream(q *qp, link link, s setup, notify func(ibv.Event)) error {
+	st := &stream{qp: q, link: link, notify: notify, unshared: s.unshared, crc: s.crc, ord: s.ord, ird: s.ird}
 	st.tx.hold, st.tx.rtr, st.rx.eatSend, st.rx.eatRead = s.hold, s.rtr, s.eatSend, s.rtr == rtrRead
 	st.tx.write, st.tx.flush, st.rx.pump = st.writeSome, st.flushSome, st.pump
 	st.seat.Init(&q.dev.sweeper, func() { go st.background() })

@@ -73,6 +73,10 @@ func (s *socket) interrupt() {
 	s.conn.SetReadDeadline(time.Unix(1, 0))
 }
 
+// ending has the kernel send what is written from here on together with the end of this
+// direction. It spares both ends a packet, and the peer a wake-up.
+func (s *socket) ending() { s.raw.Control(cork) }
+
 func (s *socket) closeWrite() error { return s.conn.CloseWrite() }
 
 func (s *socket) unsent() (n int) {

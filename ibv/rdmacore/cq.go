@@ -164,7 +164,7 @@ func (c *cq) poll(wcs []ibv.WC) (total int, failed []*qp, err error) {
 	c.kept = slices.Delete(c.kept, 0, total)
 	for total < len(wcs) {
 		want := min(len(wcs)-total, len(c.wcs))
-		n := pollCQ(c.c, c.wcs[:want])
+		n := c.dev.pollCQ(c.c, c.wcs[:want])
 		if n < 0 || c.overrun.Load() {
 			return total, failed, fmt.Errorf("%s: %w", c.dev.name, ibv.ErrCQOverrun)
 		}
@@ -293,10 +293,10 @@ func (c *cq) Arm(solicitedOnly bool) error {
 	c.due.Add(1)
 	// siw accepts the request for solicited events, and never raises one.
 	solicitedOnly = solicitedOnly && c.dev.solicited()
-	err := armCQ(c.c, solicitedOnly)
+	err := c.dev.armCQ(c.c, solicitedOnly)
 	if err != nil && solicitedOnly {
 		// mana and efa refuse it. So all events are requested, and none is missed.
-		if err = armCQ(c.c, false); err == nil {
+		if err = c.dev.armCQ(c.c, false); err == nil {
 			c.dev.unsolicited.Store(true)
 		}
 	}
@@ -348,7 +348,7 @@ func (c *cq) Wait(deadline time.Time) error {
 // takeEvents takes all events that may be there, because the poller reports new ones only.
 func (c *cq) takeEvents(uintptr) bool {
 	for {
-		switch rc := takeEvent(c.c); rc {
+		switch rc := c.dev.takeEvent(c.c); rc {
 		case 0:
 			c.taken++
 			if c.unacked++; c.unacked == 1<<16 {

@@ -32,6 +32,8 @@ type device struct {
 	siw bool
 	rxe bool
 
+	direct bool // direct is set if the calls that each message needs go around cgo.
+
 	vectors atomic.Uint32 // vectors is how many completion vectors were used.
 
 	// unsolicited is set when the device has refused to be armed for solicited events only.
@@ -194,6 +196,7 @@ func (lib *library) device(c *C.struct_rn_context) (*device, error) {
 		return d, nil
 	}
 	d := &device{lib: lib, c: c, name: C.GoString(&c.device.name[0])}
+	d.direct = d.callsDirectly()
 	release, err := hold(c)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.name, err)

@@ -11,11 +11,12 @@
 // waits needs no thread. C keeps no pointers to Go memory, except the addresses of
 // registered regions, which stay reachable until the MR is closed.
 //
-// Calls that post, poll, arm and take events are made without a notice to the scheduler,
-// like calls of Go functions: see internal/ccall. On siw a post also sends, which takes as
-// long as copying the data. With the build tag rdmanet_cgocall all calls go by cgo, which
-// takes longer. The same holds for a build with the race detector, and for versions of Go
-// that this was not tested with.
+// Calls that post, poll, arm and take events are made for each message. Where the driver is
+// known not to enter the kernel in them, they are made without a notice to the scheduler,
+// like calls of Go functions: see internal/ccall. On other devices, Soft-RoCE and siw among
+// them, they go by cgo. The environment variable RDMANET_CCALL decides otherwise for all
+// devices: "on", "off", or "auto", the default. With the race detector, and in versions of
+// Go that this was not tested with, all calls go by cgo.
 //
 // No call into C blocks, with three exceptions:
 //

@@ -157,6 +157,9 @@ func New(cfg Config) (*Provider, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	if _, _, err := parseCCall(os.Getenv(ccallEnv)); err != nil {
+		return nil, err
+	}
 	lib, err := load()
 	if err != nil {
 		return nil, err

@@ -78,5 +78,5 @@ func (q *qp) nudge(op ibv.Opcode) {
 	if op == ibv.OpRead {
 		wr.num_sge = 1 // as in addSend
 	}
-	postSend(q.sq.c, []C.struct_rn_wr{wr}, &C.struct_rn_sge{})
+	q.dev.postSend(q.sq.c, []C.struct_rn_wr{wr}, &C.struct_rn_sge{})
 }

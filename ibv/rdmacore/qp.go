@@ -238,7 +238,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 		good++
 	}
 	if good > 0 && !q.flushesItself() {
-		if posted, e := postSend(s.c, s.wrs[:good], s.elements()); e != nil {
+		if posted, e := q.dev.postSend(s.c, s.wrs[:good], s.elements()); e != nil {
 			good -= s.ledger.takeBack(good - posted)
 			err = e
 		}
@@ -427,7 +427,7 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 		good++
 	}
 	if good > 0 && !q.flushesItself() {
-		if posted, e := postRecv(r.c, r.wrs[:good], r.elements()); e != nil {
+		if posted, e := q.dev.postRecv(r.c, r.wrs[:good], r.elements()); e != nil {
 			good -= r.ledger.takeBack(good - posted)
 			err = e
 		}

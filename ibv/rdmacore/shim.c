@@ -1,5 +1,7 @@
 //go:build linux && cgo
 
+#define _GNU_SOURCE /* for dladdr */
+
 #include "shim.h"
 
 #include <arpa/inet.h>
@@ -292,6 +294,15 @@ int rn_destroy_cq(struct rn_cq *cq, unsigned int events, int fd_closed)
 		ch->fd = -1;
 	ibv_destroy_comp_channel(ch);
 	return 0;
+}
+
+const char *rn_driver(struct rn_context *c)
+{
+	Dl_info info;
+
+	if (!dladdr((void *)c->ops.poll_cq, &info) || !info.dli_fname)
+		return "";
+	return info.dli_fname;
 }
 
 int rn_poll_cq(void *poll)

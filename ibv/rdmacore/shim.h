@@ -455,8 +455,8 @@ int rn_qp_rnr_timer(struct rn_qp *qp, int timer);
 int rn_qp_path_mtu(struct rn_qp *qp);
 
 /*
- * What every message takes: none of it waits, and Go calls it by package ccall,
- * with one of these structures, or the queue, as its argument.
+ * What every message takes. Go calls it by package ccall, with one of these
+ * structures, or the queue, as its argument.
  */
 struct rn_poll {
 	struct rn_cq *cq;
@@ -476,6 +476,9 @@ struct rn_post {
 	int n;
 	int posted; /* set */
 };
+
+/* The file of the library with the device's driver in user space, or "". */
+const char *rn_driver(struct rn_context *c);
 
 int rn_poll_cq(void *poll);
 int rn_arm_cq(void *arm);

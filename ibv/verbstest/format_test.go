@@ -19,7 +19,7 @@ func TestPrinted(t *testing.T) {
 	fault := s.FailNth(100, nil, PostSend)
 	defer fault.Cancel()
 	printedtest.Check(t, map[string]any{
-		"Switch": s, "Fault": fault, "Kind": PostSend, "Mem": mem, "PairConfig": PairConfig{}, "Pair": pair, "End": e, "Env": env,
+		"Switch": s, "Counts": Counts{}, "Fault": fault, "Kind": PostSend, "Mem": mem, "PairConfig": PairConfig{}, "Pair": pair, "End": e, "Env": env,
 		"device": e.Dev, "PD": e.PD, "MR": mem.MR, "CQ": e.RecvCQ, "QP": e.QP, "ID": e.ID, "listener": l,
 	})
 }

@@ -77,6 +77,7 @@ type Switch struct {
 	inner ibv.Provider
 
 	calls      [numKinds]atomic.Int64
+	moved      [numMoved]atomic.Int64
 	live       [numObjects]atomic.Int64
 	registered atomic.Int64
 	limit      atomic.Int64 // limit is the limit of registered, 0 for none.
@@ -109,6 +110,52 @@ func NewSwitch(p ibv.Provider) *Switch {
 
 // Calls returns how many calls of kind k were made, the failed ones included.
 func (s *Switch) Calls(k Kind) int64 { return s.calls[k].Load() }
+
+// These are what a Switch counts besides calls.
+const (
+	movedSends = iota
+	movedRecvs
+	movedCompletions
+	numMoved
+)
+
+// Counts has how often the verbs were used that every message takes.
+type Counts struct {
+	SendWRs, RecvWRs     int64 // SendWRs and RecvWRs are the work requests that the device has taken.
+	SendPosts, RecvPosts int64 // SendPosts and RecvPosts are calls. An adapter may ring a doorbell for each.
+	Completions          int64 // Completions are those that Poll has returned.
+	Arms                 int64 // Arms are calls. An adapter may raise an interrupt for each.
+	Waits                int64 // Waits are calls. Each may be a system call and a switch to another goroutine.
+	Polls                int64 // Polls are calls.
+}
+
+// Counts returns what was counted so far.
+func (s *Switch) Counts() Counts {
+	return Counts{
+		SendWRs:     s.moved[movedSends].Load(),
+		RecvWRs:     s.moved[movedRecvs].Load(),
+		SendPosts:   s.Calls(PostSend),
+		RecvPosts:   s.Calls(PostRecv),
+		Completions: s.moved[movedCompletions].Load(),
+		Arms:        s.Calls(Arm),
+		Waits:       s.Calls(Wait),
+		Polls:       s.Calls(Poll),
+	}
+}
+
+// Sub returns the difference to an earlier count.
+func (c Counts) Sub(before Counts) Counts {
+	return Counts{
+		SendWRs:     c.SendWRs - before.SendWRs,
+		RecvWRs:     c.RecvWRs - before.RecvWRs,
+		SendPosts:   c.SendPosts - before.SendPosts,
+		RecvPosts:   c.RecvPosts - before.RecvPosts,
+		Completions: c.Completions - before.Completions,
+		Arms:        c.Arms - before.Arms,
+		Waits:       c.Waits - before.Waits,
+		Polls:       c.Polls - before.Polls,
+	}
+}
 
 // Live returns how many objects of each type were created and not closed: "Listener", "ID",
 // "QP", "CQ", "MR", "AH" and "PD". A type without live objects is left out. So the map is

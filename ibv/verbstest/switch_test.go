@@ -104,6 +104,23 @@ func TestSwitchCountsRegionsOfQPs(t *testing.T) {
 	require.EqualValues(t, 100, r.s.RegisteredBytes())
 }
 
+func TestSwitchCountsWork(t *testing.T) {
+	r := newRig(t)
+	before := r.s.Counts()
+	r.s.FailPost(2, PostSend, 2, nil)
+	for _, n := range []int{4, 3} { // Of the second post two are taken.
+		r.qp.PostSend(sends(n))
+	}
+	r.qp.PostRecv(make([]ibv.RecvWR, 2))
+	require.NoError(t, r.cq.Arm(true))
+	require.NoError(t, r.cq.Wait(time.Time{}))
+	require.Len(t, r.poll(t), 8)
+	require.Empty(t, r.poll(t))
+	want := Counts{SendWRs: 6, RecvWRs: 2, SendPosts: 2, RecvPosts: 1, Completions: 8, Arms: 1, Waits: 1, Polls: 2}
+	require.Equal(t, want, r.s.Counts().Sub(before))
+	require.Zero(t, r.s.Counts().Sub(r.s.Counts()))
+}
+
 func TestSwitchLimitsMemory(t *testing.T) {
 	r := newRig(t) // with 100 bytes
 	r.s.LimitMemory(150)

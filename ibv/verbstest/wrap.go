@@ -138,6 +138,7 @@ func (c *switchCQ) Poll(wcs []ibv.WC) (int, error) {
 		return 0, f.err
 	}
 	n, err := c.CQ.Poll(wcs)
+	c.s.moved[movedCompletions].Add(int64(n))
 	if n > 0 && c.s.spoil.Load() {
 		c.s.spoilCompletions(c.dev, wcs[:n])
 	}
@@ -196,6 +197,13 @@ func (i *switchID) Unsent() int {
 		return f.Unsent()
 	}
 	return 0
+}
+
+// Ending implements ibv.Ender where the device does.
+func (i *switchID) Ending() {
+	if e, ok := i.ID.(ibv.Ender); ok {
+		e.Ending()
+	}
 }
 
 func (i *switchID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
@@ -263,18 +271,15 @@ type switchQP struct {
 
 func (q *switchQP) PostSend(wrs []ibv.SendWR) (int, error) {
 	f := q.s.enter(PostSend)
-	wrs = innerAHs(wrs)
-	if f != nil {
-		return cutShort(f, wrs, q.QP.PostSend)
-	}
-	return q.QP.PostSend(wrs)
+	n, err := cutShort(f, innerAHs(wrs), q.QP.PostSend)
+	q.s.moved[movedSends].Add(int64(n))
+	return n, err
 }
 
 func (q *switchQP) PostRecv(wrs []ibv.RecvWR) (int, error) {
-	if f := q.s.enter(PostRecv); f != nil {
-		return cutShort(f, wrs, q.QP.PostRecv)
-	}
-	return q.QP.PostRecv(wrs)
+	n, err := cutShort(q.s.enter(PostRecv), wrs, q.QP.PostRecv)
+	q.s.moved[movedRecvs].Add(int64(n))
+	return n, err
 }
 
 // Idle passes the call on to a queue pair that has it.
@@ -284,8 +289,12 @@ func (q *switchQP) Idle(unused func(buf []byte)) {
 	}
 }
 
-// cutShort posts what the fault lets through and fails the next one.
+// cutShort posts what the fault lets through and fails the next one. Without a fault it
+// posts all.
 func cutShort[WR any](f *Fault, wrs []WR, post func([]WR) (int, error)) (int, error) {
+	if f == nil {
+		return post(wrs)
+	}
 	taken := min(f.taken, len(wrs)-1)
 	if taken <= 0 {
 		return 0, f.err

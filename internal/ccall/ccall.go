@@ -5,6 +5,7 @@
 // every 20 µs, on a processor that the program could use. For a program that waits for a
 // message, answers and waits again, this costs more than everything else. [Call] does not
 // tell the scheduler. It keeps the processor, like a call of a Go function without a loop.
+// [Cgo] is the call by cgo, for C functions that may enter the kernel.
 package ccall
 
 // The second half of a call by cgo is runtime.asmcgocall, which runs C on the thread's own
@@ -21,8 +22,8 @@ package ccall
 // asmcgocall is reached by linkname. The linker permits that because the runtime's Go code
 // calls the same function, but Go does not guarantee it. So Call works in this way only in
 // versions of Go that have passed the tests. In a newer version Call uses cgo, until the
-// version is raised in direct.go and cgo.go.
+// version is raised in direct.go and fallback.go.
 //
 // Call also uses cgo with the sanitizers, which do not know such calls. It does with the
 // race detector, which must know that C may order what goroutines do. And it does on other
-// processors, which were not tried. The build tag rdmanet_cgocall selects cgo everywhere.
+// processors, which were not tried.

@@ -22,12 +22,19 @@ import (
 	"github.com/rdmanet/rdmanet/internal/ccall/ccalltest"
 )
 
+// ways are the two ways to call C.
+var ways = map[string]func(fn, arg unsafe.Pointer) int32{"direct": Call, "cgo": Cgo}
+
 func TestCall(t *testing.T) {
-	s := ccalltest.NewSum(40, 2)
-	require.EqualValues(t, -7, Call(ccalltest.AddUp, unsafe.Pointer(&s)))
-	sum, aligned := ccalltest.Result(&s)
-	require.EqualValues(t, 42, sum)
-	require.True(t, aligned, "C's stack is aligned as the ABI wants it")
+	for name, call := range ways {
+		t.Run(name, func(t *testing.T) {
+			s := ccalltest.NewSum(40, 2)
+			require.EqualValues(t, -7, call(ccalltest.AddUp, unsafe.Pointer(&s)))
+			sum, aligned := ccalltest.Result(&s)
+			require.EqualValues(t, 42, sum)
+			require.True(t, aligned, "C's stack is aligned as the ABI wants it")
+		})
+	}
 }
 
 func TestCallDeep(t *testing.T) {
@@ -44,7 +51,24 @@ func TestCallAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		s := ccalltest.NewSum(1, 2)
 		Call(ccalltest.AddUp, unsafe.Pointer(&s))
+		Cgo(ccalltest.AddUp, unsafe.Pointer(&s))
 	}))
+}
+
+// BenchmarkCall compares the two ways, for a function that returns at once.
+func BenchmarkCall(b *testing.B) {
+	b.Run("direct", func(b *testing.B) {
+		s := ccalltest.NewSum(1, 2)
+		for b.Loop() {
+			Call(ccalltest.AddUp, unsafe.Pointer(&s))
+		}
+	})
+	b.Run("cgo", func(b *testing.B) {
+		s := ccalltest.NewSum(1, 2)
+		for b.Loop() {
+			Cgo(ccalltest.AddUp, unsafe.Pointer(&s))
+		}
+	})
 }
 
 // What Go keeps in registers is there again.

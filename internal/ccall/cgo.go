@@ -1,4 +1,4 @@
-//go:build linux && cgo && ((!amd64 && !arm64) || race || asan || msan || rdmanet_cgocall || go1.27)
+//go:build linux && cgo
 
 package ccall
 
@@ -11,7 +11,6 @@ import "C"
 
 import "unsafe"
 
-// Call calls fn, a C function int fn(void *arg), and returns its result. The function must
-// not wait, must not call Go, and must not keep arg. arg may be on the goroutine's stack,
-// and may point to Go memory. Several goroutines may use Call at once.
-func Call(fn, arg unsafe.Pointer) int32 { return int32(C.call((*[0]byte)(fn), arg)) }
+// Cgo is like [Call], but it tells the scheduler. So fn may wait, or enter the kernel for
+// long.
+func Cgo(fn, arg unsafe.Pointer) int32 { return int32(C.call((*[0]byte)(fn), arg)) }

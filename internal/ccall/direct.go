@@ -1,8 +1,11 @@
-//go:build linux && cgo && (amd64 || arm64) && !race && !asan && !msan && !rdmanet_cgocall && !go1.27
+//go:build linux && cgo && (amd64 || arm64) && !race && !asan && !msan && !go1.27
 
 package ccall
 
 import "unsafe"
+
+// Direct reports whether [Call] goes around cgo in this build.
+const Direct = true
 
 // Call calls fn, a C function int fn(void *arg), and returns its result. The function must
 // not wait, must not call Go, and must not keep arg. arg may be on the goroutine's stack,

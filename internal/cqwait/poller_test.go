@@ -125,3 +125,45 @@ func TestPollGoesOn(t *testing.T) {
 	p.polled(true, false)
 	p.end(true, false)
 }
+
+// Where others get something while one waits, nothing is polled for, as their goroutines need
+// the processors. One that is alone again is polled for from its second wait on, and so are
+// several that wait in turn.
+func TestPollsInCrowd(t *testing.T) {
+	for _, tt := range []struct {
+		processors int32
+		others     int
+		polls      bool
+	}{{2, 0, true}, {2, 1, true}, {2, 2, false}, {2, 63, false}, {16, 8, true}, {16, 9, false}} {
+		conns := make([]*poller, 1+tt.others)
+		for i := range conns {
+			conns[i] = ages(t)
+			conns[i].processors = tt.processors
+		}
+		first := conns[0]
+		// wait is a wait of p during which the waits of others end.
+		var wait func(p *poller, others ...*poller) bool
+		wait = func(p *poller, others ...*poller) bool {
+			p.sleeps[short].polls = 0 // None sleeps to be compared with.
+			polled := p.begin(true) > 0
+			if polled {
+				p.polled(true, false)
+			}
+			for _, other := range others {
+				wait(other)
+			}
+			p.end(true, true)
+			return polled
+		}
+		wait(first, conns[1:]...)
+		for range 100 {
+			require.Equal(t, tt.polls, wait(first, conns[1:]...), tt)
+		}
+		wait(first)
+		for range 3 {
+			for _, p := range conns {
+				require.True(t, wait(p), "they wait in turn")
+			}
+		}
+	}
+}

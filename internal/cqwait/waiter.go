@@ -76,7 +76,8 @@ type Waiter struct {
 	inBack    bool // the leader is the goroutine in the background
 	mode      Background
 	sleeping  bool      // the leader has let go of the lock to wait, and nothing has interrupted it
-	solicited bool      // the leader is woken for solicited completions only
+	armed     bool      // no event was taken since the completion queue was armed
+	solicited bool      // it was armed for solicited completions only
 	failed    bool      // the completion queue has failed: its events are not waited for
 	stopped   bool      // nobody may lead any more
 	left      sync.Cond // signals that the leader has left, for Stop
@@ -102,6 +103,10 @@ type Config struct {
 	// most answers take.
 	Polls bool
 
+	// Pays, if it is not nil, reports whether polling pays at this moment, for a queue pair
+	// that knows. Then any wait may poll, and not only one for an answer. Polls must be set.
+	Pays func() bool
+
 	// Background says when a goroutine leads in the background.
 	Background Background
 }
@@ -120,6 +125,7 @@ func (w *Waiter) Init(cfg Config) {
 	w.owner, w.cq, w.lock, w.groups, w.mode = cfg.Owner, cfg.CQ, cfg.Lock, cfg.Groups, cfg.Background
 	w.busy = max(cfg.BusyPoll, 0)
 	w.poller = newPoller(cfg.Polls && cfg.BusyPoll == 0)
+	w.poller.pays = cfg.Pays
 	w.seat.Init(&sweeper, func() { go w.Run() })
 	w.left.L = cfg.Lock
 }
@@ -140,17 +146,12 @@ func (w *Waiter) Await(g *Group, answer bool) {
 		w.handOver()
 		return
 	}
-	if w.solicited && !w.owner.Solicited() && !w.failed {
-		w.solicited = false
-		if err := w.cq.Arm(false); err != nil {
-			w.Fail(err)
-			return
-		}
-		if w.owner.Poll() > 0 {
+	if w.sleeping && w.solicited && !w.owner.Solicited() && !w.failed {
+		if !w.arm() || w.owner.Poll() > 0 {
 			return
 		}
 	}
-	if w.inBack && w.sleeping && answer && w.poller.wouldPoll() {
+	if w.inBack && w.sleeping && (answer || w.poller.pays != nil) && w.poller.wouldPoll() {
 		w.Interrupt() // a goroutine in the background does not poll
 	}
 	g.Wait()
@@ -214,8 +215,12 @@ func (w *Waiter) lead(answer bool) {
 	if !w.polls(answer) {
 		w.sleep()
 	}
-	if w.poller.able() {
+	switch {
+	case !w.poller.able():
+	case w.poller.pays == nil:
 		w.poller.end(w.owner.Arrived(), w.owner.Over())
+	case !w.poller.began.IsZero():
+		w.poller.end(true, w.owner.Over()) // Any completion ends a wait.
 	}
 	w.leading = false
 	if w.stopped {
@@ -238,6 +243,17 @@ func (w *Waiter) polls(answer bool) (done bool) {
 	if w.busy > 0 {
 		return !w.inBack && !w.owner.Stopped(false) && w.spin(w.busy, false)
 	}
+	if w.poller.pays != nil {
+		// A connection for which polling never pays is not measured.
+		if w.inBack || !w.poller.served && !w.poller.pays() || w.owner.Stopped(false) {
+			return false
+		}
+		if d := w.poller.begin(true); d > 0 {
+			done = w.spin(d, false)
+			w.poller.polled(done, false)
+		}
+		return done
+	}
 	if d := w.poller.begin(answer); d > 0 {
 		done = w.spin(d, true)
 		w.poller.polled(w.owner.Arrived(), w.owner.Stopped(true))
@@ -255,7 +271,7 @@ func (w *Waiter) spin(d time.Duration, answer bool) (done bool) {
 		}
 		w.sleeping = true
 		w.lock.Unlock() // others get the lock
-		on = (!answer || w.poller.room()) && time.Since(start) < d
+		on = (w.busy > 0 || w.poller.room()) && time.Since(start) < d
 		w.lock.Lock()
 		if !w.sleeping {
 			return true // it was interrupted
@@ -274,23 +290,35 @@ func (w *Waiter) sleep() {
 		w.owner.Poll()
 		return
 	}
-	solicited := w.owner.Solicited()
-	if err := w.cq.Arm(solicited); err != nil {
-		w.Fail(err)
+	if !w.arm() || w.owner.Poll() > 0 || w.owner.Silent() || w.stopped {
 		return
 	}
-	if w.owner.Poll() > 0 || w.owner.Silent() || w.stopped {
-		return
-	}
-	w.sleeping, w.solicited = true, solicited
+	w.sleeping = true
 	w.lock.Unlock()
 	err := w.cq.Wait(time.Time{})
 	w.lock.Lock()
-	w.sleeping, w.solicited = false, false
+	w.sleeping, w.armed = false, false
 	if err != nil && !errors.Is(err, ibv.ErrInterrupted) && !errors.Is(err, net.ErrClosed) {
 		w.Fail(err)
 	}
 	w.owner.Poll()
+}
+
+// arm arms the completion queue, unless it still is from before and for no less than the
+// owner needs. It reports whether the leader may look once more and wait. What a look finds
+// behind an Arm was often there before it, as completions of sends come soon after the
+// sends. Then the event is yet to come, and another Arm would be a call for nothing.
+func (w *Waiter) arm() bool {
+	solicited := w.owner.Solicited()
+	if w.armed && (solicited || !w.solicited) {
+		return true
+	}
+	if err := w.cq.Arm(solicited); err != nil {
+		w.Fail(err)
+		return false
+	}
+	w.armed, w.solicited = true, solicited
+	return true
 }
 
 // Run leads in the background: while no other goroutine waits, or with Always until Stop or

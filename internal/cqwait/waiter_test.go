@@ -23,6 +23,7 @@ type queue struct {
 	armed       bool  // the next completion raises an event
 	narrow      bool  // only a solicited one does
 	armErr      error // of the next Arm
+	behindArm   int   // completions that a look behind the next Arm finds, as they were there before
 	waitErr     error // of the next Wait
 	arms, waits atomic.Int64
 	event       chan error
@@ -43,6 +44,7 @@ func (q *queue) Arm(solicited bool) error {
 		return err
 	}
 	q.armed, q.narrow = true, solicited
+	q.n, q.behindArm = q.n+q.behindArm, 0
 	return nil
 }
 
@@ -211,6 +213,30 @@ func TestNextLeader(t *testing.T) {
 	require.True(t, <-second)
 }
 
+// What was there before an Arm takes no event. So the completion queue is armed still.
+func TestFoundBehindArm(t *testing.T) {
+	o := newOwner(t, Config{BusyPoll: -1})
+	o.q.behindArm = 1
+	require.True(t, o.read(false))
+	read := o.reading(false)
+	o.until(t, o.sleeps)
+	require.EqualValues(t, 1, o.q.arms.Load())
+	o.q.add(false)
+	require.True(t, <-read)
+
+	// An event ends that, and so does an owner that needs more events.
+	o.set(func() { o.solicited = true })
+	o.q.behindArm = 1
+	require.True(t, o.read(false))
+	require.EqualValues(t, 2, o.q.arms.Load())
+	o.set(func() { o.solicited = false })
+	read = o.reading(false)
+	o.until(t, o.sleeps)
+	require.EqualValues(t, 3, o.q.arms.Load())
+	o.q.add(false)
+	require.True(t, <-read)
+}
+
 func TestBackgroundLeader(t *testing.T) {
 	o := newOwner(t, Config{BusyPoll: -1, Background: WhenVacant})
 	o.set(o.w.Start)
@@ -346,8 +372,7 @@ func TestPollsWhereThereIsRoom(t *testing.T) {
 
 	polling.served.Add(2)
 	read := o.reading(true)
-	o.until(t, o.sleeps)
-	require.Positive(t, waited(o))
+	require.Eventually(t, func() bool { return waited(o) == 1 }, time.Minute, 100*time.Microsecond)
 	answer(read)
 	polling.served.Store(0)
 

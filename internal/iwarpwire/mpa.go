@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 )
 
 // These are sizes of MPA in bytes.
@@ -89,6 +90,7 @@ func (s *Start) Append(b []byte) ([]byte, error) {
 		return b, fmt.Errorf("%w: %d bytes, the limit is %d", ErrPrivateLen, privateLen, MaxPrivate)
 	}
 
+	b = slices.Grow(b, len(keyRequest)+4+privateLen)
 	if s.Reply {
 		b = append(b, keyReply...)
 	} else {

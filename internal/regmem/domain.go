@@ -25,7 +25,7 @@ type Domain struct {
 	epoch uint64 // epoch counts the calls of Acquire, and ends with retire.
 
 	mu     sync.Mutex
-	pools  map[int]*Pool        // pools has a pool for each size of a buffer.
+	pools  map[poolKey]*Pool    // pools has a pool for each size of a buffer.
 	cached map[*Memory]struct{} // cached is the memory that stays registered here.
 }
 
@@ -83,7 +83,7 @@ func newDomain(dev ibv.Device, advice Advice) (*Domain, error) {
 		return nil, err
 	}
 	return &Domain{Dev: dev, PD: pd, Budget: acquireBudget(dev), advice: advice,
-		unchecked: dev.Attr().Quirks.ReadsUnchecked, pools: make(map[int]*Pool)}, nil
+		unchecked: dev.Attr().Quirks.ReadsUnchecked, pools: make(map[poolKey]*Pool)}, nil
 }
 
 // Retain takes another reference, which ends with [Domain.Release] too. The caller knows

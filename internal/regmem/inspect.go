@@ -84,7 +84,7 @@ func TrimChunks(dev ibv.Device) {
 func (d *Domain) CheckFree() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for size, p := range d.pools {
+	for _, p := range d.pools {
 		p.mu.Lock()
 		total := 0
 		for _, s := range p.slabs {
@@ -93,7 +93,7 @@ func (d *Domain) CheckFree() error {
 		free := len(p.free)
 		p.mu.Unlock()
 		if free != total {
-			return fmt.Errorf("pool of %d bytes: %d of %d buffers are free", size, free, total)
+			return fmt.Errorf("pool of %d bytes: %d of %d buffers are free", p.Size, free, total)
 		}
 	}
 	return nil

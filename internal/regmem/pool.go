@@ -22,11 +22,21 @@ const (
 	growAgain = 50 * time.Millisecond
 )
 
+// poolKey is what the pools of a Domain differ in.
+type poolKey struct {
+	size int
+	bulk bool
+}
+
+// keeps reports whether the pool keeps its first slab for good.
+func (p *Pool) keeps() bool { return p.dom.Private && !p.bulk }
+
 // A Pool has the buffers of one size of a [Domain].
 type Pool struct {
 	Size int // Size is the length in bytes of each buffer. It does not change.
 
-	dom *Domain
+	dom  *Domain
+	bulk bool // bulk is set if the pool keeps nothing while nobody uses it.
 
 	mu     sync.Mutex
 	free   []*Buffer   // free has the buffers that nobody uses. The last one was used last, and is taken first.
@@ -43,17 +53,24 @@ type Pool struct {
 // Pool returns the pool of buffers for at least n bytes, n being 1 or more. The size is
 // rounded up to a multiple of 512 bytes, and of PageSize beyond one page: pages that
 // nothing touches take no memory.
-func (d *Domain) Pool(n int) *Pool {
+func (d *Domain) Pool(n int) *Pool { return d.poolOf(n, false) }
+
+// BulkPool is Pool for buffers that idle users do without: all of the pool's memory is given
+// back when nobody uses it, in a private domain too.
+func (d *Domain) BulkPool(n int) *Pool { return d.poolOf(n, true) }
+
+func (d *Domain) poolOf(n int, bulk bool) *Pool {
 	size := roundUp(n, sizeStep)
 	if size > PageSize {
 		size = roundUp(n, PageSize)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := d.pools[size]
+	key := poolKey{size, bulk}
+	p := d.pools[key]
 	if p == nil {
-		p = &Pool{dom: d, Size: size}
-		d.pools[size] = p
+		p = &Pool{dom: d, Size: size, bulk: bulk}
+		d.pools[key] = p
 	}
 	p.mu.Lock()
 	p.again = time.Time{} // A new user tries at once.

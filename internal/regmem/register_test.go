@@ -55,7 +55,7 @@ func newRig(t testing.TB, p ibv.Provider) *rig {
 	attr := e.Dev.Attr()
 	newDomain := func() *Domain {
 		return &Domain{Dev: e.Dev, PD: e.PD, Private: !attr.Caps.Has(ibv.CapQPRegion), unchecked: attr.Quirks.ReadsUnchecked,
-			advice: advice, pools: make(map[int]*Pool)}
+			advice: advice, pools: make(map[poolKey]*Pool)}
 	}
 	r := &rig{t: t, sw: sw, pair: pair, Domain: newDomain(), qp: e.QP, other: newDomain()}
 	r.src = pair.Passive.Register(t, pattern(7, 1<<20), ibv.AccessRemoteRead)

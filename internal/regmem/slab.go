@@ -52,9 +52,9 @@ func newSlab(p *Pool) (*slab, error) {
 func (p *Pool) slabSize() int {
 	total := slabBytes
 	switch {
-	case p.dom.Private && len(p.slabs) == 0:
+	case p.keeps() && len(p.slabs) == 0:
 		total = min(privateSlab, max(firstBuffers*p.Size, PageSize))
-	case p.dom.Private:
+	case p.keeps():
 		total = privateSlab
 	case PinsMemory(p.dom.Dev):
 		total = pinnedSlab

@@ -22,7 +22,7 @@ func init() { trimEvery.Store(int64(time.Second)) }
 // watch sets the timer for trim if there may be something to give back. The first slab of
 // a private domain stays. The caller holds mu.
 func (p *Pool) watch() {
-	if p.timer == nil && !p.closed && (!p.dom.Private || len(p.slabs) > 1) {
+	if p.timer == nil && !p.closed && (!p.keeps() || len(p.slabs) > 1) {
 		p.timer = time.AfterFunc(time.Duration(trimEvery.Load()), p.trim)
 	}
 }
@@ -48,7 +48,7 @@ func (p *Pool) trim() {
 	for _, b := range p.free {
 		again = again || b.slab.used == 0 || b.dirty && p.Drops()
 	}
-	if p.dom.Private {
+	if p.keeps() {
 		again = len(p.slabs) > 1
 	}
 	if again {
@@ -65,7 +65,7 @@ func (p *Pool) trimSlabs() (more bool) {
 	kept := p.slabs[:0]
 	for i, s := range p.slabs {
 		switch {
-		case i == 0 && p.dom.Private, s.used > 0, len(s.buffers) > p.least:
+		case i == 0 && p.keeps(), s.used > 0, len(s.buffers) > p.least:
 		case len(gone) == trimSlabs:
 			more = true
 		case s.mr.Close() == nil:

@@ -15,6 +15,8 @@ const (
 	FlagPartial      uint16 = 0x1000
 	FlagEmptyMessage uint16 = 0x0800
 	FlagNoResponse   uint16 = 0x0400
+	FlagLarge        uint16 = 0x0200
+	FlagWantsCredits uint16 = 0x0100
 )
 
 // These are the bits of PrivateData.Features.
@@ -26,7 +28,12 @@ const (
 	FeatureNoRead      uint16 = 1 << 5
 	FeatureNoEmptyRead uint16 = 1 << 6
 	FeatureProbeTarget uint16 = 1 << 7
+	FeatureLarge       uint16 = 1 << 8
 )
+
+// LargeReceiveSize is the length in bytes of the receives that a message with FlagLarge
+// grants.
+const LargeReceiveSize = 65560
 
 // These are the lengths of private data in bytes.
 const (

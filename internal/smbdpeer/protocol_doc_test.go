@@ -55,6 +55,7 @@ func TestProtocolDocVectors(t *testing.T) {
 		"segment-single": append(DataTransfer{CreditsRequested: 255, CreditsGranted: 4, DataOffset: PayloadOffset,
 			DataLength: 11}.Append(nil), "hello, rdma"...),
 		"segment-first":   DataTransfer{CreditsRequested: 255, RemainingDataLength: 2660, DataOffset: PayloadOffset, DataLength: 1340}.Append(nil),
+		"large-grant":     DataTransfer{CreditsRequested: 255, CreditsGranted: 4, Flags: FlagLarge}.Append(nil),
 		"empty-grant":     DataTransfer{CreditsRequested: 255, CreditsGranted: 16}.Append(nil),
 		"keepalive-probe": DataTransfer{CreditsRequested: 255, Flags: FlagResponseRequested}.Append(nil),
 		"fin":             DataTransfer{CreditsRequested: 255, Flags: FlagFIN}.Append(nil),

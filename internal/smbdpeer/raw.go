@@ -11,9 +11,9 @@ import (
 )
 
 // A Raw peer sends what a test gives it, malformed messages included. It receives, and
-// posts its receives again. It does nothing else by itself: it does not negotiate, answer
-// or grant. Its methods belong to one goroutine at a time. They fail the test if what they
-// wait for does not come.
+// posts the receives that it began with again. It does nothing else by itself: it does not
+// negotiate, answer or grant. Its methods belong to one goroutine at a time. They fail the
+// test if what they wait for does not come.
 type Raw struct {
 	// ID is the connection.
 	ID ibv.ID
@@ -31,17 +31,20 @@ type Raw struct {
 	pd       ibv.PD
 	cq       ibv.CQ
 	qp       ibv.QP
-	mr       ibv.MR // mr is the region of buf.
-	buf      []byte // buf is the memory of the receives.
+	mr       ibv.MR   // mr is the region of buf.
+	buf      []byte   // buf is the memory of the receives that are posted again.
+	further  [][]byte // further has the memory of those of PostReceive.
 	regions  []ibv.MR
 	over     chan struct{} // over is closed at the end of the connection.
 	early    [][]byte      // early has messages that came while the peer waited for another one.
 	flushed  bool          // flushed is set when a completion has shown the end.
 }
 
+// These are the receives that a Raw peer begins with, and posts again.
 const (
 	rawReceives    = 32
 	rawReceiveSize = 9000
+	rawFurther     = 64 // rawFurther is how many receives of PostReceive may be posted at a time.
 )
 
 // NewRaw makes a queue pair for a connection that will be made. The end of the test closes
@@ -66,7 +69,7 @@ func TryRaw(t testing.TB, id ibv.ID, patience time.Duration) (*Raw, error) {
 	p.mr, err = p.pd.RegMR(p.buf, ibv.AccessLocalWrite)
 	p.must(err)
 	p.qp, err = id.CreateQP(p.pd, ibv.QPInit{SendCQ: p.cq, RecvCQ: p.cq,
-		Cap: ibv.QPCap{MaxSendWR: 512, MaxRecvWR: rawReceives, MaxSendSGE: 1, MaxRecvSGE: 1,
+		Cap: ibv.QPCap{MaxSendWR: 512, MaxRecvWR: rawReceives + rawFurther, MaxSendSGE: 1, MaxRecvSGE: 1,
 			MaxInline: min(64<<10, id.Device().Attr().MaxInline)}})
 	if err != nil {
 		p.release()
@@ -96,9 +99,23 @@ func (p *Raw) receive(i int) {
 	p.qp.PostRecv([]ibv.RecvWR{{ID: uint64(i), SGL: []ibv.SGE{{Buf: b, LKey: p.mr.LKey()}}}})
 }
 
-// received returns a message that has arrived, and posts its receive again.
+// PostReceive posts a receive of n bytes, which is for one message.
+func (p *Raw) PostReceive(n int) {
+	p.t.Helper()
+	b := make([]byte, n)
+	p.further = append(p.further, b)
+	_, err := p.qp.PostRecv([]ibv.RecvWR{{ID: uint64(rawReceives + len(p.further) - 1),
+		SGL: []ibv.SGE{{Buf: b, LKey: p.region(b, ibv.AccessLocalWrite).LKey()}}}})
+	p.must(err)
+}
+
+// received returns a message that has arrived, and posts its receive again if it is one of
+// those that the peer began with.
 func (p *Raw) received(wc *ibv.WC) []byte {
 	i := int(wc.ID)
+	if i >= rawReceives {
+		return bytes.Clone(p.further[i-rawReceives][:wc.ByteLen])
+	}
 	b := bytes.Clone(p.buf[i*rawReceiveSize:][:wc.ByteLen])
 	p.receive(i)
 	return b
@@ -386,7 +403,13 @@ func (p *Raw) Payload(n int) {
 func (p *Raw) Grant(n uint16) {
 	p.t.Helper()
 	p.Credits--
-	p.Send(DataTransfer{CreditsRequested: 16, CreditsGranted: n}.Message(HeaderLen))
+	p.Send(EmptySegment(0, int(n)))
+}
+
+// GrantWith waits for a credit, and sends a message that grants credits with these flags.
+func (p *Raw) GrantWith(n uint16, flags uint16) {
+	p.t.Helper()
+	p.SendData(EmptySegment(flags, int(n)))
 }
 
 // RequestResponse sends a message that requests a response and grants n credits.

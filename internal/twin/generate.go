@@ -18,7 +18,8 @@ var shapes = []struct {
 	weight int
 	make   func(g *generator)
 }{
-	{34, (*generator).mixed},
+	{30, (*generator).mixed},
+	{4, (*generator).unread},
 	{22, (*generator).burst},
 	{7, (*generator).silent},
 	{4, (*generator).slow},
@@ -356,6 +357,33 @@ func (g *generator) crossing() {
 	}
 	if !g.one(4) {
 		g.p.Link.Rate = 2 << 20 << g.IntN(4)
+	}
+}
+
+// unread is a program in which one end writes for a while and ends its direction, and the
+// other end reads nothing before that.
+func (g *generator) unread() {
+	first, other := &g.p.First, &g.p.Other
+	first.Setup, other.Setup = g.setup(), g.setup()
+	if !g.one(4) {
+		other.Setup.MaxCredits = g.between(4, 32) // The first end runs out of credits.
+	}
+	first.Writing = []Op{{Do: SetWrite, Wait: g.ms(10, 60)}}
+	most := 16 << 10 >> g.IntN(6)
+	for range 20 + g.IntN(100) {
+		op := Op{Do: Write, Size: 1 + g.IntN(most)}
+		if g.one(20) {
+			op = g.writeOp(64 << 10)
+		}
+		first.Writing = append(first.Writing, op)
+	}
+	first.Writing = append(first.Writing, Op{Do: ClearWrite}, Op{Do: CloseWrite}, Op{Do: Meet, Size: 1})
+	other.Reading = []Op{{Do: Meet, Size: 1}}
+	if g.one(2) {
+		other.Reading = append(other.Reading, g.readOp(64<<10))
+	}
+	if g.one(3) {
+		other.Writing = append(other.Writing, g.writeOp(64<<10))
 	}
 }
 

@@ -445,16 +445,24 @@ func (f *facts) overrun() time.Duration {
 	return bound + 4*f.p.Link.Delay
 }
 
+// atOnce checks that a call did not wait for the peer.
+func (f *facts) atOnce(c *Call, slack time.Duration, found report) {
+	if took := c.Return - c.Start; took > closeBound+slack && !f.allowed(maySlow, c) {
+		found(true, fmt.Sprintf("%v returns within %v", c.Do, closeBound), "%v, which is %.0f ms", c, ms(took))
+	}
+}
+
 // judgeTime checks how long a call took.
 func (f *facts) judgeTime(c *Call, found report) {
-	took := c.Return - c.Start
 	slack, bound := f.slack(), f.overrun()
 	switch c.Do {
 	case Close, CloseRead, SetRead, SetWrite, SetBoth, ClearRead, ClearWrite:
-		if took > closeBound+slack && !f.allowed(maySlow, c) {
-			found(true, fmt.Sprintf("%v returns within %v", c.Do, closeBound), "%v, which is %.0f ms", c, ms(took))
-		}
+		f.atOnce(c, slack, found)
 		return
+	case CloseWrite:
+		if c.Lane == Writing { // Otherwise it waits for the calls that write at the same time.
+			f.atOnce(c, slack, found)
+		}
 	}
 	if !c.Do.reads() && !c.Do.writes() && c.Do != CloseWrite {
 		return

@@ -196,6 +196,8 @@ func TestOracle(t *testing.T) {
 		{"a small Write on a link that stands still", "a deadline is overrun", Program{}, Trace{Link: stop},
 			[]Call{dueWrite, other(call(Writing, Write, 1, 650, 0, 100, Deadline))}},
 		{"a slow Close", "Close returns", frozen, Trace{Link: freeze}, []Call{call(Control, Close, 4, 200, 0, 0, OK)}},
+		{"a slow CloseWrite", "CloseWrite returns", Program{}, Trace{}, []Call{call(Writing, CloseWrite, 4, 200, 0, 0, OK)}},
+		{"a CloseWrite beside a slow Write", "", Program{}, Trace{}, []Call{call(Control, CloseWrite, 4, 200, 0, 0, OK)}},
 		{"a read that outlives Close", "calls return within", Program{}, Trace{}, []Call{closed, call(Reading, Read, 1, 400, 0, 100, Closed)}},
 		{"a silent peer", "", impatient, Trace{Link: freeze}, []Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
 		{"a silent peer that nobody notices", "a silent peer", impatient, Trace{Link: freeze, GaveUp: 2000 * at},

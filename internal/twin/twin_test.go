@@ -69,8 +69,11 @@ func newChecker(t testing.TB) *Checker {
 	t.Cleanup(m.Noise.Stop)
 	if onRDMA {
 		m.Host, m.Device, m.Linked, m.Slow, m.Provider = os.Getenv("RDMANET_VM_ADDR"), "rdma", false, true, rdma
+	} else if os.Getenv(iwarp.SameHostEnv) == "" {
+		m.Provider = iwarp.New(iwarp.Config{SameHost: iwarp.SameHostOff})
 	} else {
-		m.Provider = iwarp.New(iwarp.Config{})
+		// Connections through a proxy do not use shared memory, so there is none.
+		m.Linked, m.Provider = false, iwarp.New(iwarp.Config{})
 	}
 	if *device != "" {
 		m.Device = *device

@@ -1,0 +1,99 @@
+//go:build amd64 || arm64
+
+package iwarp
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// ringsOf counts the rings of a size in this process, which has both ends of each.
+func ringsOf(t testing.TB, size uint64) (n int) {
+	t.Helper()
+	f, err := os.Open("/proc/self/maps")
+	require.NoError(t, err)
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		var from, to uint64
+		if _, err := fmt.Sscanf(s.Text(), "%x-%x", &from, &to); err == nil && to-from == size && strings.Contains(s.Text(), "memfd:") {
+			n++
+		}
+	}
+	require.Zero(t, n%2, "a ring that only one end has mapped")
+	return n / 2
+}
+
+// carry carries n bytes from x to y.
+func carry(t testing.TB, x, y link, n int) {
+	t.Helper()
+	werr := make(chan error, 1)
+	go func() {
+		b := make([]byte, 64<<10)
+		for left := n; left > 0; left -= len(b) {
+			if err := writeTo(x, b); err != nil {
+				werr <- err
+				return
+			}
+		}
+		werr <- nil
+	}()
+	b := make([]byte, 64<<10)
+	for left := n; left > 0; left -= len(b) {
+		_, err := readFrom(y, b)
+		require.NoError(t, err)
+	}
+	require.NoError(t, <-werr)
+}
+
+// carryUntil carries data from x to y until done reports true.
+func carryUntil(t testing.TB, x, y link, what string, done func() bool) {
+	t.Helper()
+	for until := time.Now().Add(patience); !done(); {
+		require.True(t, time.Now().Before(until), what)
+		carry(t, x, y, 4<<20)
+	}
+}
+
+// A ring grows to the largest size where a stream fills it, and goes when the stream
+// pauses. Some connections may have such a ring at a time, and the others go on without.
+func TestRingsGrow(t *testing.T) {
+	oldWithin, oldMax := thirdWithin, maxThirdRings
+	thirdWithin, maxThirdRings = time.Hour, 2
+	t.Cleanup(func() { thirdWithin, maxThirdRings = oldWithin, oldMax })
+	nothingLeft(t)
+	shmem := &sharedNet{now: true}
+	a, b := linkPair(t, shmem.open)
+	c, d := linkPair(t, shmem.open)
+	large := func(n int) func() bool { return func() bool { return ringsOf(t, thirdRing) == n } }
+	require.True(t, large(0)())
+	carryUntil(t, a, b, "the ring of the initiator has not grown", large(1))
+	carryUntil(t, b, a, "the ring of the responder has not grown", large(2))
+	require.Zero(t, ringsOf(t, secondRing))
+
+	// The next one stays with the second size.
+	carryUntil(t, c, d, "the ring has not grown to the second size", func() bool { return ringsOf(t, secondRing) == 1 })
+	carry(t, c, d, 64<<20)
+	require.Equal(t, 2, ringsOf(t, thirdRing))
+	require.Equal(t, 1, ringsOf(t, secondRing))
+
+	// Another one that becomes idle makes room for it.
+	b.(*shared).trim()
+	carry(t, b, a, 64<<10) // The reader follows to the ring in the page.
+	require.Equal(t, 1, ringsOf(t, thirdRing))
+	carryUntil(t, c, d, "the ring has not grown when there was room", large(2))
+
+	require.NoError(t, c.close(false))
+	require.NoError(t, d.close(false))
+	require.Equal(t, 1, ringsOf(t, thirdRing))
+	carry(t, a, b, 64<<20)
+	require.NoError(t, a.close(false))
+	require.NoError(t, b.close(false))
+	require.True(t, large(0)())
+	require.Zero(t, shmem.meeting.thirdRings.Load())
+}

@@ -1,0 +1,316 @@
+//go:build amd64 || arm64
+
+package iwarp
+
+import (
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/shmring"
+)
+
+// shared is a link between two processes of a host. It begins as the link over TCP. Each
+// direction moves to a ring in shared memory by itself, once handover_linux.go has made
+// both ends ready. TCP stays open, for the addresses and for the peer's end.
+//
+// An end moves its direction between two writes. It stores in its page how many bytes it has
+// sent by TCP, and sends one byte more, the mark. All that follows is in the ring. The peer
+// reads up to the mark, which is not a part of the stream.
+type shared struct {
+	tcp
+	meeting *meeting
+	agreed  handover
+
+	in  sharedIn
+	out sharedOut
+
+	bell         atomic.Pointer[doorbell] // bell is set by install.
+	gone         atomic.Bool              // gone is set when the doorbell's stream has ended.
+	closed       atomic.Bool
+	begun        chan struct{} // begun is closed when this end may move or never will, if it must not write by TCP before.
+	deciding     sync.Once
+	readerSleeps atomic.Bool
+	limited      atomic.Bool // limited is set while there is a read deadline.
+
+	mu       sync.Mutex // mu guards what follows. It is taken last.
+	deadline time.Time  // deadline is that of read.
+	kicked   bool       // kicked is set if the doorbell's read deadline is in the past for no reason of the caller.
+	visiting *net.UnixConn
+	why      error // why is the reason for which the link is still with TCP.
+}
+
+// openShared is an opener.
+func openShared(conn net.Conn, s *setup) (link, error) {
+	if s.handover == nil {
+		return openTCP(conn, s)
+	}
+	l := &shared{meeting: s.meeting, agreed: *s.handover, why: errSharedEarly}
+	if err := l.tcp.init(conn); err != nil {
+		return nil, err
+	}
+	if l.agreed.Now {
+		l.begun = make(chan struct{})
+	}
+	switch {
+	case l.agreed.passive:
+		l.meeting.expect(l)
+	case l.agreed.Now:
+		l.out.moving = true
+		if err := l.move(); err != nil {
+			l.refuse(err)
+			return nil, fmt.Errorf("shared memory is required, but %w", err)
+		}
+	}
+	return l, nil
+}
+
+// visit notes the initiator's Unix socket, so that close ends the way. It returns false if
+// the link was closed.
+func (l *shared) visit(conn *net.UnixConn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed.Load() {
+		conn.Close()
+		return false
+	}
+	l.visiting = conn
+	return true
+}
+
+// install makes this end ready for the peer to move. It takes its arguments over.
+func (l *shared) install(conn *net.UnixConn, ours, theirs []byte) error {
+	bell, err := newDoorbell(conn)
+	l.in.Lock()
+	l.out.Lock()
+	defer l.in.Unlock()
+	defer l.out.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && l.closed.Load() {
+		err = net.ErrClosed
+	}
+	if err != nil {
+		conn.Close()
+		shmring.Release(ours)
+		shmring.Release(theirs)
+		return err
+	}
+	l.visiting = nil
+	l.in.mapped, l.in.page = theirs, shmring.NewPage(theirs)
+	l.out.mapped, l.out.page = ours, shmring.NewPage(ours)
+	l.in.ring = shmring.NewReader(l.out.page, l.in.page)
+	l.out.ring = shmring.NewWriter(l.out.page, l.in.page)
+	bell.waitRead = func(fd uintptr) bool { return l.nothingToWaitFor(bell, fd) }
+	bell.waitWrite = func(fd uintptr) bool { return l.noNeedToWait(bell, fd) }
+	l.out.poller = cqwait.NewPoller(l.out.pollPays)
+	l.bell.Store(bell)
+	l.in.perhaps.Store(true)
+	return nil
+}
+
+// mayBegin lets this end move.
+func (l *shared) mayBegin() {
+	l.out.Lock()
+	l.out.may = true
+	l.out.Unlock()
+	l.mu.Lock()
+	l.why = nil
+	l.mu.Unlock()
+	l.decided()
+}
+
+// decided lets a writer go on that must not write by TCP.
+func (l *shared) decided() {
+	if l.begun != nil {
+		l.deciding.Do(func() { close(l.begun) })
+	}
+}
+
+// undecided reports whether a writer must wait for decided.
+func (l *shared) undecided() bool {
+	if l.begun == nil {
+		return false
+	}
+	select {
+	case <-l.begun:
+		return false
+	default:
+		return true
+	}
+}
+
+// refuse ends the way to shared memory. The link stays with TCP.
+func (l *shared) refuse(err error) {
+	l.mu.Lock()
+	if l.why = err; l.visiting != nil {
+		l.visiting.Close()
+		l.visiting = nil
+	}
+	l.mu.Unlock()
+	l.in.perhaps.Store(false)
+	l.unmap()
+	l.decided()
+}
+
+// unmap gives back the shared memory.
+func (l *shared) unmap() {
+	// Goroutines that sleep are woken first: closing a socket takes until nobody uses it.
+	if bell := l.bell.Load(); bell != nil {
+		bell.close()
+	}
+	l.in.Lock()
+	l.out.Lock()
+	defer l.in.Unlock()
+	defer l.out.Unlock()
+	for _, mem := range [][]byte{l.in.mapped, l.in.mem, l.out.mapped} {
+		shmring.Release(mem)
+	}
+	l.dropRing(l.out.mem, len(l.out.mem))
+	l.in.mapped, l.in.mem, l.out.mapped, l.out.mem = nil, nil, nil, nil
+	l.in.ring, l.out.ring = nil, nil
+}
+
+// sharing reports whether the link uses shared memory, or why it does not.
+func (l *shared) sharing() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.why
+}
+
+// A tcpStep is a step on the socket, which ends the wait also when the direction has moved.
+type tcpStep struct {
+	step  func(at uintptr) bool
+	moved *atomic.Bool
+	once  bool // once is set if the wait ends after a step in any case.
+	done  bool // done is the result of step.
+	f     func(at uintptr) bool
+}
+
+// tcpWaits has the tcpStep of a direction while nobody uses it, so that waits for TCP
+// allocate nothing.
+type tcpWaits struct{ spare atomic.Pointer[tcpStep] }
+
+// steps calls step by way of wait, which is the socket's Read or Write, and returns its last
+// result.
+func (w *tcpWaits) steps(wait func(func(at uintptr) bool) error, step func(at uintptr) bool, moved *atomic.Bool, once bool) (done bool, err error) {
+	s := w.spare.Swap(nil)
+	if s == nil {
+		s = new(tcpStep)
+		s.f = func(at uintptr) bool {
+			s.done = s.step(at)
+			return s.done || s.once || s.moved.Load()
+		}
+	}
+	s.step, s.moved, s.once, s.done = step, moved, once, false
+	err = wait(s.f)
+	done = s.done
+	s.step, s.moved = nil, nil
+	if !moved.Load() {
+		w.spare.Store(s)
+	}
+	return done, err
+}
+
+// peerGone notes that the peer has gone, and wakes the goroutines that wait for it.
+func (l *shared) peerGone(bell *doorbell) {
+	if !l.gone.Swap(true) {
+		bell.conn.SetDeadline(time.Unix(1, 0))
+		if !l.in.on.Load() {
+			time.AfterFunc(lastWordsTimeout/2, func() { l.endTCP(0) })
+		}
+	}
+}
+
+// endTCP ends the reading of TCP when the peer has gone, has not moved to its ring, and has
+// left TCP open, which no honest peer does. A peer that has closed may have bytes in its
+// socket that wait for this end to read. So nothing must have come for some time. empty
+// counts how often that was so.
+func (l *shared) endTCP(empty int) {
+	came := 0
+	l.raw.Control(func(fd uintptr) { came, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
+	if empty++; came > 0 {
+		empty = 0
+	}
+	switch {
+	case l.closed.Load() || l.in.on.Load():
+	case empty < 3:
+		time.AfterFunc(lastWordsTimeout/2, func() { l.endTCP(empty) })
+	default:
+		l.conn.CloseRead()
+	}
+}
+
+func (l *shared) close(reset bool) error {
+	l.mu.Lock()
+	if l.closed.Swap(true) {
+		l.mu.Unlock()
+		return net.ErrClosed
+	}
+	if l.visiting != nil {
+		l.visiting.Close()
+		l.visiting = nil
+	}
+	l.mu.Unlock()
+	l.decided()
+	if l.agreed.passive {
+		l.meeting.forget(l.agreed.Token)
+	}
+	l.out.Lock()
+	l.out.closed = true
+	if l.out.ring != nil {
+		switch {
+		case !l.out.on.Load():
+		case reset:
+			l.out.ring.End(shmring.Reset)
+		case !l.out.ended:
+			l.out.ring.End(shmring.Finished)
+		}
+		l.out.page.SetGone()
+	}
+	l.out.Unlock()
+	err := l.tcp.close(reset)
+	l.unmap()
+	return err
+}
+
+func (l *shared) closeAfter(words []byte) {
+	defer l.close(false)
+	defer time.AfterFunc(2*lastWordsTimeout, func() { l.close(false) }).Stop()
+	until := time.Now().Add(lastWordsTimeout)
+	l.conn.SetWriteDeadline(until)
+	if bell := l.bell.Load(); bell != nil && l.out.on.Load() {
+		bell.conn.SetWriteDeadline(until)
+	}
+	var err error
+	if werr := l.write(func(at uintptr) bool {
+		for len(words) > 0 && err == nil {
+			var n int
+			var wait bool
+			n, wait, err = l.writev(at, [][]byte{words})
+			words = words[n:]
+			if wait {
+				return !time.Now().Before(until)
+			}
+		}
+		return true
+	}); werr != nil || err != nil || len(words) > 0 || l.closeWrite() != nil {
+		return
+	}
+	l.setReadDeadline(until)
+	rest := stagingPool.Get().(*[]byte)
+	defer stagingPool.Put(rest)
+	l.read(func(at uintptr) bool {
+		for range pumpReads {
+			if n, wait, _ := l.readv(at, [][]byte{*rest}); wait || n == 0 {
+				return !wait
+			}
+		}
+		return !time.Now().Before(until)
+	})
+}

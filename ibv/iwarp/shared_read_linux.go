@@ -1,0 +1,337 @@
+//go:build amd64 || arm64
+
+package iwarp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/processor"
+	"github.com/rdmanet/rdmanet/internal/shmring"
+)
+
+// sharedIn is the direction from the peer. The lock is for the ring, which close unmaps. The
+// holder of the receiving role uses the rest.
+type sharedIn struct {
+	sync.Mutex
+	on      atomic.Bool // on is set when the peer has moved.
+	tcp     tcpWaits
+	count   uint64          // count is how many bytes have come by TCP.
+	ring    *shmring.Reader // ring is nil before install and after close.
+	page    shmring.Page    // page is the peer's.
+	mapped  []byte          // mapped is the peer's page.
+	mem     []byte          // mem is the ring outside that page, or nil.
+	idle    int             // idle counts polls that have found nothing.
+	perhaps atomic.Bool     // perhaps is set by install: the peer may move.
+}
+
+func (l *shared) read(step func(at uintptr) bool) error {
+	if !l.in.on.Load() {
+		done, err := l.in.tcp.steps(l.raw.Read, step, &l.in.on, false)
+		if done || err != nil {
+			return err
+		}
+	}
+	for {
+		if err := l.expired(); err != nil {
+			return err
+		}
+		if step(0) {
+			return nil
+		}
+		if err := l.sleepToRead(); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *shared) poll(step func(at uintptr) bool) error {
+	if l.in.on.Load() {
+		if l.closed.Load() {
+			return net.ErrClosed
+		}
+		if l.nothingCame() {
+			return nil
+		}
+		step(0)
+		return nil
+	}
+	l.setReadDeadline(time.Time{})
+	return l.raw.Read(step)
+}
+
+// checkEvery is how many polls in vain there are until one looks whether the peer still
+// exists, which takes a system call.
+const checkEvery = 1024
+
+// nothingCame reports whether a step would find nothing.
+func (l *shared) nothingCame() bool {
+	l.in.Lock()
+	defer l.in.Unlock()
+	if l.in.ring == nil {
+		return false
+	}
+	gone := l.gone.Load()
+	if next, err := l.in.ring.Peek(); next != shmring.Nothing || err != nil || gone {
+		l.in.idle = 0
+		return false
+	}
+	if l.in.idle++; l.in.idle%checkEvery == 0 {
+		bell := l.bell.Load()
+		bell.raw.Control(func(fd uintptr) {
+			if bell.ended(fd) {
+				l.peerGone(bell)
+			}
+		})
+	}
+	return true
+}
+
+// pollPays reports whether the peer was last on another processor than this goroutine. Where
+// that is not known, what polls find decides.
+func (l *shared) pollPays() bool {
+	if !l.in.on.Load() || l.gone.Load() {
+		return false
+	}
+	l.in.Lock()
+	defer l.in.Unlock()
+	if l.in.ring == nil {
+		return false
+	}
+	return elsewhere(l.in.ring.PeerCPU())
+}
+
+// elsewhere reports whether the peer's processor is another one than that of the caller.
+func elsewhere(peer uint32, known bool) bool {
+	own, ok := processor.Current()
+	return !ok || !known || own != peer
+}
+
+// expired returns the error that ends a read before its next step.
+func (l *shared) expired() error {
+	if l.closed.Load() {
+		return net.ErrClosed
+	}
+	if !l.limited.Load() {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.deadline.IsZero() && !time.Now().Before(l.deadline) {
+		return os.ErrDeadlineExceeded
+	}
+	return nil
+}
+
+// sleepToRead waits until there may be something to read.
+func (l *shared) sleepToRead() error {
+	bell := l.bell.Load()
+	if bell == nil {
+		return net.ErrClosed
+	}
+	err := bell.raw.Read(bell.waitRead)
+	l.readerSleeps.Store(false)
+	l.in.Lock()
+	if l.in.ring != nil {
+		l.in.ring.Awake()
+	}
+	l.in.Unlock()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.gone.Load() || l.kicked {
+			l.kicked = false
+			bell.conn.SetReadDeadline(l.deadline)
+			return nil // expired decides.
+		}
+	}
+	return err
+}
+
+// nothingToWaitFor says that the reader sleeps, and reports whether there is a reason not to.
+func (l *shared) nothingToWaitFor(bell *doorbell, fd uintptr) bool {
+	l.readerSleeps.Store(true)
+	for range 8 {
+		l.in.Lock()
+		awake := l.in.ring == nil || l.in.ring.Sleep()
+		l.in.Unlock()
+		if awake || l.gone.Load() {
+			return true
+		}
+		// The poller forgets, when a wait begins, what has come before. So the socket is
+		// looked at before each sleep.
+		taken, err := bell.check(fd)
+		if err != nil {
+			l.peerGone(bell)
+			return true
+		}
+		if !taken {
+			return false
+		}
+		// A byte may have been for the sleep that was announced just now.
+	}
+	return true
+}
+
+func (l *shared) readv(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
+	if !l.in.on.Load() {
+		n, wait, err = l.readTCP(at, bufs)
+		if !l.in.on.Load() {
+			return n, wait, err
+		}
+		if l.agreed.passive {
+			l.mayBegin() // The initiator has this side's page.
+		}
+		if n > 0 {
+			return n, wait, err
+		}
+	}
+	return l.readRing(bufs)
+}
+
+// readTCP reads from the socket, up to the mark.
+func (l *shared) readTCP(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
+	n, wait, err = l.tcp.readv(at, bufs)
+	if n <= 0 {
+		return n, wait, err
+	}
+	l.in.count += uint64(n)
+	if !l.in.perhaps.Load() {
+		if l.agreed.Now {
+			return 0, false, errSharedRequired
+		}
+		return n, false, nil
+	}
+	l.in.Lock()
+	defer l.in.Unlock()
+	if l.in.ring == nil {
+		return n, false, nil
+	}
+	// The number that comes with the mark was stored before the mark was sent.
+	mark := l.in.page.Start()
+	switch {
+	case mark == 0 || l.in.count < mark:
+		if l.agreed.Now {
+			return 0, false, errSharedRequired
+		}
+		return n, false, nil
+	case l.in.count > mark:
+		return 0, false, errSharedMark
+	}
+	l.mu.Lock()
+	l.bell.Load().conn.SetReadDeadline(l.deadline)
+	l.in.on.Store(true)
+	l.mu.Unlock()
+	return n - 1, false, nil
+}
+
+var (
+	errSharedRequired = errors.New("the peer sends by TCP, although it has agreed on shared memory only")
+	errSharedMark     = errors.New("the peer sends by TCP, although it has gone on to shared memory")
+	errSharedRing     = errors.New("the peer has sent no descriptor for the shared memory that it goes on with")
+)
+
+// readRing reads from the ring.
+func (l *shared) readRing(bufs [][]byte) (n int, wait bool, err error) {
+	l.in.Lock()
+	defer l.in.Unlock()
+	ring := l.in.ring
+	if ring == nil {
+		return 0, false, net.ErrClosed
+	}
+	// A peer that goes on to another ring needs an answer before it does so again, so it
+	// cannot keep the reader here.
+	for range 4 {
+		gone := l.gone.Load()
+		next, err := ring.Peek()
+		switch {
+		case err != nil:
+			return 0, false, err
+		case next == shmring.Bytes:
+			if cpu, ok := processor.Current(); ok {
+				ring.SetCPU(cpu)
+			}
+			n, wake, err := ring.Read(bufs)
+			if wake {
+				l.bell.Load().press()
+			}
+			if n == 0 && err == nil {
+				err = shmring.ErrCorrupt // The peer has taken back the bytes that Peek has found.
+			}
+			return n, false, err
+		case next == shmring.Moved:
+			if err := l.follow(); err != nil {
+				return 0, false, err
+			}
+		case next == shmring.Ended:
+			if ring.Ending() == shmring.Finished {
+				return 0, false, io.EOF
+			}
+			return 0, false, errno.ECONNRESET
+		case gone:
+			return 0, false, errno.ECONNRESET
+		default:
+			return 0, true, nil
+		}
+	}
+	return 0, false, shmring.ErrCorrupt
+}
+
+// follow goes on to the peer's next ring. The caller holds in.
+func (l *shared) follow() error {
+	size, err := l.in.ring.NextRing()
+	if err != nil {
+		return err
+	}
+	var mem []byte
+	if size > 0 {
+		fd := l.bell.Load().take()
+		if fd < 0 {
+			return errSharedRing
+		}
+		mem, err = shmring.Map(fd, size)
+		unix.Close(fd)
+		if err != nil {
+			return err
+		}
+	}
+	l.in.ring.Follow(mem)
+	shmring.Release(l.in.mem)
+	l.in.mem = mem
+	return nil
+}
+
+func (l *shared) setReadDeadline(t time.Time) {
+	if t.IsZero() && !l.limited.Load() {
+		return
+	}
+	l.mu.Lock()
+	l.limited.Store(!t.IsZero())
+	l.setDeadline(t)
+	l.mu.Unlock()
+}
+
+func (l *shared) interrupt() {
+	l.mu.Lock()
+	l.limited.Store(true)
+	l.setDeadline(time.Unix(1, 0))
+	l.mu.Unlock()
+}
+
+// setDeadline sets the read deadline of the socket that a read waits for. Before the peer
+// has moved the doorbell is of use to others. The caller holds mu.
+func (l *shared) setDeadline(t time.Time) {
+	l.deadline = t
+	l.conn.SetReadDeadline(t)
+	if l.in.on.Load() {
+		l.bell.Load().conn.SetReadDeadline(t)
+	}
+}
