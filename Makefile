@@ -1,5 +1,6 @@
-# make test needs Go and make only, on any system. make test-all runs everything once, on
-# Debian 12. CONTRIBUTING.md says what the others are for.
+# make test needs Go and make only, on any system. make check is what every change must pass,
+# and make test-all runs everything; both want Debian 12. CONTRIBUTING.md says what the others
+# are for.
 
 # The recipes are for bash. Those of make test need no shell, as Windows may have no bash.
 ifneq ($(OS),Windows_NT)
@@ -17,9 +18,11 @@ DURATION    ?= 60m
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ACTIONLINT  := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+GOTESTSUM   := gotest.tools/gotestsum@v1.13.0
 
-# PARSING names the tests of what peers send.
+# PARSING names the tests of what peers send, and PARSERS is the packages that have them.
 PARSING     := Fuzz|Hostile|Segment|Format|Reassemble|Message|Negotiat|PrivateData|Violation|Protocol
+PARSERS     := ./capture ./ibv ./ibv/iwarp ./internal/iwarpwire ./internal/ring ./internal/shmring ./internal/udconn
 
 # UPWARD is how many upward arrows internal/structure may find. It is only ever lowered.
 UPWARD      := 4
@@ -40,8 +43,24 @@ define newline
 
 endef
 
-.PHONY: all test test-all unit samehost word32 ccall vm suites suites-quick race twins soak bench fuzz lint format vet \
-	staticcheck workflows structure layers chart chart-check vuln tidy-check cross
+# $(call counted,packages,flags) runs tests, and those that fail again, alone, twice at most.
+# make check and make test-all read the events of the tests. LEFT_OUT, if set, is a pattern of
+# tests that are left out.
+SUM     := $(CURDIR)/bin/gotestsum
+counted  = $(SUM) --format=pkgname --hide-summary=skipped \
+	$${RDMANET_GATE:+--jsonfile="$$(mktemp "$$RDMANET_GATE/XXXXXX.json")"} \
+	--rerun-fails=2 --rerun-fails-max-failures=5 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race \
+	--packages='$(1)' -- -timeout=30m -skip="$${LEFT_OUT-}" $(2)
+
+# $(call left,pattern) leaves out more tests.
+left = LEFT_OUT="$${LEFT_OUT:+$$LEFT_OUT|}$(1)"
+
+$(SUM): Makefile
+	GOBIN=$(@D) $(GO) install $(GOTESTSUM)
+	touch $@
+
+.PHONY: all check test test-all unit samehost words word32 ccall guests vm rxe siw suites suites-quick race twins \
+	soak bench fuzz lint format vet staticcheck workflows structure layers chart chart-check vuln tidy-check systems cross
 
 all: lint cross test
 
@@ -49,45 +68,67 @@ all: lint cross test
 test:
 	$(call tests)
 
-# The same with the race detector, and the tests over rdma-core.
-test-all: unit vm
+# What every change must pass. internal/gate/left-out has the tests that it leaves out, with
+# the reasons.
+check:
+	@LEFT_OUT=$$(sed -n 's/  # .*//p' internal/gate/left-out | paste -sd '|') \
+		$(GO) run ./internal/gate lint systems unit words ccall guests
+
+# Everything, in shards. SHARD names those to run, and all that follow one another in a while.
+# What has passed is kept in gate.state, so that a run that was stopped goes on where it was
+# while the files are the same.
+SHARD ?= lint cross unit samehost word32 ccall rxe siw suites twins fuzz
+test-all:
+	@$(GO) run ./internal/gate -all -keep gate.state $(SHARD)
 
 # What make test runs, with the race detector, which needs a C compiler.
-unit:
-	$(call tests,-race)
+unit: $(SUM)
+	@for m in $(MODULES); do (echo "== $$m"; cd $$m; $(call counted,./...,-race)) || exit 1; done
 
 # The tests of connections over shared memory from their first message on, which otherwise
 # begin with TCP; and the rings and links on arm64, which qemu-user plays.
-samehost:
-	RDMANET_SAMEHOST=require $(GO) test -timeout=20m . ./ibv/... ./internal/twin
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -exec qemu-aarch64-static -run '^Test(Link|Map|Memory|Carries|Wakes|Order)' \
-		./internal/shmring ./ibv/iwarp
+samehost: $(SUM)
+	@RDMANET_SAMEHOST=require $(call counted,. ./ibv/... ./internal/twin)
+	@GOARCH=arm64 CGO_ENABLED=0 $(call counted,./internal/shmring ./ibv/iwarp,-exec=qemu-aarch64-static \
+		-run='^Test(Link|Map|Memory|Carries|Wakes|Order)')
 
-# The root module's tests with 32-bit words, which wrap where peers' lengths are not
-# checked. No race detector has them. Some virtual machines start no programs for 386.
-# There qemu-user plays arm, which is slow. It has no multicast, and starts no further
-# processes. So it runs only the tests of what peers send.
-word32: export CGO_ENABLED := 0
-word32:
+# Words of 32 bits wrap where peers' lengths are not checked. No race detector has them. Some
+# virtual machines start no programs for 386. There qemu-user plays arm, which is slow. It
+# has no multicast, and starts no further processes.
+words word32: export CGO_ENABLED := 0
+NOT_ON_ARM := PageSizes|Process|Kill|Scribbl
+runs386 = GOARCH=386 $(GO) test -run '^$$' ./internal/ring >/dev/null 2>&1
+arm     = GOARCH=arm $(call counted,$(1),-exec=qemu-arm-static $(2))
+
+# The tests of what peers send, with such words.
+words: $(SUM)
+	@if $(runs386); then GOARCH=386 $(call counted,. $(PARSERS),-run='$(PARSING)'); else \
+		$(call left,$(NOT_ON_ARM)); $(call arm,. $(PARSERS),-run='$(PARSING)'); fi
+
+# All tests of the root module with such words, or without 386 those that arm can run.
+word32: $(SUM)
 	GOARCH=386 $(GO) vet ./...
-	if GOARCH=386 $(GO) test -run '^$$' ./internal/ring; then \
-		GOARCH=386 $(GO) test -timeout=30m ./...; else \
-		GOARCH=arm $(GO) test -timeout=30m -exec qemu-arm-static -run '$(PARSING)' . && \
-		GOARCH=arm $(GO) test -timeout=30m -exec qemu-arm-static -skip 'PageSizes|Process|Kill|Scribbl' \
-			./capture ./ibv ./ibv/iwarp ./internal/iwarpwire ./internal/ring ./internal/shmring ./internal/udconn; fi
+	@if $(runs386); then GOARCH=386 $(call counted,./...); else $(call left,$(NOT_ON_ARM)); \
+		$(call arm,.,-run='$(PARSING)'); $(call arm,$(PARSERS)); fi
 
 # Calls of C, directly and by cgo: here, and on arm64, which qemu-user plays. What ends the
 # process needs a machine that starts programs for arm64, so it is left out there.
-ccall:
-	$(GO) test ./internal/ccall
-	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) test -skip 'FaultIsFatal|WithoutMemory' \
-		-exec 'qemu-aarch64-static -L /usr/aarch64-linux-gnu' ./internal/ccall
+ccall: $(SUM)
+	@$(call counted,./internal/ccall)
+	@$(call left,FaultIsFatal|WithoutMemory); GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc \
+		$(call counted,./internal/ccall,-exec='qemu-aarch64-static -L /usr/aarch64-linux-gnu')
 
-# The tests over rdma-core, on Soft-RoCE and siw in guests. RDMANET_SKIP_VM=1
-# leaves them out.
-vm:
+# Those tests over rdma-core, on Soft-RoCE and siw in guests, that every change must pass.
+# RDMANET_SKIP_VM=1 leaves out whatever needs guests.
+guests: $(SUM)
+	@GOTESTSUM=$(SUM) vm/check
+
+# All tests over rdma-core.
+vm: rxe siw
+
+rxe siw:
 	@[[ -n "$${RDMANET_SKIP_VM-}" ]] || vm/install
-	vm/test
+	vm/test $@
 
 # The tests of other people's modules, over TCP and over rdmanet: all, or those that
 # SUITE names. DEVICE=rxe and DEVICE=siw run them in guests. suites/table.go has the
@@ -187,7 +228,15 @@ tidy-check:
 BUILDS := android/arm64 netbsd/amd64 openbsd/amd64 dragonfly/amd64 solaris/amd64 illumos/amd64 aix/ppc64 plan9/amd64 \
 	js/wasm wasip1/wasm
 
-# What cannot run here must at least compile, tests included.
+# Those that are checked with their tests.
+CHECKS := linux/arm64 freebsd/amd64 darwin/arm64 windows/amd64
+
+# What cannot run here must at least be right in its types, and find no fault with go vet.
+systems:
+	$(GO) -C internal/crossvet run . -C ../.. -tests $(CHECKS)
+	$(GO) -C internal/crossvet run . -C ../.. $(BUILDS)
+
+# The same with a compiler, also for the nested modules.
 cross:
 	$(call each,CGO_ENABLED=0 $(GO) build ./...)
 	$(call each,GOOS=linux GOARCH=arm64 $(GO) vet ./...)

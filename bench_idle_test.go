@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 var (
@@ -343,10 +345,7 @@ func (idle *idleConns) answer(i int, buf []byte) error {
 	if _, err := io.ReadFull(idle.conns[i], buf); err != nil {
 		return err
 	}
-	if !bytes.Equal(buf, idlePayload(i)) {
-		return fmt.Errorf("connection %d: wrong answer", i)
-	}
-	return nil
+	return defect.Differ(idlePayload(i), buf)
 }
 
 // idlePayload is what is sent on connection i.

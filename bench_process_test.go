@@ -43,7 +43,7 @@ var benchNames = flag.String("transports", "", "what benchmarks measure, a `list
 //	unix     a Unix socket, on Linux
 //	rdmanet  the RDMA device that leads to the address, or the software device with its TCP link
 //	shared   the software device with shared memory from the first message
-//	on       the software device as it is by default: with TCP, and shared memory when it has moved
+//	on       the software device with SameHost "on": with TCP, and shared memory when it has moved
 //
 // Two more are for BenchmarkTransfers, and are as rdmanet.
 

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"math"
 	"testing"
 	"time"
@@ -9,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -38,7 +38,7 @@ func TestScratchIsLeftToOthers(t *testing.T) {
 					p = p[n:]
 				}
 				require.NoError(t, <-wrote)
-				require.True(t, bytes.Equal(data, got))
+				defect.Bytes(t, data, got)
 				return sw.Calls(verbstest.RegMR) - regions, sw.Calls(verbstest.PostSend) - posts
 			}
 			a, b := pipeOn(t, cfg)

@@ -1,7 +1,7 @@
 package rdmanet
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // Close while the peer writes by large transfers, which nobody here takes any more: what
@@ -78,10 +80,10 @@ func TestCloseUnderRDMAWrites(t *testing.T) {
 // end may be an error: a peer that writes finds one where it has not read the end yet.
 func readsAll(c net.Conn, want []byte) error {
 	got, err := io.ReadAll(c)
-	if !bytes.Equal(got, want) {
-		return fmt.Errorf("%d bytes, which are not the %d that were written, then %v", len(got), len(want), err)
+	if err == nil || len(got) >= len(want) {
+		return defect.Differ(want, got)
 	}
-	return nil
+	return errors.Join(defect.Differ(want[:len(got)], got), fmt.Errorf("%d of %d bytes, then %w", len(got), len(want), err))
 }
 
 // A peer that writes before it reads would not come to it if what it writes were left

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
@@ -30,18 +31,18 @@ func TestCloseContext(t *testing.T) {
 		checkLeaks(t)
 		a, b := pipeOn(t, Config{})
 		data := pattern(7, 300<<10)
-		got := make(chan []byte, 1)
+		got := make(chan error, 1)
 		go func() {
 			p, err := io.ReadAll(b)
-			if err != nil {
-				t.Error(err)
+			if err == nil {
+				err = defect.Differ(data, p)
 			}
-			got <- p
+			got <- err
 		}()
 		_, err := a.Write(data)
 		require.NoError(t, err)
 		within(t, "CloseContext", func() { require.NoError(t, a.CloseContext(tctx)) })
-		require.True(t, bytes.Equal(data, <-got))
+		require.NoError(t, <-got)
 		require.NoError(t, b.Close())
 	})
 	t.Run("deadline", func(t *testing.T) {
@@ -87,7 +88,7 @@ func TestCloseContext(t *testing.T) {
 				require.NoError(t, b.Close())
 				got, err := io.ReadAll(a)
 				require.NoError(t, err)
-				require.Equal(t, "answer", string(got))
+				defect.Bytes(t, "answer", got)
 				if known {
 					require.True(t, eventually(func() bool { return peerGone(a) }))
 				}
@@ -173,5 +174,5 @@ func TestCloseGivesBackMemoryOnce(t *testing.T) {
 	within(t, "Write", func() { require.Error(t, <-written) })
 	require.NoError(t, b.Close())
 	require.True(t, eventually(func() bool { return Lingering().Now == 0 }))
-	require.True(t, bytes.Equal(mine, dst.Bytes()), "the device wrote to memory that was given back")
+	defect.Bytes(t, mine, dst.Bytes(), "the device wrote to memory that was given back")
 }

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -224,13 +223,15 @@ func readPaced(s net.Conn, chunk int, pause time.Duration) error {
 	got := 0
 	for p := make([]byte, chunk); ; time.Sleep(pause) {
 		n, err := s.Read(p)
-		if got+n > want || !bytes.Equal(p[:n], all[got:got+n]) {
-			return fmt.Errorf("other bytes than those that were written, from %d to %d of %d", got, got+n, want)
+		if wrong := defect.Differ(all[got:min(got+n, want)], p[:n]); wrong != nil {
+			return fmt.Errorf("from %d to %d of %d: %w", got, got+n, want, wrong)
 		}
 		got += n
 		switch {
 		case err == io.EOF && got == want:
 			return nil
+		case err == io.EOF:
+			return defect.Lost("%d of %d came", got, want)
 		case err != nil:
 			return fmt.Errorf("%d of %d bytes, then %w", got, want, err)
 		}
@@ -269,7 +270,10 @@ func TestCloseAfterAnswer(t *testing.T) {
 				}
 				b, err := io.ReadAll(resp.Body)
 				resp.Body.Close()
-				if err != nil || !bytes.Equal(b, patternOf(n)) {
+				if err == nil {
+					err = defect.Differ(patternOf(n), b)
+				}
+				if err != nil {
 					t.Errorf("%d of %d bytes, %v", len(b), n, err)
 				}
 			}
@@ -325,7 +329,7 @@ func TestExitDelivers(t *testing.T) {
 		var got []byte
 		within(t, "the reader", func() { got, err = io.ReadAll(s) })
 		require.NoError(t, err, "process %d: after %d of %d bytes", i, len(got), exitBytes)
-		require.True(t, bytes.Equal(got, patternOf(exitBytes)), "process %d: %d bytes", i, len(got))
+		defect.Bytes(t, patternOf(exitBytes), got, "process %d", i)
 		s.Close()
 		require.NoError(t, cmd.Wait())
 	}
@@ -496,7 +500,7 @@ func TestNothingBehindViolation(t *testing.T) {
 			var got []byte
 			within(t, "the reader", func() { got, err = io.ReadAll(c) })
 			require.ErrorIs(t, err, syscall.ECONNRESET)
-			require.True(t, strings.HasPrefix("first,", string(got)), "%q", got)
+			defect.Bytes(t, "first,"[:min(6, len(got))], got)
 		})
 	}
 }

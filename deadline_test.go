@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 var past = time.Unix(1, 0)
@@ -34,10 +35,7 @@ func TestPastDeadline(t *testing.T) {
 			requireTimeout(t, err)
 		}
 		require.NoError(t, client.SetDeadline(time.Time{}))
-		got := make([]byte, 4)
-		_, err = io.ReadFull(client, got)
-		require.NoError(t, err)
-		require.Equal(t, "here", string(got))
+		require.NoError(t, defect.ReadFull(client, "here"))
 		exchange(t, client, server, 10<<10)
 	})
 }
@@ -85,8 +83,8 @@ func TestStreamAfterTimeout(t *testing.T) {
 		done := make(chan error, 1)
 		go func() {
 			got, err := io.ReadAll(server)
-			if err == nil && !bytes.Equal(data, got) {
-				err = errors.New("what was read is not what was written")
+			if err == nil {
+				err = defect.Differ(data, got)
 			}
 			done <- err
 		}()

@@ -20,6 +20,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // freePort returns a port on which nobody listens.
@@ -624,10 +625,10 @@ func TestManyConns(t *testing.T) {
 					return
 				}
 				open <- nc.(*Conn)
-				b, want := make([]byte, 8), fmt.Sprintf("%8d", w*1000+i)
+				want := fmt.Sprintf("%8d", w*1000+i)
 				nc.Write([]byte(want))
-				if err := readFull(nc, b); err != nil || string(b) != want {
-					errs <- fmt.Errorf("%q for %q: %w", b, want, err)
+				if err := defect.ReadFull(nc, want); err != nil {
+					errs <- err
 					return
 				}
 			}

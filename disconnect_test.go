@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
@@ -52,7 +52,7 @@ func TestNothingAfterDisconnect(t *testing.T) {
 				var err error
 				within(t, "the reader", func() { got, err = io.ReadAll(b) })
 				require.NoError(t, err)
-				require.True(t, bytes.Equal(data, got))
+				defect.Bytes(t, data, got)
 				require.NoError(t, b.Close())
 				require.True(t, requireReleased(t, sw))
 				require.Zero(t, post.late(), "posts after the disconnect")

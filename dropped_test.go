@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // warnings collects what is logged at level Warn or above.
@@ -89,7 +89,7 @@ func TestDropped(t *testing.T) {
 					}
 				}), "the peer of a dropped connection hears nothing")
 				require.NoError(t, err)
-				require.True(t, bytes.Equal(data, got))
+				defect.Bytes(t, data, got)
 				require.NoError(t, b.Close())
 			}
 		}()

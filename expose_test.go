@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // keyDevices are the kinds of devices, by what a key of theirs opens to whom.
@@ -73,8 +74,8 @@ func TestExpose(t *testing.T) {
 						require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want, mr.Addr()+at, mr.RKey()))
 						got := make([]byte, piece)
 						require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpRead, got, mr.Addr()+at, mr.RKey()))
-						require.Equal(t, want, got)
-						require.Equal(t, want, mem[at:][:piece])
+						defect.Bytes(t, want, got)
+						defect.Bytes(t, want, mem[at:][:piece])
 					}
 					if buf == nil {
 						require.NoError(t, mr.Close())
@@ -141,7 +142,7 @@ func TestExposeRights(t *testing.T) {
 			} else {
 				require.Equal(t, ibv.WCRemAccessErr, status)
 			}
-			require.Equal(t, pattern(2, 100), b)
+			defect.Bytes(t, pattern(2, 100), b)
 			require.Equal(t, before, mem)
 			require.NoError(t, mr.Close())
 		})

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // pattern returns n bytes that no shift of them matches.
@@ -117,10 +117,11 @@ func (f *faulty) talk(c *Conn, out, in []byte) {
 	got, err := io.ReadAll(c)
 	if err != nil {
 		f.failed(err)
+		in = in[:min(len(got), len(in))] // An error explains that the rest is missing.
 	}
-	if !bytes.HasPrefix(in, got) || err == nil && len(got) < len(in) {
+	if wrong := defect.Differ(in, got); wrong != nil {
 		f.mu.Lock()
-		f.bad = append(f.bad, fmt.Errorf("read %d bytes that are not the first of the %d sent, or not all: %w", len(got), len(in), err))
+		f.bad = append(f.bad, wrong)
 		f.mu.Unlock()
 	}
 	wg.Wait()

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -45,10 +46,7 @@ func pass(t testing.TB, from, to net.Conn) {
 	const msg = "still here"
 	_, err := io.WriteString(from, msg)
 	require.NoError(t, err)
-	b := make([]byte, len(msg))
-	_, err = io.ReadFull(to, b)
-	require.NoError(t, err)
-	require.Equal(t, msg, string(b))
+	require.NoError(t, defect.ReadFull(to, msg))
 }
 
 // Requests that a listener must refuse: with a response that says why where

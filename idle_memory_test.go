@@ -2,7 +2,6 @@ package rdmanet
 
 import (
 	"fmt"
-	"io"
 	"runtime"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -159,8 +159,7 @@ func TestMemoryOfCallsIsCollected(t *testing.T) {
 		runtime.AddCleanup(&p[0], func(c chan struct{}) { close(c) }, collected)
 		done := make(chan error, 1)
 		go func() {
-			_, err := io.ReadFull(b, make([]byte, 3<<20))
-			done <- err
+			done <- defect.ReadFull(b, make([]byte, 3<<20))
 		}()
 		_, err := a.Write(p)
 		require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // One segment of a message, and no other, takes the peer's key back, however the message is
@@ -54,14 +55,15 @@ func TestInvalidate(t *testing.T) {
 				got := make([]byte, 2*len(want))
 				n, err := server.ReadMsg(got)
 				require.NoError(t, err)
-				require.True(t, bytes.Equal(got[:n], want))
+				defect.Bytes(t, want, got[:n])
 				require.NoError(t, <-sent)
 				keys := uint64(0) // where the device cannot do it, the token is dropped
 				if testDevice(t).Attr().Caps.Has(ibv.CapSendInvalidate) {
 					keys = 1
 				}
 				s := server.Stats()
-				require.Greater(t, s.SegmentsReceived, uint64(2))
+				// What is left behind the piece that took the key may go by a large transfer.
+				require.Greater(t, s.SegmentsReceived+s.TransfersReceived, uint64(2))
 				require.Equal(t, keys, s.KeysInvalidated)
 				// A second time the key is gone: the device breaks the connection.
 				require.NoError(t, writeMsg(client, []byte("again"), Invalidate(mr.RKey())))

@@ -2,7 +2,6 @@ package rdmanet
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -80,7 +80,7 @@ func (s *joinScene) expect(n int) (flags uint16) {
 	s.t.Helper()
 	h, payload := s.receive()
 	require.Len(s.t, payload, n)
-	require.True(s.t, bytes.Equal(s.sent[:n], payload))
+	defect.Bytes(s.t, s.sent[:n], payload)
 	s.sent = s.sent[n:]
 	return h.Flags
 }
@@ -277,7 +277,7 @@ func TestJoinedBeforeTransfer(t *testing.T) {
 			begun, initial, ok := s.p.ReceiveTransfer()
 			require.True(t, ok)
 			got := append(initial, s.p.Take(m.reads, begun)...)
-			require.True(t, bytes.Equal(data, got))
+			defect.Bytes(t, data, got)
 			require.Equal(t, result{len(data), nil}, s.await(wrote))
 		})
 	}
@@ -381,11 +381,10 @@ func TestEndBeforeReading(t *testing.T) {
 		within(t, "CloseWrite", func() { require.NoError(t, a.CloseWrite()) })
 		got, err := io.ReadAll(b)
 		require.NoError(t, err)
-		require.Equal(t, sent, len(got))
+		defect.Bytes(t, make([]byte, sent), got)
 		_, err = b.Write([]byte("answer"))
 		require.NoError(t, err)
-		_, err = io.ReadFull(a, make([]byte, 6))
-		require.NoError(t, err)
+		require.NoError(t, defect.ReadFull(a, "answer"))
 		a.Close()
 		b.Close()
 	}
@@ -465,12 +464,10 @@ func burst(t *testing.T, from, to *Conn, seed uint64) {
 		n := int(got[0]&15)<<8 | int(got[1]) | int(got[2])<<12
 		require.Less(t, next[w], len(sizes[w]))
 		i := next[w]
-		require.Equal(t, sizes[w][i], n, "record %d of writer %d", i, w)
-		for _, x := range got[3:n] {
-			if x != byte(i) {
-				require.Equal(t, byte(i), x, fmt.Sprintf("record %d of writer %d", i, w))
-			}
+		if n != sizes[w][i] {
+			t.Fatal(defect.Wrong("record %d of writer %d has a length of %d and not %d", i, w, n, sizes[w][i]))
 		}
+		defect.Bytes(t, bytes.Repeat([]byte{byte(i)}, n-3), got[3:n], "record %d of writer %d", i, w)
 		next[w]++
 		got = got[n:]
 	}

@@ -1,10 +1,8 @@
 package rdmanet
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"syscall"
@@ -15,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
@@ -285,12 +284,7 @@ func (s *stall) run(t *testing.T, m *modest, keepAlive time.Duration, wait func(
 	for i := range ends {
 		reader := []*Conn{b, a}[i]
 		go func() {
-			got := make([]byte, len(want))
-			_, err := io.ReadFull(reader, got)
-			if err == nil && !bytes.Equal(got, want) {
-				err = errors.New("the bytes are not those that were sent")
-			}
-			errs <- err
+			errs <- defect.ReadFull(reader, want)
 		}()
 	}
 	var err error
@@ -360,10 +354,7 @@ func TestKeepAliveDuringPost(t *testing.T) {
 		require.Equal(t, []probe{{"Read", time.Now()}}, l.take())
 		time.Sleep(time.Minute)
 		require.Empty(t, wrote, "no answer")
-		got := make([]byte, len(want))
-		_, err := io.ReadFull(b, got)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(want, got))
+		require.NoError(t, defect.ReadFull(b, want))
 		require.NoError(t, (<-wrote).err)
 		closeBoth(t, a, b)
 	})

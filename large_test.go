@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
@@ -42,17 +42,12 @@ func eachPinning(t *testing.T, f func(t *testing.T, cfg Config)) {
 func streamed(t *testing.T, from, to *Conn, data []byte, size int) {
 	t.Helper()
 	read := make(chan error, 1)
-	got := make([]byte, len(data))
-	go func() {
-		_, err := io.ReadFull(to, got)
-		read <- err
-	}()
+	go func() { read <- defect.ReadFull(to, data) }()
 	for rest := data; len(rest) > 0; rest = rest[min(size, len(rest)):] {
 		_, err := from.Write(rest[:min(size, len(rest))])
 		require.NoError(t, err)
 	}
 	within(t, "the end of what is read", func() { require.NoError(t, <-read) })
-	require.True(t, bytes.Equal(data, got))
 }
 
 // Bulk data goes in long segments, small messages and a program that bounds segments have
@@ -360,8 +355,11 @@ func TestSegmentsOfAllSizes(t *testing.T) {
 							k, err = other.Read(got[at:min(len(got), at+40000)])
 							at += k
 						}
-						if err == nil && !bytes.Equal(got, data) {
-							err = fmt.Errorf("seed %d: other bytes than were written", seed)
+						if err == nil {
+							err = defect.Differ(data, got)
+						}
+						if err != nil {
+							err = fmt.Errorf("seed %d: %w", seed, err)
 						}
 						done <- err
 					}()
@@ -506,7 +504,7 @@ func TestSegmentFitsReceive(t *testing.T) {
 					if len(payload) == 0 {
 						continue
 					}
-					require.True(t, bytes.Equal(b[at:at+len(payload)], payload))
+					defect.Bytes(t, b[at:at+len(payload)], payload)
 					at += len(payload)
 					require.LessOrEqual(t, len(payload), size-smbdpeer.PayloadOffset)
 					if h.RemainingDataLength > 0 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -86,7 +87,7 @@ func checkLeaks(t testing.TB) {
 				memory.Spans <= memoryBefore.Spans && served() <= servedBefore && !polls()
 		})
 		if !gone {
-			t.Errorf("%+v in use where there were %+v, %d connections being served (%d), %d goroutines more:\n\n%s",
+			defect.Leak(t, "%+v in use where there were %+v, %d connections being served (%d), %d goroutines more:\n\n%s",
 				regmem.InUse(), memoryBefore, served(), servedBefore, len(left), strings.Join(left, "\n\n"))
 		}
 	})
@@ -114,7 +115,7 @@ func requireReleased(t testing.TB, sw *verbstest.Switch) bool {
 	t.Helper()
 	ok := eventually(func() bool { return len(sw.Live()) == 0 && sw.RegisteredBytes() == 0 })
 	if !ok {
-		t.Errorf("left behind: %v, %d bytes of registered memory", sw.Live(), sw.RegisteredBytes())
+		defect.Leak(t, "left behind: %v, %d bytes of registered memory", sw.Live(), sw.RegisteredBytes())
 	}
 	return ok
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // Messages keep their boundaries through any number of segments.
@@ -36,8 +38,7 @@ func TestMessageBoundaries(t *testing.T) {
 					require.Zero(t, n)
 					n, err = server.ReadMsg(b)
 					require.NoError(t, err)
-					require.Equal(t, want, n)
-					require.True(t, bytes.Equal(pattern(uint64(i), want), b[:n]))
+					defect.Bytes(t, pattern(uint64(i), want), b[:n])
 				}
 				_, err := server.ReadMsg(b)
 				require.True(t, err == io.EOF)
@@ -79,8 +80,7 @@ func TestMessageLimit(t *testing.T) {
 	got := make([]byte, limit)
 	n, err := server.ReadMsg(got)
 	require.NoError(t, err)
-	require.Equal(t, limit, n)
-	require.True(t, bytes.Equal(want, got))
+	defect.Bytes(t, want, got[:n])
 	require.NoError(t, <-done)
 	exchange(t, client, server, 2*limit) // Write takes any amount
 	require.NoError(t, client.Close())
@@ -101,7 +101,7 @@ func TestShortBuffer(t *testing.T) {
 	}
 	n, err := server.ReadMsg(b)
 	require.NoError(t, err)
-	require.True(t, bytes.Equal(pattern(1, 600), b[:n]))
+	defect.Bytes(t, pattern(1, 600), b[:n])
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
 }
@@ -114,21 +114,17 @@ func TestReadAmongMessages(t *testing.T) {
 		require.NoError(t, writeMsg(client, []byte(m)))
 	}
 	b := make([]byte, 100)
-	n, err := io.ReadFull(server, b[:4])
+	require.NoError(t, defect.ReadFull(server, "one "))
+	n, err := server.ReadMsg(b)
 	require.NoError(t, err)
-	require.Equal(t, "one ", string(b[:n]))
-	n, err = server.ReadMsg(b)
-	require.NoError(t, err)
-	require.Equal(t, "message", string(b[:n]))
-	n, err = io.ReadFull(server, b[:9]) // over the boundary
-	require.NoError(t, err)
-	require.Equal(t, "anotherla", string(b[:n]))
+	defect.Bytes(t, "message", b[:n])
+	require.NoError(t, defect.ReadFull(server, "anotherla")) // over the boundary
 	n, err = server.ReadMsg(b[:1])
 	require.ErrorIs(t, err, io.ErrShortBuffer)
-	require.Equal(t, "s", string(b[:n]), "of a message that was begun the part that fits is read")
+	defect.Bytes(t, "s", b[:n], "of a message that was begun the part that fits is read")
 	n, err = server.ReadMsg(b)
 	require.NoError(t, err)
-	require.Equal(t, "t", string(b[:n]))
+	defect.Bytes(t, "t", b[:n])
 	require.NoError(t, client.Close())
 	_, err = server.ReadMsg(b)
 	require.True(t, err == io.EOF)
@@ -169,11 +165,11 @@ func TestMessageCut(t *testing.T) {
 			b := make([]byte, size)
 			n, err := client.Read(b)
 			require.NoError(t, err)
-			require.Equal(t, "the other direction", string(b[:n]))
+			defect.Bytes(t, "the other direction", b[:n])
 			require.NoError(t, client.Close())
 			n, err = server.ReadMsg(b)
 			require.NoError(t, err)
-			require.Equal(t, "whole", string(b[:n]))
+			defect.Bytes(t, "whole", b[:n])
 			n, err = server.ReadMsg(b)
 			require.ErrorIs(t, err, syscall.ECONNRESET)
 			require.ErrorIs(t, err, errTruncated)
@@ -205,7 +201,7 @@ func TestReadMsgDeadline(t *testing.T) {
 			timeouts++
 		}
 	}
-	require.True(t, bytes.Equal(want, got))
+	defect.Bytes(t, want, got)
 	require.NoError(t, <-done)
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
@@ -235,8 +231,8 @@ func TestCopy(t *testing.T) {
 		var got bytes.Buffer
 		n, err := client.WriteTo(&got)
 		require.NoError(t, err)
+		defect.Bytes(t, want, got.Bytes())
 		require.EqualValues(t, len(want), n)
-		require.True(t, bytes.Equal(want, got.Bytes()))
 		require.NoError(t, <-sent)
 		require.NoError(t, <-echoed)
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // What is no port's number is not cut until it is one.
@@ -58,7 +59,7 @@ func TestPacketZones(t *testing.T) {
 			_, err := server.WriteTo([]byte("x"), &net.UDPAddr{IP: net.IPv6loopback, Zone: zone, Port: int(at(client).Port())})
 			require.NoError(t, err)
 			got, _ := readFrom(t, client)
-			require.Equal(t, "x", string(got))
+			defect.Bytes(t, "x", got)
 		}
 	})
 }

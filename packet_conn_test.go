@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // The contract of net.Conn as far as it holds for datagrams: golang.org/x/net/nettest
@@ -78,8 +80,10 @@ func TestPacketRacyBuffers(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					if n > 0 && !bytes.Equal(buf[:n], bytes.Repeat(buf[:1], n)) {
-						t.Errorf("a datagram is mixed: % x", buf[:n])
+					if n > 0 {
+						if err := defect.Differ(bytes.Repeat(buf[:1], n), buf[:n]); err != nil {
+							t.Errorf("a datagram is mixed: %v", err)
+						}
 					}
 					clear(buf)
 				}
@@ -126,12 +130,12 @@ func TestPacketPastDeadline(t *testing.T) {
 		a.SetDeadline(time.Time{})
 		n, err := a.Read(buf)
 		require.NoError(t, err)
-		require.Equal(t, "waits", string(buf[:n]))
+		defect.Bytes(t, "waits", buf[:n])
 		_, err = a.Write([]byte("sent"))
 		require.NoError(t, err)
 		n, err = b.Read(buf)
 		require.NoError(t, err)
-		require.Equal(t, "sent", string(buf[:n]))
+		defect.Bytes(t, "sent", buf[:n])
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/fabric"
 	"github.com/rdmanet/rdmanet/internal/udconn"
 	"github.com/rdmanet/rdmanet/internal/udpeer"
@@ -94,7 +95,7 @@ func TestPacketForgedSender(t *testing.T) {
 			bad := forged(server, at(client), thief.QP.QPN())
 			pn.fabric.Inject(&bad)
 			got, from := readFrom(t, server)
-			require.Equal(t, "forged", string(got))
+			defect.Bytes(t, "forged", got)
 			_, err := server.WriteToUDPAddrPort([]byte{i}, from)
 			require.NoError(t, err)
 			got, _ = readFrom(t, client)

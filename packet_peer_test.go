@@ -15,6 +15,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/udconn"
 	"github.com/rdmanet/rdmanet/internal/udpeer"
 )
@@ -102,7 +103,7 @@ func TestPacketClientRestarts(t *testing.T) {
 			_, err = server.WriteToUDPAddrPort([]byte("pong"), from)
 			require.NoError(t, err)
 			got, _ := readFrom(t, client)
-			require.Equal(t, "pong", string(got))
+			defect.Bytes(t, "pong", got)
 			at := client.LocalAddr().String()
 			require.NoError(t, client.Close())
 			client = pn.listenAt(t, at)
@@ -263,7 +264,7 @@ func TestPacketKeepsWays(t *testing.T) {
 			_, err := server.WriteTo([]byte("still there"), client.LocalAddr())
 			require.NoError(t, err)
 			got, _ := readFrom(t, client)
-			require.Equal(t, "still there", string(got))
+			defect.Bytes(t, "still there", got)
 		}
 	})
 }
@@ -310,7 +311,7 @@ func TestPacketQueueFull(t *testing.T) {
 		for range writers {
 			require.NoError(t, <-errs)
 			got, _ := readFrom(t, server)
-			require.Equal(t, "more", string(got))
+			defect.Bytes(t, "more", got)
 		}
 
 		pn.fabric.Stall(true)
@@ -419,7 +420,7 @@ func TestPacketBothDevices(t *testing.T) {
 			_, err = plain.Write([]byte("ping"))
 			require.NoError(t, err)
 			got, from := readFrom(t, server)
-			require.Equal(t, "ping", string(got))
+			defect.Bytes(t, "ping", got)
 			require.Equal(t, addrPort(plain.LocalAddr()), from)
 			_, err = server.WriteToUDPAddrPort([]byte("pong"), from)
 			require.NoError(t, err)
@@ -427,7 +428,7 @@ func TestPacketBothDevices(t *testing.T) {
 			var b [10]byte
 			n, err := plain.Read(b[:])
 			require.NoError(t, err)
-			require.Equal(t, "pong", string(b[:n]))
+			defect.Bytes(t, "pong", b[:n])
 		}
 		batch := datagrams(1, 7, addrPort(byRDMA.LocalAddr())) // for both
 		readers := slices.Repeat([]net.Conn{byRDMA}, len(batch))
@@ -513,13 +514,13 @@ func TestPacketPlainPeerAsks(t *testing.T) {
 			}
 			e.Post(wr)
 			got, addr := readFrom(t, server)
-			require.Equal(t, msg, string(got))
+			defect.Bytes(t, msg, got)
 			require.Equal(t, from, addr)
 			e.Expect()
 			_, err := server.WriteToUDPAddrPort([]byte(msg), addr)
 			require.NoError(t, err)
 			wc := e.Next()
-			require.Equal(t, msg, e.Payload(&wc))
+			defect.Bytes(t, msg, e.Payload(&wc))
 			require.Equal(t, e.To.QPN, wc.Imm, "what udaddy takes for the queue pair's number")
 		}
 
@@ -560,7 +561,7 @@ func TestPacketPlainPeerAnswers(t *testing.T) {
 			msg := fmt.Sprint("pong ", i)
 			e.Post(e.WR(msg))
 			got, from := readFrom(t, client)
-			require.Equal(t, msg, string(got))
+			defect.Bytes(t, msg, got)
 			require.Equal(t, ln.Addr(), from)
 			require.NoError(t, client.Close())
 		}

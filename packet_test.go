@@ -16,6 +16,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/fabric"
 	"github.com/rdmanet/rdmanet/internal/udconn"
 )
@@ -120,13 +121,13 @@ func pingPong(t testing.TB, client, server *PacketConn) {
 	require.NoError(t, err)
 	n, from, err := server.ReadFrom(buf[:])
 	require.NoError(t, err)
-	require.Equal(t, "ping", string(buf[:n]))
+	defect.Bytes(t, "ping", buf[:n])
 	require.Equal(t, client.LocalAddr(), from)
 	_, err = server.WriteTo([]byte("pong"), from)
 	require.NoError(t, err)
 	n, err = client.Read(buf[:])
 	require.NoError(t, err)
-	require.Equal(t, "pong", string(buf[:n]))
+	defect.Bytes(t, "pong", buf[:n])
 	server.SetReadDeadline(time.Time{})
 	client.SetReadDeadline(time.Time{})
 }
@@ -154,11 +155,11 @@ func TestPacketPingPong(t *testing.T) {
 			_, err := client.Write(msg)
 			require.NoError(t, err)
 			got, from := readFrom(t, server)
-			require.Equal(t, msg, got)
+			defect.Bytes(t, msg, got)
 			_, err = server.WriteToUDPAddrPort(got, from)
 			require.NoError(t, err)
 			got, _ = readFrom(t, client)
-			require.Equal(t, msg, got)
+			defect.Bytes(t, msg, got)
 		}
 		s := client.Stats()
 		require.EqualValues(t, 101, s.DatagramsSent)
@@ -192,12 +193,12 @@ func TestPacketSizes(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, n, sent)
 			got, from := readFrom(t, server)
-			require.Equal(t, msg, got)
+			defect.Bytes(t, msg, got)
 			sent, err = server.WriteToUDPAddrPort(msg, from)
 			require.NoError(t, err)
 			require.Equal(t, n, sent)
 			got, _ = readFrom(t, client)
-			require.Equal(t, msg, got)
+			defect.Bytes(t, msg, got)
 		}
 		before := client.Stats()
 		n, err := client.Write(make([]byte, limit+1))
@@ -225,10 +226,10 @@ func TestPacketTruncated(t *testing.T) {
 		server.SetReadDeadline(time.Now().Add(patience))
 		n, _, err := server.ReadFrom(b[:])
 		require.NoError(t, err)
-		require.Equal(t, "0123", string(b[:n]))
+		defect.Bytes(t, "0123", b[:n])
 		n, _, err = server.ReadFrom(b[:])
 		require.NoError(t, err)
-		require.Equal(t, "abc", string(b[:n]))
+		defect.Bytes(t, "abc", b[:n])
 	})
 }
 
@@ -281,7 +282,7 @@ func TestPacketConnectedHearsPeerOnly(t *testing.T) {
 		_, err = server.WriteTo([]byte("from the peer"), client.LocalAddr())
 		require.NoError(t, err)
 		got, from := readFrom(t, client)
-		require.Equal(t, "from the peer", string(got))
+		defect.Bytes(t, "from the peer", got)
 		require.Equal(t, addrPort(server.LocalAddr()), from)
 	})
 }
@@ -419,7 +420,7 @@ func TestPacketEveryAddress(t *testing.T) {
 			_, err = server.WriteTo([]byte("hello"), third.LocalAddr())
 			require.NoError(t, err)
 			got, from := readFrom(t, third)
-			require.Equal(t, "hello", string(got))
+			defect.Bytes(t, "hello", got)
 			require.Equal(t, to, from)
 			require.NoError(t, server.Close())
 			require.NoError(t, third.Close())

@@ -23,6 +23,8 @@ import (
 
 	"github.com/hashicorp/yamux"
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // Programs that know nothing but net.Conn and net.Listener.
@@ -94,8 +96,11 @@ func TestHTTP(t *testing.T) {
 							if err != nil {
 								return err
 							}
-							if p := resp.Header.Get("Protocol"); p != proto || !bytes.Equal(want, got) {
-								return fmt.Errorf("%s, %d bytes for %d", p, len(got), len(want))
+							if p := resp.Header.Get("Protocol"); p != proto {
+								return fmt.Errorf("%s, not %s", p, proto)
+							}
+							if err := defect.Differ(want, got); err != nil {
+								return err
 							}
 						}
 						return nil
@@ -208,7 +213,7 @@ func TestHTTPEnds(t *testing.T) {
 			require.NoError(t, c.(stream).CloseWrite())
 			got, err := io.ReadAll(r)
 			require.NoError(t, err)
-			require.Equal(t, "behind the request, and later", string(got))
+			defect.Bytes(t, "behind the request, and later", got)
 		})
 		client.CloseIdleConnections()
 		within(t, "shutdown", func() { require.NoError(t, srv.Shutdown(tctx)) })
@@ -241,7 +246,7 @@ func TestTLS(t *testing.T) {
 	}()
 	got, err := io.ReadAll(c)
 	require.NoError(t, err)
-	require.True(t, bytes.Equal(want, got))
+	defect.Bytes(t, want, got)
 	require.NoError(t, <-sent)
 	require.NoError(t, c.Close())
 }
@@ -315,8 +320,7 @@ func TestYamux(t *testing.T) {
 			}
 			want := pattern(uint64(n), 100<<10)
 			go s.Write(want)
-			got := make([]byte, len(want))
-			if _, err := io.ReadFull(s, got); err != nil || !bytes.Equal(want, got) {
+			if err := defect.ReadFull(s, want); err != nil {
 				t.Errorf("stream %d: %v", n, err)
 			}
 			s.Close()

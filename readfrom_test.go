@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 )
 
@@ -90,12 +90,9 @@ func TestReadFromWaitsWithLittle(t *testing.T) {
 			var sum int64
 			for _, n := range []int{100, 4096, 5000, 8192, 32 << 10, 3 << 20, 1, 64 << 10} {
 				data := pattern(uint64(n), n)
-				got := make([]byte, n)
 				idle()
 				r.feed(data, false)
-				_, err := io.ReadFull(b, got) // all of it: nothing waits for more
-				require.NoError(t, err)
-				require.True(t, bytes.Equal(data, got))
+				require.NoError(t, defect.ReadFull(b, data)) // all of it: nothing waits for more
 				sum += int64(n)
 			}
 			idle()

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // messageWays are the ways that messages go: cut into segments, or by transfers.
@@ -50,6 +52,14 @@ func recvPiece(t testing.TB, c *Conn, b []byte) piece {
 		return piece{nil, flags}
 	}
 	return piece{bytes.Clone(b[:n]), flags}
+}
+
+// requirePiece receives a piece, which must be that.
+func requirePiece(t testing.TB, want piece, c *Conn, b []byte) {
+	t.Helper()
+	got := recvPiece(t, c, b)
+	require.Equal(t, want.flags, got.flags)
+	defect.Bytes(t, want.data, got.data)
 }
 
 // messagePipe makes a connection that ends with the test at the latest. Unless its
@@ -101,7 +111,7 @@ func TestMessageFlags(t *testing.T) {
 			for _, f := range flags {
 				got := recvPiece(t, server, b)
 				require.Equal(t, f&Expedited, got.flags)
-				require.True(t, bytes.Equal(pattern(uint64(i), n), got.data), "%d of %d bytes", len(got.data), n)
+				defect.Bytes(t, pattern(uint64(i), n), got.data)
 			}
 		}
 		_, _, err := server.ReadPiece(b)
@@ -153,25 +163,21 @@ func TestPartialMessages(t *testing.T) {
 						want = kind
 					}
 					require.Equal(t, want, got.flags, "piece %d", i)
-					require.True(t, bytes.Equal(pattern(uint64(i), n), got.data), "piece %d", i)
+					defect.Bytes(t, pattern(uint64(i), n), got.data, "piece %d", i)
 				}
-				require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, b))
+				requirePiece(t, piece{[]byte("next"), 0}, server, b)
 				require.NoError(t, <-done)
 
 				go func() { done <- send() }()
 				n, err := server.ReadMsg(b)
 				require.NoError(t, err)
-				require.True(t, bytes.Equal(whole, b[:n]), "%d of %d bytes", n, len(whole))
-				require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, b))
+				defect.Bytes(t, whole, b[:n])
+				requirePiece(t, piece{[]byte("next"), 0}, server, b)
 				require.NoError(t, <-done)
 
 				go func() { done <- send() }()
-				_, err = io.ReadFull(server, b)
-				require.NoError(t, err)
-				require.True(t, bytes.Equal(whole, b))
-				_, err = io.ReadFull(server, b[:4])
-				require.NoError(t, err)
-				require.Equal(t, "next", string(b[:4]))
+				require.NoError(t, defect.ReadFull(server, whole))
+				require.NoError(t, defect.ReadFull(server, "next"))
 				require.NoError(t, <-done)
 			}
 			closeBoth(t, client, server)
@@ -195,8 +201,8 @@ func TestWriteEndsMessage(t *testing.T) {
 			b := make([]byte, len(want)+1)
 			k, err := server.ReadMsg(b)
 			require.NoError(t, err)
-			require.True(t, bytes.Equal(want, b[:k]), "%d of %d bytes", k, len(want))
-			require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, b))
+			defect.Bytes(t, want, b[:k])
+			requirePiece(t, piece{[]byte("next"), 0}, server, b)
 			require.NoError(t, <-done)
 		}
 		closeBoth(t, client, server)
@@ -227,10 +233,10 @@ func TestNothingInsideMessage(t *testing.T) {
 		_, err = queued.Result()
 		require.NoError(t, err)
 		require.NoError(t, <-called)
-		require.Equal(t, piece{[]byte("one "), kind | Partial}, recvPiece(t, server, b))
-		require.Equal(t, piece{[]byte("message"), kind}, recvPiece(t, server, b))
-		require.Equal(t, piece{[]byte("other"), other}, recvPiece(t, server, b))
-		require.Equal(t, piece{[]byte("other"), other}, recvPiece(t, server, b))
+		requirePiece(t, piece{[]byte("one "), kind | Partial}, server, b)
+		requirePiece(t, piece{[]byte("message"), kind}, server, b)
+		requirePiece(t, piece{[]byte("other"), other}, server, b)
+		requirePiece(t, piece{[]byte("other"), other}, server, b)
 	}
 	closeBoth(t, client, server)
 }
@@ -253,7 +259,7 @@ func TestCloseWriteTwiceInLine(t *testing.T) {
 	}
 	got, err := io.ReadAll(server)
 	require.NoError(t, err)
-	require.Equal(t, "one message", string(got))
+	defect.Bytes(t, "one message", got)
 	closeBoth(t, client, server)
 }
 
@@ -268,7 +274,7 @@ func TestEmptyMessages(t *testing.T) {
 	require.Zero(t, n)
 	_, err = client.WriteMsg([]byte{}, Expedited)
 	require.NoError(t, err)
-	require.Equal(t, piece{nil, Expedited}, recvPiece(t, server, b))
+	requirePiece(t, piece{nil, Expedited}, server, b)
 
 	_, err = client.WriteMsg(nil, Partial) // nothing: it begins no message either
 	require.NoError(t, err)
@@ -295,7 +301,7 @@ func TestEmptyMessages(t *testing.T) {
 	var rest bytes.Buffer
 	_, err = server.WriteTo(&rest)
 	require.NoError(t, err)
-	require.Equal(t, "abcdef", string(b[:2])+rest.String())
+	defect.Bytes(t, "abcdef", string(b[:2])+rest.String())
 	closeBoth(t, client, server)
 }
 
@@ -324,7 +330,7 @@ func TestEmptyMessageFlood(t *testing.T) {
 	require.GreaterOrEqual(t, sent, copyBreakLimit/copyBreakCost, "the memory is not used")
 	require.NoError(t, client.SetWriteDeadline(time.Time{}))
 	for range sent {
-		require.Equal(t, piece{}, recvPiece(t, server, nil))
+		requirePiece(t, piece{}, server, nil)
 	}
 	require.NoError(t, client.CloseWrite())
 	_, _, err := server.ReadPiece(nil)
@@ -352,25 +358,24 @@ func TestPieceShortBuffer(t *testing.T) {
 			require.Equal(t, 6000, n)
 			require.Equal(t, Partial, flags)
 		}
-		require.Equal(t, piece{first, Partial}, recvPiece(t, server, b))
-		_, err := io.ReadFull(server, b[:100]) // now a part of the second is gone
-		require.NoError(t, err)
+		requirePiece(t, piece{first, Partial}, server, b)
+		require.NoError(t, defect.ReadFull(server, second[:100])) // now a part of the second is gone
 		n, flags, err := server.ReadPiece(b[:4000])
 		require.ErrorIs(t, err, io.ErrShortBuffer)
 		require.Equal(t, 4000, n)
 		require.Equal(t, Partial, flags)
-		require.True(t, bytes.Equal(second[100:4100], b[:n]))
-		require.Equal(t, piece{second[4100:], 0}, recvPiece(t, server, b))
+		defect.Bytes(t, second[100:4100], b[:n])
+		requirePiece(t, piece{second[4100:], 0}, server, b)
 		require.NoError(t, <-done)
 
 		go send() // ReadMsg fills its buffer, and goes on
 		n, err = server.ReadMsg(b[:6000])
 		require.ErrorIs(t, err, io.ErrShortBuffer)
 		require.Equal(t, 6000, n)
-		require.True(t, bytes.Equal(first, b))
+		defect.Bytes(t, first, b)
 		n, err = server.ReadMsg(b)
 		require.NoError(t, err)
-		require.True(t, bytes.Equal(second, b[:n]))
+		defect.Bytes(t, second, b[:n])
 		require.NoError(t, <-done)
 		closeBoth(t, client, server)
 	})
@@ -399,13 +404,13 @@ func TestPieceDeadlines(t *testing.T) {
 	var r result
 	within(t, "ReadMsg", func() { r = <-read })
 	requireTimeout(t, r.err)
-	require.Equal(t, "one ", string(b[:r.n]))
+	defect.Bytes(t, "one ", b[:r.n])
 	_, flags, err := server.ReadPiece(b)
 	requireTimeout(t, err)
 	require.Zero(t, flags)
 	_, err = client.WriteMsg([]byte("message"))
 	require.NoError(t, err)
-	require.Equal(t, piece{[]byte("message"), 0}, recvPiece(t, server, b))
+	requirePiece(t, piece{[]byte("message"), 0}, server, b)
 	closeBoth(t, client, server)
 }
 
@@ -431,7 +436,7 @@ func TestUnfinishedMessage(t *testing.T) {
 		n, err := server.ReadMsg(b)
 		require.ErrorIs(t, err, syscall.ECONNRESET)
 		require.ErrorIs(t, err, errTruncated)
-		require.Equal(t, "begun, not ended", string(b[:n]))
+		defect.Bytes(t, "begun, not ended", b[:n])
 		require.NoError(t, server.Close())
 	}
 }
@@ -579,8 +584,8 @@ func TestNonBlockingParts(t *testing.T) {
 	go func() {
 		b := make([]byte, len(want)+1)
 		n, err := server.ReadMsg(b)
-		if err == nil && !bytes.Equal(want, b[:n]) {
-			err = fmt.Errorf("%d bytes, not those that were sent", n)
+		if err == nil {
+			err = defect.Differ(want, b[:n])
 		}
 		read <- err
 	}()
@@ -601,7 +606,7 @@ func TestNonBlockingParts(t *testing.T) {
 	require.Greater(t, parts, 1)
 	require.NoError(t, <-read)
 	require.NoError(t, writeMsg(client, []byte("next")))
-	require.Equal(t, piece{[]byte("next"), 0}, recvPiece(t, server, make([]byte, 10)))
+	requirePiece(t, piece{[]byte("next"), 0}, server, make([]byte, 10))
 	closeBoth(t, client, server)
 }
 

@@ -116,8 +116,8 @@ type Info struct {
 	// MTU is the most bytes of payload in a packet or frame.
 	MTU int
 
-	// Link says what carries the frames of the software device: "tcp" or "shared memory". A
-	// connection begins with TCP. It is empty for other devices.
+	// Link says what carries the frames of the software device: "tcp", or "shared memory"
+	// where Config.SameHost has that on. It is empty for other devices.
 	Link string
 
 	// LinkReason is why Link is not "shared memory", if it is not.

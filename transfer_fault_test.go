@@ -18,6 +18,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
@@ -131,8 +132,8 @@ func (m *movement) receive(c *Conn, p []byte) bool {
 			err = io.ErrUnexpectedEOF
 		}
 		m.failed("read", err)
-		if !bytes.Equal(b, want[:len(b)]) {
-			m.note(&m.bad, fmt.Errorf("%d bytes that are not those sent", len(b)))
+		if wrong := defect.Differ(want[:min(len(b), len(want))], b); wrong != nil {
+			m.note(&m.bad, wrong)
 		}
 		return err == nil
 	}
@@ -158,7 +159,7 @@ func (m *movement) receive(c *Conn, p []byte) bool {
 	if m.early.Load() {
 		m.failed("write to", io.ErrUnexpectedEOF)
 	} else {
-		m.note(&m.bad, fmt.Errorf("%d bytes and the end, not %d", rest.Len(), len(p)-3*fourth))
+		m.note(&m.bad, defect.Lost("%d bytes and the end, not %d", rest.Len(), len(p)-3*fourth))
 	}
 	return false
 }
@@ -343,7 +344,7 @@ func TestTransferWithoutMemory(t *testing.T) {
 					require.NoError(t, err)
 					n += k
 				}
-				require.True(t, bytes.Equal(from.Bytes(), got))
+				defect.Bytes(t, from.Bytes(), got)
 				require.Equal(t, result{300000, nil}, <-wrote)
 			}
 			require.EqualValues(t, 2, b.Stats().TransfersReceived)
@@ -388,7 +389,7 @@ func TestTransferWaitsForMemory(t *testing.T) {
 			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: n})
 		}
 		require.Equal(t, result{n, nil}, s.await(read))
-		require.True(t, bytes.Equal(want, b))
+		defect.Bytes(t, want, b)
 		require.NotZero(t, c.Stats().TransfersRefused)
 	})
 }
@@ -431,7 +432,7 @@ func TestReceivesWithoutMemory(t *testing.T) {
 			s.device.LimitMemory(0)
 			got := make([]byte, len(want))
 			require.Equal(t, result{len(want), nil}, s.await(reading(c, got)))
-			require.True(t, bytes.Equal(want, got))
+			defect.Bytes(t, want, got)
 			for _, buf := range held {
 				buf.Release()
 			}

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -9,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
@@ -63,7 +63,7 @@ func TestTransferGrantPieces(t *testing.T) {
 	require.EqualValues(t, 1000, g.Length)
 	p.Answer(g, want[fetchSize:])
 	require.Equal(t, result{len(want), nil}, s.await(read))
-	require.True(t, bytes.Equal(want, b))
+	defect.Bytes(t, want, b)
 }
 
 // A Buffer that is freed in the middle of a Read goes back to the system when nothing

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -121,7 +122,7 @@ func TestTransferKeys(t *testing.T) {
 							b := pattern(2, int(h.Length))
 							require.Equal(t, ibv.WCSuccess, p.RDMA(op[m.reads], b, h.Addr, h.Key))
 							if m.reads {
-								require.True(t, bytes.Equal(mem[n-len(b):], b))
+								defect.Bytes(t, mem[n-len(b):], b)
 								p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1, Length: h.Length})
 							} else {
 								p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: h.Length})

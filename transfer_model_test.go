@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 var modelSteps = flag.Int("steps", 0, "writes that TestTransferModel makes each way; 0 stands for a few")
@@ -44,7 +46,7 @@ func (m *modelStream) check(b []byte) error {
 			for b[i] == want[i] {
 				i++
 			}
-			return fmt.Errorf("byte %d of %d at %d of the stream is %#x and was %#x", i, len(b), m.at+i, b[i], want[i])
+			return defect.Wrong("byte %d of %d at %d of the stream is %#x and was %#x", i, len(b), m.at+i, b[i], want[i])
 		}
 		m.skip(k)
 		b = b[k:]

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -45,7 +46,7 @@ func TestNothingCopied(t *testing.T) {
 		_, err := io.ReadFull(b, dst)
 		require.NoError(t, err)
 		require.NoError(t, <-wrote)
-		require.True(t, string(src) == string(dst))
+		defect.Bytes(t, src, dst)
 		for _, st := range []Stats{a.Stats(), b.Stats()} {
 			require.Zero(t, st.BytesCopied)
 			require.Zero(t, st.TransfersRefused)
@@ -82,7 +83,7 @@ func TestOneCopyAtMost(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.NoError(t, <-wrote)
-			require.True(t, string(src) == string(got))
+			defect.Bytes(t, src, got)
 			require.LessOrEqual(t, a.Stats().BytesCopied, uint64(size))
 			require.LessOrEqual(t, b.Stats().BytesCopied, uint64(size))
 		})
@@ -120,7 +121,7 @@ func TestFileByTransfers(t *testing.T) {
 		require.EqualValues(t, size, n)
 		got, err := os.ReadFile(out.Name())
 		require.NoError(t, err)
-		require.True(t, string(pattern(3, size)) == string(got))
+		defect.Bytes(t, pattern(3, size), got)
 		if testDevice(t).Attr().MaxInline < pinnedSegment {
 			require.NotZero(t, a.Stats().TransferBytesSent)
 		}
@@ -142,14 +143,12 @@ func TestWriteBeforeRead(t *testing.T) {
 				wg.Add(1)
 				go func() {
 					defer wg.Done()
-					src, dst := alloc(t, size).Bytes(), make([]byte, size)
+					src := alloc(t, size).Bytes()
 					copy(src, pattern(uint64(i), size))
 					if _, errs[i] = c.Write(src); errs[i] != nil {
 						return
 					}
-					if _, errs[i] = io.ReadFull(c, dst); errs[i] == nil && string(dst) != string(pattern(uint64(1-i), size)) {
-						errs[i] = fmt.Errorf("end %d: not what was sent", i)
-					}
+					errs[i] = defect.ReadFull(c, pattern(uint64(1-i), size))
 				}()
 			}
 			wg.Wait()
@@ -245,11 +244,8 @@ func TestTransferMemory(t *testing.T) {
 				_, err := c.Write(src)
 				done <- err
 			}()
-			got := make([]byte, 1<<20)
-			if _, err := io.ReadFull(c, got); err != nil {
+			if err := defect.ReadFull(c, src); err != nil {
 				errs <- err
-			} else if string(got) != string(src) {
-				errs <- fmt.Errorf("not what was sent")
 			}
 			if err := <-done; err != nil {
 				errs <- err

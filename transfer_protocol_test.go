@@ -1,8 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
-	"io"
 	"math"
 	"testing"
 
@@ -10,6 +8,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
@@ -44,7 +43,7 @@ func TestTransferBothDirections(t *testing.T) {
 				}
 			}
 			require.Equal(t, result{n, nil}, s.await(wrote))
-			require.True(t, bytes.Equal(want, append(first, got...)))
+			defect.Bytes(t, want, append(first, got...))
 
 			b := make([]byte, n)
 			read := reading(c, b)
@@ -60,7 +59,7 @@ func TestTransferBothDirections(t *testing.T) {
 				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: id, Length: n})
 			}
 			require.Equal(t, result{n, nil}, s.await(read))
-			require.True(t, bytes.Equal(want, b))
+			defect.Bytes(t, want, b)
 		}
 		require.NoError(t, c.Close())
 	})
@@ -81,10 +80,7 @@ func TestTransferFlagIgnoredUnlessAgreed(t *testing.T) {
 				b := smbdpeer.Segment(10, 0)
 				b[5] |= byte(smbdpeer.FlagTransfer >> 8)
 				p.Send(b)
-				got := make([]byte, 10)
-				_, err := io.ReadFull(c, got)
-				require.NoError(t, err)
-				require.Equal(t, b[smbdpeer.PayloadOffset:], got)
+				require.NoError(t, defect.ReadFull(c, b[smbdpeer.PayloadOffset:]))
 				require.Zero(t, c.Stats().TransfersReceived)
 
 				wrote := writing(c, alloc(t, 20000).Bytes())

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"net"
 	"syscall"
 	"testing"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
 
@@ -59,7 +59,7 @@ func TestTransferQueue(t *testing.T) {
 				for i, q := range sends {
 					requireUnderWay(t, sends[i:])
 					require.EqualValues(t, i+1, told[i].ID)
-					require.True(t, bytes.Equal(pattern(uint64(i), breachWrite), p.Take(reads, told[i])))
+					defect.Bytes(t, pattern(uint64(i), breachWrite), p.Take(reads, told[i]))
 					n, err := q.Result()
 					require.NoError(t, err)
 					require.Equal(t, breachWrite, n)
@@ -132,7 +132,7 @@ func TestTransferQueueLinger(t *testing.T) {
 				require.ErrorIs(t, err, net.ErrClosed)
 			}
 			for i, h := range told {
-				require.True(t, bytes.Equal(pattern(uint64(i), breachWrite), p.Take(m.reads, h)))
+				defect.Bytes(t, pattern(uint64(i), breachWrite), p.Take(m.reads, h))
 				n, err := sends[i].Result()
 				require.NoError(t, err)
 				require.Equal(t, breachWrite, n)

@@ -1,7 +1,6 @@
 package rdmanet
 
 import (
-	"bytes"
 	"io"
 	"sync/atomic"
 	"testing"
@@ -9,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
@@ -55,7 +55,7 @@ func TestTransferWithdrawn(t *testing.T) {
 				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 1, Length: g.Length})
 			}
 			require.Equal(t, result{10, nil}, s.await(read))
-			require.Equal(t, want[:10], b)
+			defect.Bytes(t, want[:10], b)
 			return moved - 10
 		}},
 	} {
@@ -74,8 +74,8 @@ func TestTransferWithdrawn(t *testing.T) {
 				p.Payload(100)
 				b := make([]byte, taken+100)
 				require.Equal(t, result{taken + 100, nil}, s.await(reading(c, b)))
-				require.True(t, bytes.Equal(want[was:][:taken], b[:taken]))
-				require.Equal(t, smbdpeer.Segment(100, 0)[smbdpeer.PayloadOffset:], b[taken:])
+				defect.Bytes(t, want[was:][:taken], b[:taken])
+				defect.Bytes(t, smbdpeer.Segment(100, 0)[smbdpeer.PayloadOffset:], b[taken:])
 
 				// And so does the next transfer.
 				read := reading(c, b[:100])
@@ -90,7 +90,7 @@ func TestTransferWithdrawn(t *testing.T) {
 					}
 				}
 				require.Equal(t, result{100, nil}, s.await(read))
-				require.Equal(t, want[:100], b[:100])
+				defect.Bytes(t, want[:100], b[:100])
 			})
 		})
 	}
@@ -164,8 +164,7 @@ func TestTransferWithdrawnTooLate(t *testing.T) {
 			b := make([]byte, n+100)
 			k, err := c.ReadMsg(b)
 			require.NoError(t, err)
-			require.Equal(t, n, k)
-			require.True(t, bytes.Equal(want, b[:n]))
+			defect.Bytes(t, want, b[:k])
 			k, err = c.ReadMsg(b)
 			require.NoError(t, err)
 			require.Equal(t, 100, k)
@@ -229,7 +228,7 @@ func TestTransferWithdrawnProgress(t *testing.T) {
 			b := make([]byte, n)
 			k, err := c.Read(b)
 			require.NoError(t, err)
-			require.True(t, bytes.Equal(want[:k], b[:k]))
+			defect.Bytes(t, want[:k], b[:k])
 		})
 	}
 }
@@ -268,7 +267,7 @@ func TestTransferWithdrawnGrants(t *testing.T) {
 			require.Equal(t, ibv.WCSuccess, p.RDMA(ibv.OpWrite, want, g.Addr, g.Key))
 			p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Written, ID: 2, Length: g.Length})
 			require.Equal(t, result{int(first.Length) + 100, nil}, s.await(read))
-			require.Equal(t, want, b[first.Length:][:100])
+			defect.Bytes(t, want, b[first.Length:][:100])
 		})
 	}
 }
@@ -315,7 +314,7 @@ func TestTransferWithdrawnNotQueued(t *testing.T) {
 				p.Payload(100)
 				b := make([]byte, 100)
 				require.Equal(t, result{100, nil}, s.await(reading(c, b)))
-				require.Equal(t, smbdpeer.Segment(100, 0)[smbdpeer.PayloadOffset:], b)
+				defect.Bytes(t, smbdpeer.Segment(100, 0)[smbdpeer.PayloadOffset:], b)
 			})
 		})
 	}
@@ -340,7 +339,9 @@ func TestTransferWithdrawnUnreadMemory(t *testing.T) {
 		p.WithdrawTransfer(false, id+1, 0)
 	}
 	require.True(t, eventually(func() bool { return c.Stats().EmptyReceived >= 2*3*maxBounceBuffers }))
-	require.True(t, eventually(func() bool { return countScratch() == before }), "%d chunks in use, %d before", countScratch(), before)
+	if !eventually(func() bool { return countScratch() == before }) {
+		defect.Leak(t, "%d chunks in use, %d before", countScratch(), before)
+	}
 	require.Zero(t, unread(c))
 }
 
@@ -390,7 +391,7 @@ func TestTransferWithdrawnEndsMessage(t *testing.T) {
 		b := make([]byte, 2000)
 		n, err := c.ReadMsg(b)
 		require.NoError(t, err)
-		require.Equal(t, "beginning", string(b[:n]))
+		defect.Bytes(t, "beginning", b[:n])
 		n, err = c.ReadMsg(b)
 		require.NoError(t, err)
 		require.Equal(t, 100, n)

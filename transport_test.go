@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // transport is rdmanet or net's TCP, so that one test can hold them against
@@ -113,12 +115,11 @@ func exchanged(t testing.TB, a, b net.Conn, n int) error {
 			errs <- err
 		}()
 		go func() {
-			got := make([]byte, n)
-			_, err := io.ReadFull(c, got)
-			if err == nil && string(got) != string(data[1-i]) {
-				err = fmt.Errorf("end %d: the bytes are not those that were sent", i)
+			if err := defect.ReadFull(c, data[1-i]); err != nil {
+				errs <- fmt.Errorf("end %d: %w", i, err)
+				return
 			}
-			errs <- err
+			errs <- nil
 		}()
 	}
 	var err error

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/scripted"
 	"github.com/rdmanet/rdmanet/internal/smbdpeer"
 )
@@ -195,7 +196,7 @@ func TestBusyPollRobbed(t *testing.T) {
 	write := start(func() { c.Write([]byte("message")) }) // looks for room
 	within(t, "Read", func() { <-read.done })
 	require.NoError(t, failed)
-	require.Equal(t, smbdpeer.Segment(10, 0)[smbdpeer.PayloadOffset:], b)
+	defect.Bytes(t, smbdpeer.Segment(10, 0)[smbdpeer.PayloadOffset:], b)
 	e.Hold(nil)
 	within(t, "Write", func() { <-write.done })
 }

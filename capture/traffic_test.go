@@ -20,6 +20,7 @@ import (
 
 	"github.com/rdmanet/rdmanet"
 	"github.com/rdmanet/rdmanet/capture"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/pcaptest"
 	"github.com/rdmanet/rdmanet/internal/tsharktest"
 )
@@ -73,8 +74,8 @@ func serve(ln net.Listener, started <-chan struct{}) error {
 	}()
 	<-started
 	got, err := io.ReadAll(c)
-	if err == nil && !bytes.Equal(got, up) {
-		err = fmt.Errorf("%d bytes came, of %d, or others", len(got), len(up))
+	if err == nil {
+		err = defect.Differ(up, got)
 	}
 	return errors.Join(err, <-sent)
 }
@@ -84,11 +85,8 @@ func serve(ln net.Listener, started <-chan struct{}) error {
 func talk(t *testing.T, c *rdmanet.Conn, start func()) {
 	t.Helper()
 	defer c.Close()
-	received := make(chan []byte, 1)
-	go func() {
-		got, _ := io.ReadAll(io.LimitReader(c, int64(len(down))))
-		received <- got
-	}()
+	received := make(chan error, 1)
+	go func() { received <- defect.ReadFull(c, down) }()
 	patient := time.Millisecond
 	for rest := up; len(rest) > 0; { // pieces of all lengths
 		n := min(len(rest), 1+len(rest)/3)
@@ -110,7 +108,7 @@ func talk(t *testing.T, c *rdmanet.Conn, start func()) {
 		}
 	}
 	require.NoError(t, c.CloseWrite())
-	require.True(t, bytes.Equal(<-received, down))
+	require.NoError(t, <-received)
 }
 
 // checkCapture fails unless the connection to server in a capture has carried

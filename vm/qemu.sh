@@ -3,7 +3,7 @@
 # $temp/1 or $temp/2, by which vm/run and vm/guest talk:
 #
 #	guest, settings, command, environment, directory  what to do
-#	ready             the guest is about to run the command
+#	ready             the guest is about to run the command, and for how many seconds it is up
 #	go                with two guests: both are ready
 #	stdout, stderr    what the command prints
 #	status            the exit status; the guest may be ended
@@ -41,6 +41,15 @@ share() {
 	arguments+=(-virtfs "local,path=$path,mount_tag=$tag,security_model=none,multidevs=remap$*")
 }
 
+# tsc_option prints the kernel's option for the frequency of the processor's counter, which a
+# guest has from the host. On a busy machine the guest's kernel measures it wrongly, and its
+# clock then runs many times too fast. The loops per second that the host prints are worked
+# out from the frequency of a constant counter.
+tsc_option() {
+	awk '/^bogomips/ { loops = $3 } / constant_tsc / { constant = 1 }
+		END { if (constant && loops > 0) printf "tsc_early_khz=%d", loops * 500 }' /proc/cpuinfo
+}
+
 # guest_start ROLE starts a guest.
 guest_start() {
 	local role=$1 dir=$temp/$1
@@ -49,7 +58,7 @@ guest_start() {
 		-display none -monitor none -nodefaults -no-user-config -no-reboot
 		-serial "file:${dir//,/,,}/console"
 		-kernel "$kernel" -initrd "$initramfs"
-		-append "console=ttyS0 quiet panic=-1 oops=panic tsc=reliable mitigations=off maxcpus=1 lpj=8000000"
+		-append "console=ttyS0 quiet panic=-1 oops=panic tsc=reliable mitigations=off maxcpus=1 lpj=8000000 $(tsc_option)"
 	)
 	arguments+=(-accel "tcg,thread=multi")
 	share / host ,readonly=on
@@ -112,7 +121,7 @@ alive() { kill -0 "${pids[$1]}" 2>/dev/null; }
 # fails when one died or hung on the way, which booting again may cure, and ends
 # the run when that would not help.
 wait_until_ready() {
-	local role patience=$((SECONDS + 180))
+	local role begin=$SECONDS patience=$((SECONDS + 180))
 	for ((role = 1; role <= guests; role++)); do
 		until [[ -e $temp/$role/ready ]]; do
 			if [[ -e $temp/$role/status ]]; then
@@ -126,6 +135,8 @@ wait_until_ready() {
 			((SECONDS < patience)) || return
 			sleep 0.1
 		done
+		# No guest has been up for longer than QEMU has, unless its clock is wrong.
+		(($(cat "$temp/$role/ready") <= SECONDS - begin + 5)) || return
 	done
 	for ((role = 1; role <= guests; role++)); do
 		: >"$temp/$role/go"

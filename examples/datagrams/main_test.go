@@ -61,9 +61,8 @@ func TestQUIC(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {
-			if _, err := echoQUIC(t.Context(), listen, addr, 200<<10); err != nil {
-				t.Error(err)
-			}
+			_, err := echoQUIC(t.Context(), listen, addr, 200<<10)
+			demotest.NoError(t, err)
 		})
 	}
 	wg.Wait()

@@ -108,7 +108,7 @@ func echoStream(ctx context.Context, c *quic.Conn, size int) error {
 		return err
 	}
 	if !bytes.Equal(got, data) {
-		return fmt.Errorf("%d bytes came back, not those %d that were sent", len(got), len(data))
+		return fmt.Errorf("%w: %d bytes, and %d", demo.ErrDiffers, len(got), len(data))
 	}
 	return nil
 }

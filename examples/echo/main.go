@@ -48,7 +48,7 @@ func ask(conn net.Conn, question string) (string, error) {
 	}
 	answer, err := io.ReadAll(conn)
 	if err == nil && string(answer) != question {
-		err = fmt.Errorf("said %q, heard %q", question, answer)
+		err = fmt.Errorf("%w: said %q, heard %q", demo.ErrDiffers, question, answer)
 	}
 	return fmt.Sprintf("%q came back", answer), err
 }

@@ -21,7 +21,7 @@ func TestEcho(t *testing.T) {
 
 	question := strings.Repeat("0123456789", 10_000) // some segments, but less than what fits on the way
 	_, err = ask(conn, question)
-	assert.NoError(t, err)
+	demotest.NoError(t, err)
 }
 
 func TestWrongAnswer(t *testing.T) {
@@ -42,7 +42,7 @@ func TestWrongAnswer(t *testing.T) {
 	defer conn.Close()
 
 	_, err = ask(conn, "hello")
-	assert.EqualError(t, err, `said "hello", heard "what?"`)
+	assert.EqualError(t, err, `what came is not what was sent: said "hello", heard "what?"`)
 }
 
 func TestTwoProcesses(t *testing.T) {

@@ -72,7 +72,7 @@ func (c *client) fetch(ctx context.Context, name string) error {
 		return err
 	}
 	if sum != stated {
-		return fmt.Errorf("SHA-256 is %s, the server states %s", sum, stated)
+		return fmt.Errorf("SHA-256 is %s, the server states %s: %w", sum, stated, demo.ErrDiffers)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // message is one as SMB over TCP has it.
@@ -57,10 +58,7 @@ func TestFraming(t *testing.T) {
 			_, err = server.WriteMsg(buf[:n])
 			require.NoError(t, err)
 		}
-		got := make([]byte, len(stream))
-		_, err := io.ReadFull(w, got)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(stream, got))
+		require.NoError(t, defect.ReadFull(w, stream))
 	}
 	_, err := frame(client).Write([]byte{1, 0, 0, 0})
 	require.ErrorIs(t, err, errHeader)

@@ -100,7 +100,7 @@ func exchangeOne(session *yamux.Session, i int, size int64) error {
 	}()
 	got, err := io.ReadAll(stream)
 	if err == nil && !bytes.Equal(got, data) {
-		err = fmt.Errorf("stream %d: what came back is not what was sent", i)
+		err = fmt.Errorf("stream %d: %w", i, demo.ErrDiffers)
 	}
 	return errors.Join(err, <-sent)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
@@ -39,7 +40,7 @@ func TestInlineIsThePostersAgain(t *testing.T) {
 					require.Equal(t, iwarpwire.Send, h.Op)
 					got, last = append(got, payload...), h.Last
 				}
-				require.True(t, bytes.Equal(bytes.Repeat([]byte{i}, size), got), "message %d was sent from memory that is the poster's again", i)
+				defect.Bytes(t, bytes.Repeat([]byte{i}, size), got, "message %d was sent from memory that is the poster's again", i)
 			}
 			v.close()
 			mem.close()

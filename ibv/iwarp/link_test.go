@@ -1,7 +1,6 @@
 package iwarp
 
 import (
-	"bytes"
 	"crypto/rand"
 	"errors"
 	"io"
@@ -17,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
@@ -164,8 +164,8 @@ func TestLinkCarries(t *testing.T) {
 			go func() {
 				b := make([]byte, len(want)+1)
 				n, err := readFrom(l, b)
-				if !bytes.Equal(b[:n], want) {
-					err = errors.New("other bytes than were sent")
+				if wrong := defect.Differ(want, b[:n]); err == io.EOF && wrong != nil {
+					err = wrong
 				}
 				got <- err
 			}()
@@ -197,7 +197,7 @@ func TestLinkPoll(t *testing.T) {
 			}
 			return err
 		}))
-		require.Equal(t, "hello", string(b[:n]))
+		defect.Bytes(t, "hello", b[:n])
 	})
 }
 
@@ -224,7 +224,7 @@ func TestLinkDeadline(t *testing.T) {
 		require.NoError(t, writeTo(x, []byte("hello")))
 		y.setReadDeadline(time.Time{})
 		require.NoError(t, soon(t, read))
-		require.Equal(t, "hello", string(b))
+		defect.Bytes(t, "hello", b)
 	})
 }
 
@@ -267,7 +267,7 @@ func TestLinkPeerCloses(t *testing.T) {
 			b := make([]byte, 6)
 			n, err := readFrom(y, b[:5])
 			require.NoError(t, err)
-			require.Equal(t, "hello", string(b[:n]))
+			defect.Bytes(t, "hello", b[:n])
 			require.NoError(t, x.close(reset))
 			_, err = readFrom(y, b)
 			if reset {

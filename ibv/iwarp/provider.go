@@ -53,6 +53,7 @@ type Config struct {
 	MaxHalfOpen int
 
 	// SameHost says whether connections between two processes of this host use shared memory.
+	// They do not by default.
 	SameHost SameHost
 
 	// portable restricts the device to calls that every system has. It makes no

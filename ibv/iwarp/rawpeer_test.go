@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -455,7 +456,7 @@ func (b *bystander) check() {
 	msg := fmt.Appendf(nil, "message %d", b.msn)
 	b.p.send(seal(false, sendOf(b.msn, 0, true, msg)))
 	require.Equal(t, map[uint64]ibv.WCStatus{0: ibv.WCSuccess}, b.v.completions(1))
-	require.Equal(t, string(msg), string(b.mem.region(0)[:len(msg)]))
+	defect.Bytes(t, msg, b.mem.region(0)[:len(msg)])
 	b.v.receive(0)
 	_, err := b.v.qp.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendInline, SGL: []ibv.SGE{{Buf: msg}}}})
 	require.NoError(t, err)

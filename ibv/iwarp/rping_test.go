@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
@@ -177,8 +178,8 @@ func (p *pinger) ping(count int) error {
 				return fmt.Errorf("ping %d: %w", n, err)
 			}
 		}
-		if !bytes.Equal(p.data.buf, text) {
-			return fmt.Errorf("ping %d came back as %.40q, want %.40q", n, p.data.buf, text)
+		if err := defect.Differ(text, p.data.buf); err != nil {
+			return fmt.Errorf("ping %d: %w", n, err)
 		}
 	}
 	return nil
@@ -213,8 +214,11 @@ func (p *pinger) answer(n int, addr uint64, key uint32) error {
 	if err != nil {
 		return err
 	}
-	if want := pingText(n, p.size); int(wc.ByteLen) != p.size || !bytes.Equal(p.data.buf, want) {
-		return fmt.Errorf("read %d bytes, %.40q, want %.40q", wc.ByteLen, p.data.buf, want)
+	if int(wc.ByteLen) != p.size {
+		return fmt.Errorf("read %d bytes, want %d", wc.ByteLen, p.size)
+	}
+	if err := defect.Differ(pingText(n, p.size), p.data.buf); err != nil {
+		return err
 	}
 	if err := p.tell(&region{}); err != nil {
 		return err

@@ -19,12 +19,13 @@ import (
 // likely to pay.
 
 // SameHost says whether connections between two processes of a host use shared memory in
-// place of TCP. Linux on amd64 and arm64 has it.
+// place of TCP. That is experimental, and off unless both ends ask for it. Linux on amd64
+// and arm64 has it.
 type SameHost uint8
 
 const (
 	// SameHostDefault is what the environment variable RDMANET_SAMEHOST says: on, off or
-	// require. Without it, it is SameHostOn.
+	// require. Without it, it is SameHostOff.
 	SameHostDefault SameHost = iota
 
 	// SameHostOn makes a connection use shared memory after its first messages, if both
@@ -73,13 +74,13 @@ func (s SameHost) String() string {
 }
 
 // resolve replaces SameHostDefault. An environment variable that cannot be read counts as
-// on, as New has no error; package rdmanet reports it.
+// off, as New has no error; package rdmanet reports it.
 func (s SameHost) resolve() SameHost {
 	if s == SameHostDefault {
 		s, _ = ParseSameHost(os.Getenv(SameHostEnv))
 	}
 	if s == SameHostDefault || s > SameHostRequire {
-		s = SameHostOn
+		s = SameHostOff
 	}
 	return s
 }

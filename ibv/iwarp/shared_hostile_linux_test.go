@@ -574,7 +574,7 @@ func TestTricks(t *testing.T) {
 
 // A peer that says it neither reads nor writes, or that puts a message into the ring and
 // never wakes, hangs its own connection only, and closing that works.
-func TestSilentPeer(t *testing.T) {
+func TestSilentSharedPeer(t *testing.T) {
 	for name, do := range map[string]func(p *ringPeer){
 		"gone": func(p *ringPeer) {
 			p.u32(wordGone).Store(1)

@@ -19,6 +19,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -116,7 +117,7 @@ func TestFirstMessage(t *testing.T) {
 	require.Equal(t, 1, polled, "and no completion of the question")
 	assert.Equal(t, ibv.WCSuccess, wcs[0].Status)
 	assert.Equal(t, uint64(7), wcs[0].ID)
-	assert.Equal(t, "first", string(buf[:wcs[0].ByteLen]))
+	defect.Bytes(t, "first", buf[:wcs[0].ByteLen])
 	_, err = qp.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendSignaled}})
 	assert.NoError(t, err, "the queue has all its room")
 }
@@ -207,7 +208,7 @@ func TestFirstMessageUnanswered(t *testing.T) {
 	require.NoError(t, err)
 	wc := poll()
 	require.Equal(t, uint64(7), wc.ID, "and no completion of the RDMA Writes")
-	require.Equal(t, "answer", string(buf[:wc.ByteLen]))
+	defect.Bytes(t, "answer", buf[:wc.ByteLen])
 
 	send("second") // the queue has all its room
 	for {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // These are the rights that tests ask for.
@@ -73,22 +74,11 @@ func guarded(n int) []byte { return bytes.Repeat([]byte{guard}, n) }
 // untouched fails the test unless all bytes of b are guard.
 func untouched(t testing.TB, what string, b []byte) {
 	t.Helper()
-	for i, x := range b {
-		if x != guard {
-			t.Fatalf("%s: byte %d of %d was changed", what, i, len(b))
-		}
-	}
+	defect.Bytes(t, guarded(len(b)), b, "%s: changed", what)
 }
 
 // sameBytes fails the test unless got equals want.
 func sameBytes(t testing.TB, what string, got, want []byte) {
 	t.Helper()
-	if len(got) != len(want) {
-		t.Fatalf("%s: %d bytes, want %d", what, len(got), len(want))
-	}
-	for i := range got {
-		if got[i] != want[i] {
-			t.Fatalf("%s: byte %d of %d is %#x, want %#x", what, i, len(got), got[i], want[i])
-		}
-	}
+	defect.Bytes(t, want, got, "%s", what)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 var stressTests = []subtest{
@@ -102,8 +103,8 @@ func (s *stream) receive(<-chan struct{}) error {
 			return err
 		}
 		slot := int(i%streamWindow) * streamSlot
-		if string(s.dst.Buf[slot:][:wc.ByteLen]) != string(s.message(want, i)) {
-			return fmt.Errorf("message %d: wrong content in %d bytes", i, wc.ByteLen)
+		if err := defect.Differ(s.message(want, i), s.dst.Buf[slot:][:wc.ByteLen]); err != nil {
+			return fmt.Errorf("message %d: %w", i, err)
 		}
 		if i+streamWindow < streamMessages {
 			if err := s.post(i + streamWindow); err != nil {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
@@ -106,7 +107,7 @@ func isolated(t *testing.T, open func(t *testing.T) Env, run func(t *testing.T, 
 	t.Cleanup(func() {
 		for _, s := range []*Switch{passive, active} {
 			if live := s.Live(); len(live) > 0 {
-				t.Errorf("%s: objects left open: %v", s.Name(), live)
+				defect.Leak(t, "%s: objects left open: %v", s.Name(), live)
 			}
 		}
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
@@ -66,11 +67,11 @@ func TestCompleteAtOnce(t *testing.T) {
 	a.Send(t, ibv.SendWR{ID: 2, Op: ibv.OpSend, Flags: ibv.SendSignaled, SGL: src.SGL(0, 5, 1)})
 	require.Equal(t, uint64(1), completion(t, b.RecvCQ).ID)
 	require.Equal(t, uint64(2), completion(t, a.SendCQ).ID)
-	require.Equal(t, "hello", string(dst.Buf))
+	defect.Bytes(t, "hello", dst.Buf)
 	copy(dst.Buf, "peers")
 	a.Send(t, ibv.SendWR{ID: 3, Op: ibv.OpRead, Flags: ibv.SendSignaled, SGL: src.SGL(0, 5, 1), RemoteAddr: dst.Addr(0), RKey: dst.MR.RKey()})
 	require.Equal(t, uint64(3), completion(t, a.SendCQ).ID)
-	require.Equal(t, "peers", string(src.Buf))
+	defect.Bytes(t, "peers", src.Buf)
 }
 
 // A Send without a receive waits, and so do the requests behind it, as many as the send

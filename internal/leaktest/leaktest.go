@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // patience is how long goroutines and descriptors have to end. An object may be closed a
@@ -44,7 +46,7 @@ func Take() *Snapshot {
 func (s *Snapshot) Check(t testing.TB) {
 	t.Helper()
 	if left := s.Left(patience); len(left) > 0 {
-		t.Errorf("%d goroutines and descriptors left:\n\n%s", len(left), strings.Join(left, "\n\n"))
+		defect.Leak(t, "%d goroutines and descriptors left:\n\n%s", len(left), strings.Join(left, "\n\n"))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // Main runs the tests and returns the exit status. It also fails if resources of an RDMA
@@ -34,7 +35,7 @@ func Main(m *testing.M, device, address string, open func() (ibv.Provider, error
 		time.Sleep(20 * time.Millisecond)
 	}
 	if after != before {
-		fmt.Fprintf(os.Stderr, "resources left behind: %sbefore: %s", after, before)
+		fmt.Fprintf(os.Stderr, defect.Prefix+"leak: resources left behind: %sbefore: %s", after, before)
 		return 1
 	}
 	return status

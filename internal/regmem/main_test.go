@@ -14,6 +14,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
@@ -114,7 +115,7 @@ func checkLeaks(t testing.TB) {
 			now := InUse()
 			return now.Domains <= before.Domains && now.Chunks <= before.Chunks && now.Spans <= before.Spans
 		}) {
-			t.Errorf("in use: %+v where it was %+v", InUse(), before)
+			defect.Leak(t, "in use: %+v where it was %+v", InUse(), before)
 		}
 	})
 }
@@ -138,7 +139,7 @@ func newSwitch(t testing.TB, p ibv.Provider) *verbstest.Switch {
 func requireReleased(t testing.TB, sw *verbstest.Switch) {
 	t.Helper()
 	if !eventually(func() bool { return len(sw.Live()) == 0 && sw.RegisteredBytes() == 0 }) {
-		t.Errorf("left behind: %v, %d bytes of registered memory", sw.Live(), sw.RegisteredBytes())
+		defect.Leak(t, "left behind: %v, %d bytes of registered memory", sw.Live(), sw.RegisteredBytes())
 	}
 }
 

@@ -1,7 +1,6 @@
 package regmem
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // keyDevices are the kinds of devices, by what a key of theirs opens to whom.
@@ -70,7 +70,7 @@ func (r *rig) fill(b []byte, lkey uint32) {
 	e.Send(r.t, ibv.SendWR{ID: 1, Op: ibv.OpRead, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: b, LKey: lkey}},
 		RemoteAddr: r.src.Addr(0), RKey: r.src.MR.RKey()})
 	require.Equal(r.t, ibv.WCSuccess, r.next().Status)
-	require.True(r.t, bytes.Equal(r.src.Buf[:len(b)], b), "what was read is not what is there")
+	defect.Bytes(r.t, r.src.Buf[:len(b)], b, "what was read is not what is there")
 }
 
 func (r *rig) next() ibv.WC {
@@ -152,14 +152,14 @@ func TestRegisterSource(t *testing.T) {
 			copy(b, pattern(uint64(i), 1000))
 			s, err := r.RegisterSource(b)
 			require.NoError(t, err)
-			require.Equal(t, pattern(uint64(i), 1000), b)
+			defect.Bytes(t, pattern(uint64(i), 1000), b)
 			r.pair.Active.Send(t, ibv.SendWR{Op: ibv.OpWrite, SGL: []ibv.SGE{{Buf: b, LKey: s.LKey}}, RemoteAddr: in.Addr(0), RKey: in.MR.RKey()})
 			got := make([]byte, 8)
 			target, err := r.RegisterTarget(got)
 			require.NoError(t, err)
 			r.fill(got, target.LKey) // behind the Write
 			require.NoError(t, target.Close())
-			require.Equal(t, pattern(uint64(i), 1000), in.Buf)
+			defect.Bytes(t, pattern(uint64(i), 1000), in.Buf)
 			require.NoError(t, s.Close())
 		}
 	})

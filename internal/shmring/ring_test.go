@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // memory returns n bytes that are aligned as a page is.
@@ -69,7 +71,7 @@ func TestCarries(t *testing.T) {
 			}
 		}
 	}
-	require.True(t, bytes.Equal(data, got))
+	defect.Bytes(t, data, got)
 	require.True(t, w.Empty())
 	w.End(Finished)
 	next, err := r.Peek()
@@ -148,7 +150,9 @@ func TestWakes(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	require.Equal(t, sum, <-done)
+	if got := <-done; got != sum {
+		t.Fatal(defect.Wrong("their sum is %d and not %d", got, sum))
+	}
 }
 
 // Buffers are written in their order, also if the reader makes room in the middle of a call.
@@ -182,7 +186,9 @@ func TestOrderOfBuffers(t *testing.T) {
 		require.NoError(t, err)
 		data = data[n:]
 	}
-	require.True(t, <-done)
+	if !<-done {
+		t.Fatal(defect.Wrong("they are not in the order of the buffers"))
+	}
 }
 
 // FuzzPeer has a peer store anything into its page between the calls of an honest end,

@@ -1,7 +1,6 @@
 package smbdpeer
 
 import (
-	"bytes"
 	"context"
 	"net/netip"
 	"testing"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
@@ -62,9 +62,11 @@ func TestRaw(t *testing.T) {
 		t.Errorf("%d credits of %d are left behind two messages", raw.Credits, before)
 	}
 	b := make([]byte, 200)
-	if n, err := p.Read(b); err != nil || !bytes.Equal(b[:n], Segment(100, 0)[PayloadOffset:]) {
-		t.Errorf("%d bytes came, %v", n, err)
+	n, err := p.Read(b)
+	if err != nil {
+		t.Fatal(err)
 	}
+	defect.Bytes(t, Segment(100, 0)[PayloadOffset:], b[:n])
 	if _, err := p.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
 	}

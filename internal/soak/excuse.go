@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/yamux"
 
 	"github.com/rdmanet/rdmanet"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // Most kinds of connections have an end that closes right after its last bytes. If the
@@ -70,7 +71,7 @@ func (e *end) excused(before uint64) bool {
 }
 
 // errLost means that a stream that was closed after its last byte has not arrived.
-var errLost = errors.New("not arrived")
+var errLost = errors.New(defect.Prefix + "bytes lost: not arrived")
 
 // errDial means that no connection was made.
 var errDial = errors.New("dial")

@@ -24,6 +24,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
@@ -317,10 +318,10 @@ func settled(sw *verbstest.Switch, o options, snapshot *leaktest.Snapshot, befor
 		errs = errs[:0]
 		now = state(sw, o.device)
 		if now.registered > before.registered || now.live != before.live {
-			errs = append(errs, fmt.Errorf("left: %s, %d bytes registered; before: %s, %d", now.live, now.registered, before.live, before.registered))
+			errs = append(errs, fmt.Errorf(defect.Prefix+"leak: %s, %d bytes registered; before: %s, %d", now.live, now.registered, before.live, before.registered))
 		}
 		if now.rdma != before.rdma {
-			errs = append(errs, fmt.Errorf("left in the kernel: %s; before: %s", now.rdma, before.rdma))
+			errs = append(errs, fmt.Errorf(defect.Prefix+"leak: in the kernel: %s; before: %s", now.rdma, before.rdma))
 		}
 		if now.rss > before.rss+o.rss {
 			var m runtime.MemStats
@@ -334,7 +335,7 @@ func settled(sw *verbstest.Switch, o options, snapshot *leaktest.Snapshot, befor
 		}
 	}
 	if left := snapshot.Left(10 * time.Second); len(left) > 0 {
-		errs = append(errs, fmt.Errorf("left: %d goroutines or descriptors, the first: %s", len(left), left[0]))
+		errs = append(errs, fmt.Errorf(defect.Prefix+"leak: %d goroutines or descriptors, the first: %s", len(left), left[0]))
 	}
 	if file := os.Getenv("RDMANET_SOAK_HEAP"); file != "" {
 		if f, err := os.Create(file); err == nil {

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // fill sets b to the bytes of the stream of that seed at off.
@@ -36,7 +38,7 @@ func (s *stream) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-var errWrong = errors.New("wrong bytes")
+var errWrong = errors.New(defect.Prefix + "wrong bytes, or some are lost")
 
 // check is a writer that checks the stream of that seed.
 type check struct {

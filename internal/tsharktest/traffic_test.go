@@ -2,7 +2,6 @@ package tsharktest_test
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -22,6 +21,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/ibv/rdmacore"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 	"github.com/rdmanet/rdmanet/internal/tsharktest"
 )
@@ -257,7 +257,7 @@ func exchangeHTTP(t *testing.T, addr netip.Addr, lc *rdmanet.ListenConfig, d *rd
 	got, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
-	require.Equal(t, sha256.Sum256(body), sha256.Sum256(got))
+	defect.Bytes(t, body, got)
 	transport.CloseIdleConnections()
 	require.NoError(t, srv.Shutdown(t.Context()))
 	require.ErrorIs(t, <-served, http.ErrServerClosed)

@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 const (
@@ -32,8 +34,20 @@ type Violation struct {
 	Timing bool
 }
 
+// ofBytes has the rules that are broken if bytes are lost or wrong.
+var ofBytes = []string{
+	"bytes", "bytes, and their number", "n is what was taken",
+	"what was written before Close arrives, then EOF", "EOF comes behind all that was written",
+}
+
 // String returns the rule and what was found.
-func (v Violation) String() string { return v.Rule + ": " + v.Text }
+func (v Violation) String() string {
+	text := v.Rule + ": " + v.Text
+	if slices.Contains(ofBytes, v.Rule) {
+		return defect.Prefix + text
+	}
+	return text
+}
 
 // facts is what the oracle knows of a trace.
 type facts struct {

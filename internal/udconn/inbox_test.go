@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"net/netip"
 	"testing"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // FuzzInbox reads bytes as operations and compares the inbox with a plain list.
@@ -38,8 +40,9 @@ func FuzzInbox(f *testing.F) {
 					buf = buf[:len(want.b)/2]
 				}
 				n, from := q.pop(buf)
-				if k := min(len(buf), len(want.b)); n != k || from != want.from || !bytes.Equal(buf[:n], want.b[:k]) {
-					t.Fatalf("operation %d: %d bytes from %v, want %d from %v", i, n, from, k, want.from)
+				defect.Bytes(t, want.b[:min(len(buf), len(want.b))], buf[:n], "operation %d", i)
+				if from != want.from {
+					t.Fatalf("operation %d: from %v, want %v", i, from, want.from)
 				}
 				continue
 			}

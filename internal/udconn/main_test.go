@@ -12,6 +12,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/ibv/verbstest"
 	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/fabric"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 	"github.com/rdmanet/rdmanet/internal/regmem"
@@ -36,7 +37,7 @@ func newTestNet(t testing.TB, fab *fabric.Fabric, host string) *testNet {
 	_, before := cqwait.Polling()
 	t.Cleanup(func() {
 		if !eventually(func() bool { polls, served := cqwait.Polling(); return !polls && served <= before }) {
-			t.Error("a Conn polls, or counts as being served")
+			defect.Leak(t, "a Conn polls, or counts as being served")
 		}
 	})
 	old := regmem.SetDomainIdle(0)
@@ -44,7 +45,7 @@ func newTestNet(t testing.TB, fab *fabric.Fabric, host string) *testNet {
 	n := &testNet{fab: fab, sw: verbstest.NewSwitch(fab), host: netip.MustParseAddr(host)}
 	t.Cleanup(func() {
 		if !eventually(func() bool { return len(n.sw.Live()) == 0 && n.sw.RegisteredBytes() == 0 }) {
-			t.Errorf("left behind: %v, %d bytes of registered memory", n.sw.Live(), n.sw.RegisteredBytes())
+			defect.Leak(t, "left behind: %v, %d bytes of registered memory", n.sw.Live(), n.sw.RegisteredBytes())
 		}
 	})
 	n.settings = Settings{Log: slog.New(slog.DiscardHandler), Linger: 5 * time.Second, Software: "udp", Bounds: DefaultBounds(2 * time.Second)}
@@ -94,11 +95,11 @@ func pingPong(t testing.TB, client, server *Conn) {
 	t.Helper()
 	require.NoError(t, client.WritePeer([]byte("ping")))
 	got, from := read(t, server)
-	require.Equal(t, "ping", string(got))
+	defect.Bytes(t, "ping", got)
 	require.Equal(t, at(client), from)
 	require.NoError(t, server.Write([]byte("pong"), from))
 	got, _ = read(t, client)
-	require.Equal(t, "pong", string(got))
+	defect.Bytes(t, "pong", got)
 }
 
 // read reads one datagram.

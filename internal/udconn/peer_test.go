@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // A peer that answers is not resolved again. One that is silent is, less and less often, and
@@ -19,7 +21,7 @@ func TestResolvesSilentPeers(t *testing.T) {
 		require.True(t, eventually(func() bool {
 			require.NoError(t, client.WritePeer([]byte("hm")))
 			got, _ := read(t, server)
-			require.Equal(t, "hm", string(got))
+			defect.Bytes(t, "hm", got)
 			return client.Stats().Resolutions >= before+3
 		}))
 		require.Zero(t, client.Stats().Unsent)
@@ -66,7 +68,7 @@ func TestStagedKeepsHandle(t *testing.T) {
 		require.NoError(t, staged)
 		require.NoError(t, err)
 		got, _ := read(t, server)
-		require.Equal(t, "x", string(got))
+		defect.Bytes(t, "x", got)
 		pingPong(t, client, server)
 	})
 }

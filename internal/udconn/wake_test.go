@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/internal/cqwait"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/fabric"
 )
 
@@ -35,7 +36,7 @@ func TestReaderHearsEveryPort(t *testing.T) {
 		clients = append(clients, client)
 		require.NoError(t, client.WritePeer([]byte(host)))
 		got, _ := read(t, server)
-		require.Equal(t, host, string(got))
+		defect.Bytes(t, host, got)
 	}
 	require.Len(t, server.Info(), 2)
 	require.NoError(t, server.SetReadDeadline(time.Now().Add(patience)))

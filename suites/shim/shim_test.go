@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // requireEcho sends some bytes there and back between what dial returns and the next
@@ -35,7 +36,7 @@ func requireEcho(t *testing.T, l net.Listener, dial func() (net.Conn, error)) ne
 	got := make([]byte, len("there and back"))
 	_, err = io.ReadFull(c, got)
 	require.NoError(t, err)
-	require.Equal(t, "there and back", string(got))
+	defect.Bytes(t, "there and back", got)
 	return c
 }
 

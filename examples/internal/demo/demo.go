@@ -16,6 +16,10 @@ import (
 	"syscall"
 )
 
+// ErrDiffers is in the errors of programs that have read other bytes than were sent, or
+// fewer. The tests of the programs tell it from other errors.
+var ErrDiffers = errors.New("what came is not what was sent")
+
 // A Program is a server and its client.
 type Program struct {
 	// Serve calls Ready and then serves ln until ln is closed.

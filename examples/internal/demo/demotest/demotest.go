@@ -3,12 +3,16 @@
 package demotest
 
 import (
+	"errors"
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/rdmanet/rdmanet"
+	"github.com/rdmanet/rdmanet/examples/internal/demo"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // asMain is the environment variable that makes the test program run the example's main.
@@ -34,7 +38,21 @@ func Run(t *testing.T, args ...string) (string, error) {
 	// With the race detector a process would otherwise wait a second at its end.
 	cmd.Env = append(os.Environ(), asMain+"=1", "GORACE=atexit_sleep_ms=0")
 	out, err := cmd.CombinedOutput()
+	if strings.Contains(string(out), demo.ErrDiffers.Error()) {
+		t.Error(defect.Wrong("%s", out))
+	}
 	return string(out), err
+}
+
+// NoError fails the test if the client of an example has returned an error.
+func NoError(t *testing.T, err error) {
+	t.Helper()
+	if errors.Is(err, demo.ErrDiffers) {
+		err = defect.Wrong("%w", err)
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // Serve runs serve on a listener of rdmanet on this machine until the test ends. It returns

@@ -1,0 +1,87 @@
+// Command gate runs the steps that a change must pass, and says in the end what matters.
+//
+//	gate [-keep DIR] [-all] step...
+//
+// A step is a target of make. One that runs tests writes their events, as go test -json
+// prints them, to files *.json in the folder that RDMANET_GATE names. By them the gate
+// tells a defect from a busy machine:
+//
+//   - A test that failed and then passed, run again alone, is flaky. It is named in the end,
+//     and the gate passes.
+//   - A test that failed each time fails the gate. So does what no repetition excuses: a data
+//     race, a panic, a fatal error of the runtime, and what package defect reports, which is a
+//     leak, or bytes that are lost or wrong. More than five flaky tests fail it, too.
+//
+// The tests are run again by what runs them (gotestsum --rerun-fails), twice at most. The
+// gate only reads what came of it.
+//
+// The gate stops behind the first step that fails, and -all makes it go on. It ends its
+// output with a table of the steps, the flaky tests, the tests that were skipped, and the
+// first failure with its output.
+//
+// -keep names a folder for what was done, so that a run that was stopped goes on where it
+// was. A step that has passed there is not run again while the files of the working tree are
+// the same.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+)
+
+// mostFlaky is how many flaky tests a run may have.
+const mostFlaky = 5
+
+func main() {
+	keep := flag.String("keep", "", "the `folder` that keeps what has passed; empty keeps nothing")
+	all := flag.Bool("all", false, "go on behind a step that fails")
+	flag.Parse()
+	if flag.NArg() == 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	passed, err := run(*keep, *all, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gate:", err)
+	}
+	if err != nil || !passed {
+		os.Exit(1)
+	}
+}
+
+// run runs the steps, prints the report, and returns whether all have passed.
+func run(keep string, all bool, names []string) (passed bool, err error) {
+	dir := keep
+	if keep == "" {
+		if dir, err = os.MkdirTemp("", "gate"); err != nil {
+			return false, err
+		}
+		defer os.RemoveAll(dir)
+	} else if dir, err = filepath.Abs(keep); err != nil {
+		return false, err
+	}
+	state, err := treeState()
+	if err != nil && keep != "" {
+		return false, err
+	}
+	// A step that is interrupted has failed, and the report is printed all the same.
+	signal.Notify(make(chan os.Signal, 1), os.Interrupt, syscall.SIGTERM)
+	r := report{}
+	for _, name := range names {
+		s := step{name: name, dir: filepath.Join(dir, name), state: state}
+		if !all && r.failed() != nil {
+			s.result.Status = notRun
+		} else if !s.load() {
+			if err := s.run(); err != nil {
+				return false, err
+			}
+		}
+		r.steps = append(r.steps, &s)
+	}
+	r.print(os.Stdout)
+	return r.passed(), nil
+}
