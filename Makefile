@@ -43,14 +43,13 @@ define newline
 
 endef
 
-# $(call counted,packages,flags) runs tests, and those that fail again, alone, twice at most.
-# make check and make test-all read the events of the tests. LEFT_OUT, if set, is a pattern of
-# tests that are left out.
+# $(call counted,packages,flags) runs tests. LEFT_OUT, if set, is a pattern of tests that are
+# left out, and SHORT is -short for less volume. In make check and make test-all those that fail are run again, alone, twice at
+# most, and the gate judges by the events of the tests.
 SUM     := $(CURDIR)/bin/gotestsum
-counted  = $(SUM) --format=pkgname --hide-summary=skipped \
-	$${RDMANET_GATE:+--jsonfile="$$(mktemp "$$RDMANET_GATE/XXXXXX.json")"} \
-	--rerun-fails=2 --rerun-fails-max-failures=5 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race \
-	--packages='$(1)' -- -timeout=30m -skip="$${LEFT_OUT-}" $(2)
+AGAIN   := --rerun-fails=2 --rerun-fails-max-failures=5 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race
+counted  = $(SUM) --format=pkgname --hide-summary=skipped --packages='$(1)' \
+	$${RDMANET_GATE:+$(AGAIN) --jsonfile="$$(mktemp "$$RDMANET_GATE/XXXXXX.json")"} -- -timeout=30m -skip="$${LEFT_OUT-}" $${SHORT-} $(2)
 
 # $(call left,pattern) leaves out more tests.
 left = LEFT_OUT="$${LEFT_OUT:+$$LEFT_OUT|}$(1)"
@@ -69,10 +68,15 @@ test:
 	$(call tests)
 
 # What every change must pass. internal/gate/left-out has the tests that it leaves out, with
-# the reasons.
+# the reasons. The kernel of the guests is fetched while other steps run. If that fails, the
+# step guests does it again and says why.
 check:
-	@LEFT_OUT=$$(sed -n 's/  # .*//p' internal/gate/left-out | paste -sd '|') \
-		$(GO) run ./internal/gate lint systems unit words ccall guests
+ifndef RDMANET_SKIP_VM
+	@vm/install
+	@nice -n 19 vm/run -device siw -- true >/dev/null 2>&1 &
+endif
+	@SHORT=-short LEFT_OUT=$$(sed -n 's/  # .*//p' internal/gate/left-out | paste -sd '|') \
+		$(GO) run ./internal/gate lint systems unit words ccall $(if $(RDMANET_SKIP_VM),,guests)
 
 # Everything, in shards. SHARD names those to run, and all that follow one another in a while.
 # What has passed is kept in gate.state, so that a run that was stopped goes on where it was

@@ -626,7 +626,10 @@ func TestManyConns(t *testing.T) {
 				}
 				open <- nc.(*Conn)
 				want := fmt.Sprintf("%8d", w*1000+i)
-				nc.Write([]byte(want))
+				if _, err := nc.Write([]byte(want)); err != nil {
+					errs <- err
+					return
+				}
 				if err := defect.ReadFull(nc, want); err != nil {
 					errs <- err
 					return

@@ -167,11 +167,14 @@ func (f *faulty) runAll(t *testing.T, set func(s *verbstest.Switch, n int) *verb
 	}
 }
 
-// faultStep is how far it is from the n-th call or completion to fail to the next.
-// Over RDMA devices, which are emulated, only the first are taken one by one.
+// faultStep is how far it is from the n-th call or completion to fail to the next. With
+// -short, and over RDMA devices, which are emulated, only the first are taken one by one.
 func faultStep(n int) int {
-	if onRDMA {
+	switch {
+	case onRDMA:
 		return 1 + n/2
+	case testing.Short():
+		return 1 + n/8
 	}
 	return 1
 }

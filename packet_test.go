@@ -226,10 +226,10 @@ func TestPacketTruncated(t *testing.T) {
 		server.SetReadDeadline(time.Now().Add(patience))
 		n, _, err := server.ReadFrom(b[:])
 		require.NoError(t, err)
-		defect.Bytes(t, "0123", b[:n])
+		require.Equal(t, "0123", string(b[:n])) // The first one may be lost.
 		n, _, err = server.ReadFrom(b[:])
 		require.NoError(t, err)
-		defect.Bytes(t, "abc", b[:n])
+		require.Equal(t, "abc", string(b[:n]))
 	})
 }
 

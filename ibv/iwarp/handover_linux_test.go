@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 	"github.com/rdmanet/rdmanet/internal/shmring"
@@ -37,7 +38,7 @@ func nothingLeft(t testing.TB) {
 				return
 			}
 			if time.Now().After(deadline) {
-				t.Errorf("%d mappings of shared memory, and %d before", now, before)
+				defect.Leak(t, "%d mappings of shared memory, and %d before", now, before)
 				return
 			}
 		}

@@ -560,7 +560,9 @@ func TestPathMTU(t *testing.T) {
 		route := verbstest.NewPair(t, verbstest.Env{Passive: open(t, rdmacore.Config{}), Addr: a}, verbstest.PairConfig{}).Active.ID.PathMTU()
 		for _, want := range []int{256, 512, 4096} {
 			p := open(t, rdmacore.Config{PathMTU: want, TypeOfService: 104})
-			verbstest.TestAddress(t, func(*testing.T) verbstest.Env { return verbstest.Env{Passive: p, Addr: a} })
+			if !testing.Short() || want == 512 {
+				verbstest.TestAddress(t, func(*testing.T) verbstest.Env { return verbstest.Env{Passive: p, Addr: a} })
+			}
 			pair := verbstest.NewPair(t, verbstest.Env{Passive: p, Addr: a}, verbstest.PairConfig{})
 			for _, e := range []*verbstest.End{pair.Active, pair.Passive} {
 				assert.Equal(t, min(want, route), e.ID.PathMTU())

@@ -3,6 +3,7 @@
 package rdmacore
 
 import (
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,7 +14,7 @@ import (
 func TestVectors(t *testing.T) {
 	d := guestIDs(t, 1)[0].Device().(*device)
 	n := int(d.c.num_comp_vectors)
-	require.Greater(t, n, 1, "the device has a vector for each processor")
+	require.GreaterOrEqual(t, n, runtime.NumCPU(), "the device has a vector for each processor")
 	used := make(map[int]bool)
 	for range n {
 		used[d.vector()] = true

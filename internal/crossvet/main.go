@@ -64,6 +64,9 @@ func check(dir, system string, tests bool, patterns []string) (problems int, err
 	if err != nil {
 		return 0, err
 	}
+	if len(pkgs) == 0 {
+		return 0, fmt.Errorf("there are no packages %s", strings.Join(patterns, " "))
+	}
 	for _, p := range pkgs {
 		for _, e := range p.Errors {
 			fmt.Printf("%s: %v\n", system, e)

@@ -18,9 +18,14 @@ import (
 // Prefix begins the description of each defect.
 const Prefix = "DEFECT: "
 
-// Leak fails the test because something is left that should be gone.
+// Leak fails the test because something is left that should be gone. A test that has failed
+// may have left it for that reason, so then it is no defect by itself.
 func Leak(t testing.TB, format string, args ...any) {
 	t.Helper()
+	if t.Failed() {
+		t.Errorf("left by the test that failed: "+format, args...)
+		return
+	}
 	t.Errorf(Prefix+"leak: "+format, args...)
 }
 

@@ -56,29 +56,28 @@ func main() {
 // run runs the steps, prints the report, and returns whether all have passed.
 func run(keep string, all bool, names []string) (passed bool, err error) {
 	dir := keep
+	var tree func() (string, error)
 	if keep == "" {
 		if dir, err = os.MkdirTemp("", "gate"); err != nil {
 			return false, err
 		}
 		defer os.RemoveAll(dir)
-	} else if dir, err = filepath.Abs(keep); err != nil {
-		return false, err
+	} else {
+		if dir, err = filepath.Abs(keep); err != nil {
+			return false, err
+		}
+		tree = treeState
 	}
-	state, err := treeState()
-	if err != nil && keep != "" {
-		return false, err
-	}
-	// A step that is interrupted has failed, and the report is printed all the same.
-	signal.Notify(make(chan os.Signal, 1), os.Interrupt, syscall.SIGTERM)
+	// A step that is interrupted fails, as its make gets the signal too. No other begins.
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
 	r := report{}
 	for _, name := range names {
-		s := step{name: name, dir: filepath.Join(dir, name), state: state}
-		if !all && r.failed() != nil {
+		s := step{name: name, dir: filepath.Join(dir, name), tree: tree}
+		if len(interrupted) > 0 || !all && r.failed() != nil {
 			s.result.Status = notRun
-		} else if !s.load() {
-			if err := s.run(); err != nil {
-				return false, err
-			}
+		} else if err := s.run(); err != nil {
+			return false, err
 		}
 		r.steps = append(r.steps, &s)
 	}

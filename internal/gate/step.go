@@ -9,6 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -26,16 +29,20 @@ const (
 
 // A step is a target of make, and what came of it.
 type step struct {
-	name  string
-	dir   string // of its events, its output and its result
-	state string // of the working tree
+	name string
+	dir  string // of its events, its output and its result
+
+	// tree returns what stands for all that the result depends on. It is nil if no result is
+	// kept.
+	tree  func() (string, error)
+	state string // what tree returned before the step ran
 
 	result result
 }
 
 // A result is what is kept of a step.
 type result struct {
-	State   string // the state of the working tree with which it ran
+	State   string // what tree returned then
 	Status  status
 	Seconds float64
 	verdict
@@ -44,21 +51,27 @@ type result struct {
 func (s *step) file(name string) string { return filepath.Join(s.dir, name) }
 
 // load reads the result of an earlier run, and reports whether it still holds.
-func (s *step) load() bool {
-	b, err := os.ReadFile(s.file("result"))
-	if err != nil || json.Unmarshal(b, &s.result) != nil {
-		return false
+func (s *step) load() (ok bool, err error) {
+	if s.tree == nil {
+		return false, nil
 	}
-	if s.result.State != s.state || s.result.Status != passed {
+	if s.state, err = s.tree(); err != nil {
+		return false, err
+	}
+	b, err := os.ReadFile(s.file("result"))
+	if err != nil || json.Unmarshal(b, &s.result) != nil || s.result.State != s.state || s.result.Status != passed {
 		s.result = result{}
-		return false
+		return false, nil
 	}
 	fmt.Printf("== %s: passed before, in %.0f s\n", s.name, s.result.Seconds)
-	return true
+	return true, nil
 }
 
-// run runs the step and judges it.
+// run runs the step and judges it, unless that was done before.
 func (s *step) run() error {
+	if done, err := s.load(); done || err != nil {
+		return err
+	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return err
 	}
@@ -77,7 +90,7 @@ func (s *step) run() error {
 	both := io.MultiWriter(os.Stdout, output)
 	cmd.Stdout, cmd.Stderr = both, both
 	failure := cmd.Run()
-	s.result = result{State: s.state, Status: passed, Seconds: time.Since(start).Seconds()}
+	s.result = result{Status: passed, Seconds: time.Since(start).Seconds()}
 	if s.result.verdict, err = s.judge(failure != nil); err != nil {
 		return err
 	}
@@ -85,6 +98,13 @@ func (s *step) run() error {
 		s.result.Status = failed
 	}
 	fmt.Printf("== make %s: %s, %.0f s\n", s.name, s.result.Status, s.result.Seconds)
+	if s.tree == nil {
+		return nil
+	}
+	// What was changed in the meantime was not what was run.
+	if s.result.State, err = s.tree(); err != nil || s.result.State != s.state {
+		return err
+	}
 	b, err := json.Marshal(s.result)
 	if err != nil {
 		return err
@@ -98,19 +118,14 @@ func (s *step) judge(broken bool) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	j := newJudge()
+	var v verdict
 	for _, name := range names {
-		f, err := os.Open(name)
+		w, err := judgeFile(name)
 		if err != nil {
 			return verdict{}, err
 		}
-		err = j.read(f)
-		f.Close()
-		if err != nil {
-			return verdict{}, fmt.Errorf("%s: %w", name, err)
-		}
+		v.add(w)
 	}
-	v := j.verdict()
 	if v.Failure == "" && broken {
 		b, err := os.ReadFile(s.file("output"))
 		if err != nil {
@@ -121,30 +136,55 @@ func (s *step) judge(broken bool) (verdict, error) {
 	return v, nil
 }
 
-// treeState stands for the files of the working tree, except those that git ignores. It is
-// empty if git cannot tell.
+// judgeFile reads the events of one file.
+func judgeFile(name string) (verdict, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return verdict{}, err
+	}
+	defer f.Close()
+	j := newJudge()
+	if err := j.read(f); err != nil {
+		return verdict{Failure: fmt.Sprintf("%s has what is no event of a test: %v", name, err)}, nil
+	}
+	return j.verdict(), nil
+}
+
+// settings are the variables of make that change what a step does, besides those of rdmanet.
+var settings = []string{"COUNT", "DEVICE", "FUZZTIME", "N", "SEED", "SUITE", "LEFT_OUT", "SHORT"}
+
+// treeState stands for all that a result depends on: the files of the working tree, except
+// those that git ignores, the version of Go, and settings.
 func treeState() (string, error) {
 	h := sha256.New()
-	for _, args := range [][]string{
-		{"rev-parse", "HEAD"},
-		{"diff", "HEAD"},
-		{"ls-files", "--others", "--exclude-standard"},
-	} {
+	fmt.Fprintln(h, runtime.Version())
+	for _, v := range slices.Sorted(slices.Values(os.Environ())) {
+		name, _, _ := strings.Cut(v, "=")
+		if strings.HasPrefix(name, "RDMANET_") || slices.Contains(settings, name) {
+			fmt.Fprintln(h, v)
+		}
+	}
+	for _, args := range [][]string{{"rev-parse", "HEAD"}, {"diff", "HEAD"}} {
 		out, err := exec.Command("git", args...).Output()
 		if err != nil {
 			return "", fmt.Errorf("git %s: %w", args[0], err)
 		}
 		h.Write(out)
-		if args[0] != "ls-files" {
+	}
+	out, err := exec.Command("git", "ls-files", "-z", "--others", "--exclude-standard").Output()
+	if err != nil {
+		return "", fmt.Errorf("git ls-files: %w", err)
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		fmt.Fprintln(h, name)
+		if info, err := os.Lstat(name); err != nil || !info.Mode().IsRegular() {
 			continue
 		}
-		for name := range bytes.Lines(out) {
-			b, err := os.ReadFile(string(bytes.TrimSuffix(name, []byte("\n"))))
-			if err != nil {
-				return "", err
-			}
-			h.Write(b)
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return "", err
 		}
+		h.Write(b)
 	}
 	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }

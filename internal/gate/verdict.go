@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/rdmanet/rdmanet/internal/defect"
@@ -24,6 +23,22 @@ type verdict struct {
 
 	// Failure is why the step fails, with output. It is empty if it does not.
 	Failure string
+}
+
+// add adds what came of other tests.
+func (v *verdict) add(w verdict) {
+	v.Tests += w.Tests
+	v.Again += w.Again
+	v.Flaky = append(v.Flaky, w.Flaky...)
+	if v.Skipped == nil {
+		v.Skipped = make(map[string]int)
+	}
+	for why, n := range w.Skipped {
+		v.Skipped[why] += n
+	}
+	if v.Failure == "" {
+		v.Failure = w.Failure
+	}
 }
 
 // inexcusable returns what no repetition excuses in a line of output, "" for nothing.
@@ -64,14 +79,16 @@ type testID struct{ pkg, name string }
 // A test is a test with its subtests, or what a package prints and how it ends.
 type test struct {
 	testID
-	output    strings.Builder // of the run that goes on
+	open      bool            // a run goes on
+	output    strings.Builder // of that run
+	found     string          // what no repetition excuses in that run, if it fails
 	failure   string          // output of the first run that failed
 	skipping  string          // the last line that the test has printed
 	last      string          // how the last run ended: pass, fail or skip
 	runs      int
 	failures  int
 	grave     string // what no repetition excuses
-	graveText string
+	graveText string // output of the run that had it
 }
 
 func newJudge() *judge {
@@ -112,13 +129,20 @@ func (j *judge) take(e *event) {
 		j.order = append(j.order, t)
 	}
 	switch e.Action {
+	case "run":
+		if sub == "" {
+			if t.open {
+				t.end("fail") // Its process has ended without a word.
+			}
+			t.open = true
+		}
 	case "output":
 		t.output.WriteString(e.Output)
 		if text := strings.TrimSpace(e.Output); !strings.HasPrefix(text, "---") && !strings.HasPrefix(text, "===") {
 			t.skipping = text
 		}
-		if what := inexcusable(e.Output); what != "" && t.grave == "" {
-			t.grave = what
+		if t.found == "" {
+			t.found = inexcusable(e.Output)
 		}
 	case "skip":
 		if sub != "" || root == "" {
@@ -126,19 +150,38 @@ func (j *judge) take(e *event) {
 		}
 		fallthrough
 	case "pass", "fail":
-		if sub == "" {
-			t.output.WriteString(j.builds[e.FailedBuild])
-			t.end(e.Action)
+		if sub != "" {
+			return
+		}
+		if root == "" {
+			j.endAll(e.Package)
+		}
+		t.output.WriteString(j.builds[e.FailedBuild])
+		t.end(e.Action)
+	}
+}
+
+// endAll ends the tests that go on when the process that ran them has ended. Nobody knows
+// what the tests behind them would have found.
+func (j *judge) endAll(pkg string) {
+	for _, t := range j.order {
+		if t.pkg == pkg && t.open {
+			if t.found == "" {
+				t.found = "the end of the process in the middle of a test"
+			}
+			t.end("fail")
 		}
 	}
 }
 
 // end ends a run of the test.
 func (t *test) end(how string) {
+	t.open = false
 	t.runs++
 	t.last = how
-	text := t.output.String()
+	text, found := t.output.String(), t.found
 	t.output.Reset()
+	t.found = ""
 	if how != "fail" {
 		return
 	}
@@ -146,8 +189,8 @@ func (t *test) end(how string) {
 	if t.failure == "" {
 		t.failure = text
 	}
-	if t.grave != "" && t.graveText == "" {
-		t.graveText = text
+	if t.grave == "" && found != "" {
+		t.grave, t.graveText = found, text
 	}
 }
 
@@ -161,16 +204,16 @@ func (j *judge) verdict() (v verdict) {
 			continue
 		}
 		v.Tests++
-		v.Again += max(0, t.runs-1)
 		if t.failures > 0 {
+			v.Again += t.runs - 1
 			failed[t.pkg] = true
 		}
 		switch {
-		case t.failures > 0 && t.grave != "":
+		case t.grave != "":
 			grave = append(grave, t)
 		case t.runs == 0:
 			unended = append(unended, t)
-		case t.last == "fail":
+		case t.failures > 0 && t.last != "pass":
 			always = append(always, t)
 		case t.failures > 0:
 			v.Flaky = append(v.Flaky, t.name+": "+firstLine(t.failure))
@@ -188,7 +231,6 @@ func (j *judge) verdict() (v verdict) {
 			whole = append(whole, t)
 		}
 	}
-	slices.Sort(v.Flaky)
 	switch {
 	case len(grave) > 0:
 		t := grave[0]
@@ -201,6 +243,8 @@ func (j *judge) verdict() (v verdict) {
 	case len(unended) > 0:
 		t := unended[0]
 		v.Failure = t.String() + " has begun and not ended\n" + t.output.String()
+	case v.Tests == 0:
+		v.Failure = "no test was run"
 	}
 	return v
 }

@@ -35,6 +35,11 @@ func Main(m *testing.M, device, address string, open func() (ibv.Provider, error
 		time.Sleep(20 * time.Millisecond)
 	}
 	if after != before {
+		if status != 0 {
+			// A test that failed may have left them for that reason.
+			fmt.Fprintf(os.Stderr, "resources left by tests that failed: %sbefore: %s", after, before)
+			return status
+		}
 		fmt.Fprintf(os.Stderr, defect.Prefix+"leak: resources left behind: %sbefore: %s", after, before)
 		return 1
 	}

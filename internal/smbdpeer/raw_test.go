@@ -61,12 +61,9 @@ func TestRaw(t *testing.T) {
 	if raw.Credits != before-2 {
 		t.Errorf("%d credits of %d are left behind two messages", raw.Credits, before)
 	}
-	b := make([]byte, 200)
-	n, err := p.Read(b)
-	if err != nil {
+	if err := defect.ReadFull(p, Segment(100, 0)[PayloadOffset:]); err != nil {
 		t.Fatal(err)
 	}
-	defect.Bytes(t, Segment(100, 0)[PayloadOffset:], b[:n])
 	if _, err := p.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
 	}
@@ -88,6 +85,7 @@ func TestRaw(t *testing.T) {
 	}
 	raw.SendTogether(Segment(10, 0), DataTransfer{}.Message(HeaderLen)) // one good one, one malformed
 	raw.WaitEnd()
+	b := make([]byte, 200)
 	if n, err := p.Read(b); n != 10 || err != nil {
 		t.Errorf("%d bytes came, %v", n, err)
 	}
