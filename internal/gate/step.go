@@ -126,6 +126,9 @@ func (s *step) judge(broken bool) (verdict, error) {
 		}
 		v.add(w)
 	}
+	if v.Failure == "" && len(names) > 0 && v.Tests == 0 {
+		v.Failure = "no test was run"
+	}
 	if v.Failure == "" && broken {
 		b, err := os.ReadFile(s.file("output"))
 		if err != nil {
