@@ -78,9 +78,8 @@ endif
 	@SHORT=-short LEFT_OUT=$$(sed -n 's/  # .*//p' internal/gate/left-out | paste -sd '|') \
 		$(GO) run ./internal/gate lint systems unit words ccall $(if $(RDMANET_SKIP_VM),,guests)
 
-# Everything, in shards. SHARD names those to run, and all that follow one another in a while.
-# What has passed is kept in gate.state, so that a run that was stopped goes on where it was
-# while the files are the same.
+# All tests, in shards. SHARD names those to run. What has passed is kept in gate.state, so
+# that a run that was stopped goes on where it was while the files are the same.
 SHARD ?= lint cross unit samehost word32 ccall rxe siw suites twins fuzz
 test-all:
 	@$(GO) run ./internal/gate -all -keep gate.state $(SHARD)

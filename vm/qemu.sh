@@ -42,9 +42,9 @@ share() {
 }
 
 # tsc_option prints the kernel's option for the frequency of the processor's counter, which a
-# guest has from the host. On a busy machine the guest's kernel measures it wrongly, and its
-# clock then runs many times too fast. The loops per second that the host prints are worked
-# out from the frequency of a constant counter.
+# guest has from the host. So its kernel need not measure it, which may go wrong on a busy
+# machine: clocks that ran many times too fast were seen. The loops per second that the host
+# prints are worked out from the frequency of a constant counter.
 tsc_option() {
 	awk '/^bogomips/ { loops = $3 } / constant_tsc / { constant = 1 }
 		END { if (constant && loops > 0) printf "tsc_early_khz=%d", loops * 500 }' /proc/cpuinfo
@@ -118,8 +118,8 @@ stop() {
 alive() { kill -0 "${pids[$1]}" 2>/dev/null; }
 
 # wait_until_ready waits until all guests are about to run the command. It
-# fails when one died or hung on the way, which booting again may cure, and ends
-# the run when that would not help.
+# fails when one died or hung on the way, or its clock is far too fast, which
+# booting again may cure, and ends the run when that would not help.
 wait_until_ready() {
 	local role begin=$SECONDS patience=$((SECONDS + 180))
 	for ((role = 1; role <= guests; role++)); do
