@@ -47,14 +47,10 @@ func hostFrom(env, otherwise string) string {
 }
 
 // heavy is a size, or a number of repetitions, that is there for volume only: a
-// part of it with -short, and over RDMA devices, which are emulated where these tests
-// run.
+// part of it over RDMA devices, which are emulated where these tests run.
 func heavy(n int) int {
-	switch {
-	case onRDMA:
+	if onRDMA {
 		return max(1, n/8)
-	case testing.Short():
-		return max(1, n/4)
 	}
 	return n
 }

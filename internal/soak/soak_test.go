@@ -54,6 +54,13 @@ func TestKill(t *testing.T) {
 			if device == "races" && !shadowed {
 				t.Skip("there is no race detector")
 			}
+			// What the child prints would pass for a panic, or a race, of this process.
+			printed, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+			require.NoError(t, err)
+			defer printed.Close()
+			old := os.Stderr
+			os.Stderr = printed
+			defer func() { os.Stderr = old }()
 			c := new(child)
 			require.NoError(t, c.start(options{device: device}, "home"))
 			// It has ended, and is not waited for.
