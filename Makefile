@@ -44,8 +44,8 @@ define newline
 endef
 
 # $(call counted,packages,flags) runs tests. LEFT_OUT, if set, is a pattern of tests that are
-# left out, and SHORT is -short for less volume. In make check and make test-all those that fail are run again, alone, twice at
-# most, and the gate judges by the events of the tests.
+# left out, and SHORT is -short for less volume. In make check and make test-all those that fail
+# are run again, alone, twice at most, and the gate judges by the events of the tests.
 SUM     := $(CURDIR)/bin/gotestsum
 AGAIN   := --rerun-fails=2 --rerun-fails-max-failures=5 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race
 counted  = $(SUM) --format=pkgname --hide-summary=skipped --packages='$(1)' \
@@ -58,7 +58,7 @@ $(SUM): Makefile
 	GOBIN=$(@D) $(GO) install $(GOTESTSUM)
 	touch $@
 
-.PHONY: all check test test-all unit samehost words word32 ccall guests vm rxe siw suites suites-quick race twins \
+.PHONY: all check test test-all unit root nested samehost words word32 ccall guests programs vm rxe siw suites suites-quick race twins \
 	soak bench fuzz lint format vet staticcheck workflows structure layers chart chart-check vuln tidy-check systems cross
 
 all: lint cross test
@@ -68,25 +68,33 @@ test:
 	$(call tests)
 
 # What every change must pass. internal/gate/left-out has the tests that it leaves out, with
-# the reasons. The kernel of the guests is fetched while other steps run. If that fails, the
-# step guests does it again and says why.
-check:
+# the reasons. The tests of the root package mostly wait, so other steps run beside them. go
+# vet compiles what these tests use, and they need not be vetted again. The kernel of the
+# guests is fetched meanwhile. If that fails, the step guests does it again and says why.
+check: $(SUM)
 ifndef RDMANET_SKIP_VM
 	@vm/install
 	@nice -n 19 vm/run -device siw -- true >/dev/null 2>&1 &
 endif
-	@SHORT=-short LEFT_OUT=$$(sed -n 's/  # .*//p' internal/gate/left-out | paste -sd '|') \
-		$(GO) run ./internal/gate lint systems unit words ccall $(if $(RDMANET_SKIP_VM),,guests)
+	@RACE=-race SHORT='-short -vet=off' LEFT_OUT=$$(sed -n 's/  # .*//p' internal/gate/left-out | paste -sd '|') \
+		$(GO) run ./internal/gate lint systems \
+			root+nested+words+ccall$(if $(RDMANET_SKIP_VM),,+programs guests)
 
 # All tests, in shards. SHARD names those to run. What has passed is kept in gate.state, so
 # that a run that was stopped goes on where it was while the files are the same.
 SHARD ?= lint cross unit samehost word32 ccall rxe siw suites twins fuzz
-test-all:
+test-all: $(SUM)
 	@$(GO) run ./internal/gate -all -keep gate.state $(SHARD)
 
-# What make test runs, with the race detector, which needs a C compiler.
-unit: $(SUM)
-	@for m in $(MODULES); do (echo "== $$m"; cd $$m; $(call counted,./...,-race)) || exit 1; done
+# What make test runs, with the race detector, which needs a C compiler: in the root module,
+# and in those nested in it.
+unit: root nested
+
+root: $(SUM)
+	@$(call counted,./...,-race)
+
+nested: $(SUM)
+	@for m in $(filter-out .,$(MODULES)); do (echo "== $$m"; cd $$m; $(call counted,./...,-race)) || exit 1; done
 
 # The tests of connections over shared memory from their first message on, which otherwise
 # begin with TCP; and the rings and links on arm64, which qemu-user plays.
@@ -123,8 +131,15 @@ ccall: $(SUM)
 
 # Those tests over rdma-core, on Soft-RoCE and siw in guests, that every change must pass.
 # RDMANET_SKIP_VM=1 leaves out whatever needs guests.
-guests: $(SUM)
-	@GOTESTSUM=$(SUM) vm/check
+guests: $(SUM) programs
+	@GOTESTSUM=$(SUM) PROGRAMS=$(CURDIR)/bin/guests vm/check
+
+# What these guests run.
+programs:
+	@mkdir -p bin/guests
+	$(GO) test -c -o bin/guests/ . ./ibv/rdmacore
+	$(GO) build -C examples/smb -o $(CURDIR)/bin/guests/ .
+	$(GO) build -o bin/guests/ cmd/test2json
 
 # All tests over rdma-core.
 vm: rxe siw
@@ -195,8 +210,10 @@ lint: format vet staticcheck workflows layers chart-check tidy-check
 format:
 	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt these:"; echo "$$files"; exit 1; fi
 
+# RACE=-race looks at what is there with the race detector only, and compiles what is used by
+# it as that wants it.
 vet:
-	$(call each,$(GO) vet ./...)
+	$(call each,$(GO) vet $(RACE) ./...)
 
 staticcheck:
 	$(call each,$(GO) run $(STATICCHECK) ./...)

@@ -164,7 +164,7 @@ func TestCloseDelivers(t *testing.T) {
 					}
 				})
 			}
-			for range heavy(*closes) / 3 {
+			for range repeats(*closes) / 3 {
 				n := 1 + rnd.IntN(1<<(1+rnd.IntN(21)))
 				within(t, "all that are closed", func() { lengths <- n })
 			}
@@ -280,7 +280,7 @@ func TestCloseAfterAnswer(t *testing.T) {
 		})
 	}
 	rnd := rand.New(rand.NewPCG(2, 2))
-	for range heavy(*closes) / 4 {
+	for range repeats(*closes) / 4 {
 		jobs <- rnd.IntN(1 << (1 + rnd.IntN(21)))
 	}
 	close(jobs)
@@ -319,9 +319,10 @@ func TestExitDelivers(t *testing.T) {
 	defer ln.Close()
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	for i := range max(heavy(*closes)/10, 1) {
+	for i := range max(repeats(*closes)/10, 1) {
 		cmd := exec.Command(exe, "-test.run=^TestMainExit$")
-		cmd.Env = append(os.Environ(), exitEnv+"="+ln.Addr().String())
+		// The race detector would have each process wait for a second at its end.
+		cmd.Env = append(os.Environ(), exitEnv+"="+ln.Addr().String(), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 		cmd.Stderr = os.Stderr
 		require.NoError(t, cmd.Start())
 		s, err := ln.Accept()

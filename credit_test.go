@@ -305,7 +305,7 @@ func (s *creditSide) read(t *testing.T) bool {
 // a receive for it, whatever both want to send arrives once both read, and then
 // there is silence.
 func TestCreditsModel(t *testing.T) {
-	for seed := range uint64(heavy(3000)) {
+	for seed := range uint64(repeats(3000)) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		var ends [2]*creditSide
 		reserve := int(seed % 2)

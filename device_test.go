@@ -55,6 +55,15 @@ func heavy(n int) int {
 	return n
 }
 
+// repeats is a number of repetitions of the same with other random numbers: a quarter of them
+// with -short, and fewer over RDMA devices. Unlike heavy it is for no size.
+func repeats(n int) int {
+	if testing.Short() {
+		n = max(1, n/4)
+	}
+	return heavy(n)
+}
+
 // newProvider returns the provider of the device that the tests run over.
 func newProvider(t testing.TB) ibv.Provider {
 	t.Helper()

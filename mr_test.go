@@ -226,10 +226,9 @@ func TestNoMemoryToGrow(t *testing.T) {
 	sw := newSwitch(t, nil)
 	cfg := Config{Provider: sw, MaxReceiveSize: maxSegment, MaxSendSize: maxSegment, MaxFragmentedSize: 4 << 20}
 	a, b := pipeOn(t, cfg)
-	first, last := refuse(sw)
+	refusal := sw.FailAll(syscall.ENOMEM, verbstest.RegMR)
 	exchange(t, a, b, 16<<20)
-	require.True(t, first.Fired(), "they tried to grow")
-	require.False(t, last.Fired(), "each of them was refused")
+	require.True(t, refusal.Fired(), "they tried to grow")
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Close())
 	requireReleased(t, sw)
@@ -246,7 +245,7 @@ func TestNoMemoryToSend(t *testing.T) {
 			for i := range conns {
 				conns[i][0], conns[i][1] = pipeOn(t, Config{Provider: sw})
 			}
-			refuse(sw)
+			sw.FailAll(syscall.ENOMEM, verbstest.RegMR)
 			a, b := conns[0][0], conns[0][1]
 			held := takeFree(a.lane.buffers) // as the sends of many other connections would
 			within(t, "exchanges", func() {
@@ -299,14 +298,4 @@ func takeFree(p *regmem.Pool) (bufs []*regmem.Buffer) {
 		bufs = append(bufs, b)
 	}
 	return bufs
-}
-
-// refuse makes every registration to come fail, and returns the first and the
-// last of the faults.
-func refuse(sw *verbstest.Switch) (first, last *verbstest.Fault) {
-	first = sw.FailNth(1, syscall.ENOMEM, verbstest.RegMR)
-	for n := 2; n <= 10000; n++ {
-		last = sw.FailNth(n, syscall.ENOMEM, verbstest.RegMR)
-	}
-	return first, last
 }

@@ -48,10 +48,14 @@ func TestNumberReused(t *testing.T) {
 	defer shared.Close()
 	c := shared.(*cq)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	times := 400
+	if testing.Short() {
+		times = 100
+	}
 	var wg sync.WaitGroup
 	for _, id := range ids {
 		wg.Go(func() {
-			for range 400 {
+			for range times {
 				q, err := id.CreateQP(pd, ibv.QPInit{SendCQ: c, RecvCQ: c, Cap: ibv.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
 				if !assert.NoError(t, err) {
 					return

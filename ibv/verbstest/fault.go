@@ -11,7 +11,7 @@ import (
 // ErrInjected is the error of a failed call if the test gave no other.
 var ErrInjected = errors.New("verbstest: injected fault")
 
-// A Fault makes a [Switch] break one thing, once. If two faults fit one call, both are used
+// A Fault makes a [Switch] break one thing, once, or all of a kind ([Switch.FailAll]). If two faults fit one call, both are used
 // up, and the one that was set first decides.
 type Fault struct {
 	s     *Switch
@@ -23,7 +23,8 @@ type Fault struct {
 	status     ibv.WCStatus
 	ops        []ibv.WCOpcode
 
-	left  int // left is how many calls or completions are left until it fires. s.mu guards it.
+	all   bool // whether it stays when it has fired
+	left  int  // left is how many calls or completions are left until it fires. s.mu guards it.
 	fired atomic.Bool
 }
 
@@ -31,7 +32,7 @@ type Fault struct {
 // second and so on is done when its fault has not fired.
 func (f *Fault) Fired() bool { return f.fired.Load() }
 
-// Cancel removes a fault that has not fired.
+// Cancel removes a fault that has not fired, or one of FailAll.
 func (f *Fault) Cancel() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -44,12 +45,21 @@ func (f *Fault) Cancel() {
 // Without a kind all calls count, except those that close an object, which must be named.
 // The failed call has no effect. It returns err, or [ErrInjected] if err is nil.
 func (s *Switch) FailNth(n int, err error, kinds ...Kind) *Fault {
-	match := func(k Kind) bool { return !k.closes() }
-	if len(kinds) > 0 {
-		kinds = slices.Clone(kinds)
-		match = func(k Kind) bool { return slices.Contains(kinds, k) }
+	return s.set(&Fault{match: matching(kinds), err: err, left: n})
+}
+
+// FailAll fails every call that FailNth would count, until the fault is canceled.
+func (s *Switch) FailAll(err error, kinds ...Kind) *Fault {
+	return s.set(&Fault{match: matching(kinds), err: err, left: 1, all: true})
+}
+
+// matching returns whether a call is of one of the kinds, or counts where no kind is given.
+func matching(kinds []Kind) func(Kind) bool {
+	if len(kinds) == 0 {
+		return func(k Kind) bool { return !k.closes() }
 	}
-	return s.set(&Fault{match: match, err: err, left: n})
+	kinds = slices.Clone(kinds)
+	return func(k Kind) bool { return slices.Contains(kinds, k) }
 }
 
 // FailPost shortens the n-th call from now of kind, [PostSend] or [PostRecv]. The first
@@ -107,8 +117,8 @@ func (s *Switch) meet(k Kind) *Fault {
 	return s.count(func(f *Fault) bool { return !f.completion && f.match(k) })
 }
 
-// count counts down every fault that matches, removes those that fire, and returns the
-// first of them. The caller holds s.mu.
+// count counts down every fault that matches, removes those that fire once, and returns the
+// first that fires. The caller holds s.mu.
 func (s *Switch) count(match func(*Fault) bool) *Fault {
 	var first *Fault
 	for i := 0; i < len(s.faults); {
@@ -120,7 +130,12 @@ func (s *Switch) count(match func(*Fault) bool) *Fault {
 			i++
 			continue
 		}
-		s.remove(i)
+		if f.all {
+			f.left = 1
+			i++
+		} else {
+			s.remove(i)
+		}
 		f.fired.Store(true)
 		if first == nil {
 			first = f

@@ -255,6 +255,20 @@ func TestSwitchFailNthCounts(t *testing.T) {
 	require.False(t, f.Fired())
 }
 
+func TestSwitchFailAll(t *testing.T) {
+	r := newRig(t)
+	f := r.s.FailAll(nil, Arm)
+	require.False(t, f.Fired())
+	for range 3 {
+		require.ErrorIs(t, r.cq.Arm(false), ErrInjected)
+	}
+	require.True(t, f.Fired())
+	_, err := r.qp.PostSend(sends(1))
+	require.NoError(t, err, "another kind does not fail")
+	f.Cancel()
+	require.NoError(t, r.cq.Arm(false))
+}
+
 func TestSwitchFailPost(t *testing.T) {
 	r := newRig(t)
 	r.s.FailPost(2, PostSend, 3, ibv.ErrQueueFull)

@@ -11,7 +11,8 @@ import (
 
 // A report is what the gate prints in the end.
 type report struct {
-	steps []*step
+	steps   []*step
+	seconds float64 // of the whole run
 }
 
 // These are how many lines of the first failure are printed, from its beginning and from
@@ -47,11 +48,9 @@ func (r *report) print(w io.Writer) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(table, "step\tresult\tseconds\ttests\trun again\tflaky\tskipped\t\n")
 	count := make(map[status]int)
-	var sum float64
 	skipped := make(map[string]int)
 	for _, s := range r.steps {
 		res := &s.result
-		sum += res.Seconds
 		count[res.Status]++
 		skips := 0
 		for why, n := range res.Skipped {
@@ -60,7 +59,7 @@ func (r *report) print(w io.Writer) {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%.0f\t%d\t%d\t%d\t%d\t\n", s.name, res.Status, res.Seconds, res.Tests, res.Again, len(res.Flaky), skips)
 	}
-	fmt.Fprintf(table, "all\t\t%.0f\t\t\t\t\t\n", sum)
+	fmt.Fprintf(table, "all\t\t%.0f\t\t\t\t\t\n", r.seconds)
 	table.Flush()
 	fmt.Fprintln(w)
 	for _, why := range slices.Sorted(maps.Keys(skipped)) {

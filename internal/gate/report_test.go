@@ -10,7 +10,7 @@ import (
 
 func printed(steps ...*step) (string, bool) {
 	var b strings.Builder
-	r := report{steps}
+	r := report{steps, 122}
 	r.print(&b)
 	return b.String(), r.passed()
 }

@@ -50,8 +50,9 @@ type result struct {
 
 func (s *step) file(name string) string { return filepath.Join(s.dir, name) }
 
-// load reads the result of an earlier run, and reports whether it still holds.
-func (s *step) load() (ok bool, err error) {
+// load reads the result of an earlier run, and reports whether it still holds. It says so to
+// w.
+func (s *step) load(w io.Writer) (ok bool, err error) {
 	if s.tree == nil {
 		return false, nil
 	}
@@ -63,13 +64,13 @@ func (s *step) load() (ok bool, err error) {
 		s.result = result{}
 		return false, nil
 	}
-	fmt.Printf("== %s: passed before, in %.0f s\n", s.name, s.result.Seconds)
+	fmt.Fprintf(w, "== %s: passed before, in %.0f s\n", s.name, s.result.Seconds)
 	return true, nil
 }
 
-// run runs the step and judges it, unless that was done before.
-func (s *step) run() error {
-	if done, err := s.load(); done || err != nil {
+// run runs the step and judges it, unless that was done before. The output goes to w.
+func (s *step) run(w io.Writer) error {
+	if done, err := s.load(w); done || err != nil {
 		return err
 	}
 	if err := os.RemoveAll(s.dir); err != nil {
@@ -83,11 +84,11 @@ func (s *step) run() error {
 		return err
 	}
 	defer output.Close()
-	fmt.Printf("== make %s\n", s.name)
+	fmt.Fprintf(w, "== make %s\n", s.name)
 	start := time.Now()
 	cmd := exec.Command("make", "--no-print-directory", s.name)
 	cmd.Env = append(os.Environ(), eventsEnv+"="+s.dir)
-	both := io.MultiWriter(os.Stdout, output)
+	both := io.MultiWriter(w, output)
 	cmd.Stdout, cmd.Stderr = both, both
 	failure := cmd.Run()
 	s.result = result{Status: passed, Seconds: time.Since(start).Seconds()}
@@ -97,7 +98,7 @@ func (s *step) run() error {
 	if s.result.Failure != "" {
 		s.result.Status = failed
 	}
-	fmt.Printf("== make %s: %s, %.0f s\n", s.name, s.result.Status, s.result.Seconds)
+	fmt.Fprintf(w, "== make %s: %s, %.0f s\n", s.name, s.result.Status, s.result.Seconds)
 	if s.tree == nil {
 		return nil
 	}
@@ -129,12 +130,22 @@ func (s *step) judge(broken bool) (verdict, error) {
 	if v.Failure == "" && len(names) > 0 && v.Tests == 0 {
 		v.Failure = "no test was run"
 	}
-	if v.Failure == "" && broken {
-		b, err := os.ReadFile(s.file("output"))
-		if err != nil {
-			return verdict{}, err
+	if !broken {
+		return v, nil
+	}
+	output, err := os.ReadFile(s.file("output"))
+	if err != nil {
+		return verdict{}, err
+	}
+	if v.Failure == "" {
+		v.Failure = string(bytes.TrimRight(output, "\n"))
+		return v, nil
+	}
+	// gotestsum says so why it did not run again what has failed.
+	for line := range strings.Lines(string(output)) {
+		if strings.HasPrefix(line, "ERROR ") {
+			v.Failure = strings.TrimRight(v.Failure, "\n") + "\n" + strings.TrimRight(line, "\n")
 		}
-		v.Failure = string(bytes.TrimRight(b, "\n"))
 	}
 	return v, nil
 }
@@ -154,7 +165,7 @@ func judgeFile(name string) (verdict, error) {
 }
 
 // settings are the variables of make that change what a step does, besides those of rdmanet.
-var settings = []string{"COUNT", "DEVICE", "FUZZTIME", "N", "SEED", "SUITE", "LEFT_OUT", "SHORT"}
+var settings = []string{"COUNT", "DEVICE", "FUZZTIME", "N", "SEED", "SUITE", "LEFT_OUT", "SHORT", "RACE"}
 
 // treeState stands for all that a result depends on: the files of the working tree, except
 // those that git ignores, the version of Go, and settings.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,7 +29,7 @@ func runStep(t *testing.T, name, state, dir string) *step {
 	if state != "" {
 		s.tree = func() (string, error) { return state, nil }
 	}
-	require.NoError(t, s.run())
+	require.NoError(t, s.run(io.Discard))
 	return s
 }
 
@@ -43,6 +45,8 @@ broken: good
 	@echo the disk is full; exit 3
 leak:
 	@cp `+fixtures+`/leak.json "$$RDMANET_GATE"
+once:
+	@cp `+fixtures+`/once.json "$$RDMANET_GATE"; echo ERROR rerun aborted; exit 1
 nothing:
 	@touch "$$RDMANET_GATE/a.json"
 garbage:
@@ -60,6 +64,9 @@ plain:
 	s = runStep(t, "leak", "", dir)
 	require.Equal(t, failed, s.result.Status)
 	require.Contains(t, s.result.Failure, "1 goroutine left")
+	s = runStep(t, "once", "", dir)
+	require.Equal(t, failed, s.result.Status)
+	require.Regexp(t, `(?s)^TestAlways .* in its only run.*it is wrong.*\nERROR rerun aborted$`, s.result.Failure)
 	s = runStep(t, "nothing", "", dir)
 	require.Equal(t, failed, s.result.Status)
 	require.Contains(t, s.result.Failure, "no test was run")
@@ -97,7 +104,7 @@ func TestStepOfChangingFiles(t *testing.T) {
 	s := &step{name: "step", dir: t.TempDir()}
 	n := 0
 	s.tree = func() (string, error) { n++; return strconv.Itoa(n), nil }
-	require.NoError(t, s.run())
+	require.NoError(t, s.run(io.Discard))
 	require.Equal(t, passed, s.result.Status)
 	require.NoFileExists(t, s.file("result"))
 }
@@ -144,4 +151,23 @@ func TestTreeState(t *testing.T) {
 	after, err := treeState()
 	require.NoError(t, err)
 	require.Equal(t, before, after)
+}
+
+// Steps that run side by side meet, and each has its own output and result.
+func TestSideBySide(t *testing.T) {
+	inFolder(t, `
+one:
+	@echo one >first; while test ! -e second; do sleep 0.01; done; echo one sees two
+two:
+	@echo two >second; while test ! -e first; do sleep 0.01; done; echo two sees one; exit 1
+`)
+	dir := t.TempDir()
+	one, two := &step{name: "one", dir: filepath.Join(dir, "one")}, &step{name: "two", dir: filepath.Join(dir, "two")}
+	var output bytes.Buffer
+	require.NoError(t, sideBySide([]*step{one, two}, &output))
+	require.Equal(t, passed, one.result.Status)
+	require.Equal(t, failed, two.result.Status)
+	require.Contains(t, two.result.Failure, "two sees one")
+	require.NotContains(t, two.result.Failure, "one sees two")
+	require.Regexp(t, `(?s)^== make one\none sees two\n== make one: ok.*== make two\ntwo sees one\n.*== make two: FAILED`, output.String())
 }

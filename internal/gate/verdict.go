@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 
@@ -56,6 +57,18 @@ func inexcusable(line string) string {
 	return ""
 }
 
+// alarm returns the line of output that gotestsum takes for the end of the process in a panic,
+// or for a data race, "" if there is none. It runs nothing again then, also if the test that
+// printed the line has passed.
+func alarm(output string) string {
+	for line := range strings.Lines(output) {
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "WARNING: DATA RACE") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
+}
+
 // An event is one line of what go test -json prints.
 type event struct {
 	Action      string
@@ -89,6 +102,7 @@ type test struct {
 	failures  int
 	grave     string // what no repetition excuses
 	graveText string // output of the run that had it
+	alarm     string // a line of a run that passed, by which nothing would be run again
 }
 
 func newJudge() *judge {
@@ -183,6 +197,9 @@ func (t *test) end(how string) {
 	t.output.Reset()
 	t.found = ""
 	if how != "fail" {
+		if t.alarm == "" {
+			t.alarm = alarm(text)
+		}
 		return
 	}
 	t.failures++
@@ -198,8 +215,11 @@ func (t *test) end(how string) {
 func (j *judge) verdict() (v verdict) {
 	v.Skipped = make(map[string]int)
 	failed := make(map[string]bool) // packages of which a test has failed
-	var grave, always, unended, whole []*test
+	var grave, always, unended, whole, alarming []*test
 	for _, t := range j.order {
+		if t.alarm != "" {
+			alarming = append(alarming, t)
+		}
 		if t.name == "" {
 			continue
 		}
@@ -239,12 +259,24 @@ func (j *judge) verdict() (v verdict) {
 		v.Failure = whole[0].String() + " failed\n" + whole[0].failure
 	case len(always) > 0:
 		t := always[0]
-		v.Failure = t.String() + " failed each time\n" + t.failure
+		v.Failure = t.String() + " failed " + t.times() + "\n" + t.failure
 	case len(unended) > 0:
 		t := unended[0]
 		v.Failure = t.String() + " has begun and not ended\n" + t.output.String()
+	case len(alarming) > 0:
+		t := alarming[0]
+		v.Failure = t.String() + " passed and printed what looks like the end of the process, so that no test that fails is run again; " +
+			"print it elsewhere or with something before it\n" + t.alarm
 	}
 	return v
+}
+
+// times says how often the test has failed.
+func (t *test) times() string {
+	if t.runs == 1 {
+		return "in its only run; it was not run again"
+	}
+	return fmt.Sprintf("in %d of its %d runs", t.failures, t.runs)
 }
 
 func (t *test) String() string {

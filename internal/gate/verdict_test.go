@@ -32,7 +32,7 @@ func TestVerdict(t *testing.T) {
 	}{
 		{name: "good", tests: 3},
 		{name: "flaky", tests: 2, again: 1, flaky: []string{"TestFlaky: a_test.go:4: took 3 s and not 2 s"}},
-		{name: "always", tests: 1, again: 2, failure: []string{"TestAlways of example.org/gm/always failed each time", "it is wrong"}},
+		{name: "always", tests: 1, again: 2, failure: []string{"TestAlways of example.org/gm/always failed in 3 of its 3 runs", "it is wrong"}},
 		{name: "race", tests: 1, failure: []string{"TestRace", "a data race, which no repetition excuses", "WARNING: DATA RACE"}},
 		{name: "panicky", tests: 1, failure: []string{"TestPanics", "a panic", "nil pointer dereference"}},
 		{name: "fatal", tests: 1, again: 2, failure: []string{"TestFatal", "a fatal error", "concurrent map writes"}},
@@ -88,7 +88,7 @@ func TestVerdictSkippedAgain(t *testing.T) {
 {"Action":"run","Package":"p","Test":"TestX"}
 {"Action":"skip","Package":"p","Test":"TestX"}
 `)))
-	require.Contains(t, j.verdict().Failure, "TestX of p failed each time")
+	require.Contains(t, j.verdict().Failure, "TestX of p failed in 1 of its 2 runs")
 }
 
 // What a test prints in a run that passes is nothing that it was run again for.
@@ -102,4 +102,35 @@ func TestVerdictPassedWithDefect(t *testing.T) {
 `)))
 	require.Empty(t, j.verdict().Failure)
 	require.Equal(t, []string{"TestX: it printed nothing"}, j.verdict().Flaky)
+}
+
+// gotestsum runs nothing again where it sees what looks like a panic, so that a test that
+// prints one and passes takes its second run from every other.
+func TestVerdictAlarm(t *testing.T) {
+	for _, tt := range []struct{ name, output, failure string }{
+		{"a panic", "panic: of a child\n", "panic: of a child"},
+		{"a data race", "WARNING: DATA RACE\n", "WARNING: DATA RACE"},
+		{"behind other text", "child: panic: of a child\n", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			j := newJudge()
+			for _, e := range []event{
+				{Action: "run", Package: "p", Test: "TestX"},
+				{Action: "output", Package: "p", Test: "TestX", Output: "DEFECT: an example\n"},
+				{Action: "output", Package: "p", Test: "TestX", Output: tt.output},
+				{Action: "pass", Package: "p", Test: "TestX"},
+			} {
+				j.take(&e)
+			}
+			require.Equal(t, tt.failure != "", j.verdict().Failure != "")
+			require.Contains(t, j.verdict().Failure, tt.failure)
+			for _, e := range []event{
+				{Action: "run", Package: "p", Test: "TestY"},
+				{Action: "fail", Package: "p", Test: "TestY"},
+			} {
+				j.take(&e)
+			}
+			require.Contains(t, j.verdict().Failure, "TestY of p failed in its only run; it was not run again")
+		})
+	}
 }
