@@ -58,7 +58,7 @@ $(SUM): Makefile
 	GOBIN=$(@D) $(GO) install $(GOTESTSUM)
 	touch $@
 
-.PHONY: all check test test-all unit root nested samehost words word32 ccall guests programs vm rxe siw suites suites-quick race twins \
+.PHONY: all check test test-all unit root nested samehost words word32 ccall guests programs more-programs vm rxe siw suites suites-quick race twins \
 	soak bench fuzz lint format vet staticcheck workflows structure layers chart chart-check vuln tidy-check systems cross
 
 all: lint cross test
@@ -81,10 +81,13 @@ endif
 			root+nested+words+ccall$(if $(RDMANET_SKIP_VM),,+programs guests)
 
 # All tests, in shards. SHARD names those to run. What has passed is kept in gate.state, so
-# that a run that was stopped goes on where it was while the files are the same.
+# that a run that was stopped goes on where it was while the files are the same. The shards of
+# devices are made of parts.
 SHARD ?= lint cross unit samehost word32 ccall rxe siw suites twins fuzz
 test-all: $(SUM)
-	@$(GO) run ./internal/gate -all -keep gate.state $(SHARD)
+	@$(GO) run ./internal/gate -all -keep gate.state $(foreach shard,$(SHARD),$(call steps,$(shard)))
+
+steps = $(if $(filter rxe siw,$(1)),$(addprefix $(1)-,$(shell vm/part -list $(1))),$(1))
 
 # What make test runs, with the race detector, which needs a C compiler: in the root module,
 # and in those nested in it.
@@ -132,21 +135,30 @@ ccall: $(SUM)
 # Those tests over rdma-core, on Soft-RoCE and siw in guests, that every change must pass.
 # RDMANET_SKIP_VM=1 leaves out whatever needs guests.
 guests: $(SUM) programs
-	@GOTESTSUM=$(SUM) PROGRAMS=$(CURDIR)/bin/guests vm/check
+	@$(GUESTS) vm/test -part change -part kernel-peers rxe siw
 
-# What these guests run.
+# All tests over rdma-core, or one part of them on one device, such as rxe-twins.
+vm: rxe siw
+
+rxe siw: $(SUM) programs more-programs
+	@$(GUESTS) vm/test $@
+
+rxe-% siw-%: $(SUM) programs more-programs
+	@$(GUESTS) vm/test -part $* $(firstword $(subst -, ,$@))
+
+GUESTS := GOTESTSUM=$(SUM) PROGRAMS=$(CURDIR)/bin/guests
+
+# What guests run for every change, and what they run besides.
 programs:
 	@mkdir -p bin/guests
 	$(GO) test -c -o bin/guests/ . ./ibv/rdmacore
 	$(GO) build -C examples/smb -o $(CURDIR)/bin/guests/ .
 	$(GO) build -o bin/guests/ cmd/test2json
 
-# All tests over rdma-core.
-vm: rxe siw
-
-rxe siw:
-	@[[ -n "$${RDMANET_SKIP_VM-}" ]] || vm/install
-	vm/test $@
+more-programs: programs
+	$(GO) test -c -o bin/guests/ ./capture ./ibv/iwarp ./internal/regmem ./internal/tsharktest ./internal/twin
+	$(GO) build -o bin/guests/ ./examples/devices ./examples/echo ./examples/http ./examples/yamux
+	for m in datagrams grpc; do $(GO) build -C examples/$$m -o $(CURDIR)/bin/guests/ .; done
 
 # The tests of other people's modules, over TCP and over rdmanet: all, or those that
 # SUITE names. DEVICE=rxe and DEVICE=siw run them in guests. suites/table.go has the

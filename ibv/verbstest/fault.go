@@ -11,8 +11,8 @@ import (
 // ErrInjected is the error of a failed call if the test gave no other.
 var ErrInjected = errors.New("verbstest: injected fault")
 
-// A Fault makes a [Switch] break one thing, once, or all of a kind ([Switch.FailAll]). If two faults fit one call, both are used
-// up, and the one that was set first decides.
+// A Fault makes a [Switch] break one thing, once, or all of a kind ([Switch.FailAll]). If two
+// faults fit one call, both are used up, and the one that was set first decides.
 type Fault struct {
 	s     *Switch
 	match func(Kind) bool // match is set for faults on calls.

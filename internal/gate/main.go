@@ -2,10 +2,10 @@
 //
 //	gate [-keep DIR] [-all] step...
 //
-// A step is a target of make. Steps that are joined by + run side by side, for what one of
-// them mostly waits while another computes. A step that runs tests writes their events, as go test -json
-// prints them, to files *.json in the folder that RDMANET_GATE names. By them the gate
-// tells a defect from a busy machine:
+// A step is a target of make. Steps that are joined by + run side by side, which is quicker
+// where one of them mostly waits while another computes. A step that runs tests writes their
+// events, as go test -json prints them, to files *.json in the folder that RDMANET_GATE names.
+// By them the gate tells a defect from a busy machine:
 //
 //   - A test that failed and then passed, run again alone, is flaky. It is named in the end,
 //     and the gate passes.

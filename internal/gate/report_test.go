@@ -22,7 +22,7 @@ func stepOf(name string, how status, v verdict) *step {
 func TestReportPassed(t *testing.T) {
 	text, ok := printed(
 		stepOf("lint", passed, verdict{}),
-		stepOf("unit", passed, verdict{Tests: 100, Again: 1, Flaky: []string{"TestX: too late"}, Skipped: map[string]int{"no tshark": 2}}),
+		stepOf("unit", passed, verdict{Tests: 100, Again: 1, Flaky: []string{"TestX of rdmanet: too late"}, Skipped: map[string]int{"no tshark": 2}}),
 	)
 	require.True(t, ok)
 	require.Equal(t, `
@@ -32,7 +32,7 @@ func TestReportPassed(t *testing.T) {
    all              122                                  
 
 skipped: 2 tests: no tshark
-flaky: TestX: too late
+flaky: TestX of rdmanet: too late
 2 passed, 0 failed, 0 skipped
 `, text)
 }
@@ -64,7 +64,7 @@ func TestReportTooManyFlaky(t *testing.T) {
 	}
 	_, ok := printed(stepOf("unit", passed, v))
 	require.True(t, ok)
-	text, ok := printed(stepOf("unit", passed, v), stepOf("guests", passed, verdict{Flaky: []string{"TestX: too late"}}))
+	text, ok := printed(stepOf("unit", passed, v), stepOf("guests", passed, verdict{Flaky: []string{"TestX of rdmanet: too late"}}))
 	require.False(t, ok)
 	require.Contains(t, text, "FAILED: 6 flaky tests, and at most 5 are excused\n")
 }

@@ -236,7 +236,7 @@ func (j *judge) verdict() (v verdict) {
 		case t.failures > 0 && t.last != "pass":
 			always = append(always, t)
 		case t.failures > 0:
-			v.Flaky = append(v.Flaky, t.name+": "+firstLine(t.failure))
+			v.Flaky = append(v.Flaky, t.String()+": "+firstLine(t.failure))
 		case t.last == "skip":
 			v.Skipped[reason(t.skipping)]++
 		}
@@ -280,10 +280,11 @@ func (t *test) times() string {
 }
 
 func (t *test) String() string {
+	pkg := strings.TrimPrefix(t.pkg, "github.com/rdmanet/")
 	if t.name == "" {
-		return "package " + t.pkg
+		return "package " + pkg
 	}
-	return t.name + " of " + t.pkg
+	return t.name + " of " + pkg
 }
 
 // firstLine returns the first line of a failure that says something.

@@ -31,7 +31,7 @@ func TestVerdict(t *testing.T) {
 		failure []string // texts that must be in it, in this order
 	}{
 		{name: "good", tests: 3},
-		{name: "flaky", tests: 2, again: 1, flaky: []string{"TestFlaky: a_test.go:4: took 3 s and not 2 s"}},
+		{name: "flaky", tests: 2, again: 1, flaky: []string{"TestFlaky of example.org/gm/flaky: a_test.go:4: took 3 s and not 2 s"}},
 		{name: "always", tests: 1, again: 2, failure: []string{"TestAlways of example.org/gm/always failed in 3 of its 3 runs", "it is wrong"}},
 		{name: "race", tests: 1, failure: []string{"TestRace", "a data race, which no repetition excuses", "WARNING: DATA RACE"}},
 		{name: "panicky", tests: 1, failure: []string{"TestPanics", "a panic", "nil pointer dereference"}},
@@ -76,7 +76,7 @@ func TestVerdictUnended(t *testing.T) {
 	require.Contains(t, j.verdict().Failure, "TestX of p has begun and not ended\nhalf a line")
 	require.NoError(t, j.read(strings.NewReader(begun+`{"Action":"pass","Package":"p","Test":"TestX"}`)))
 	require.Empty(t, j.verdict().Failure)
-	require.Equal(t, []string{"TestX: half a line"}, j.verdict().Flaky)
+	require.Equal(t, []string{"TestX of p: half a line"}, j.verdict().Flaky)
 	require.Error(t, j.read(strings.NewReader("vm: no event\n")))
 }
 
@@ -101,7 +101,7 @@ func TestVerdictPassedWithDefect(t *testing.T) {
 {"Action":"pass","Package":"p","Test":"TestX"}
 `)))
 	require.Empty(t, j.verdict().Failure)
-	require.Equal(t, []string{"TestX: it printed nothing"}, j.verdict().Flaky)
+	require.Equal(t, []string{"TestX of p: it printed nothing"}, j.verdict().Flaky)
 }
 
 // gotestsum runs nothing again where it sees what looks like a panic, so that a test that

@@ -54,7 +54,7 @@ func TestKill(t *testing.T) {
 			if device == "races" && !shadowed {
 				t.Skip("there is no race detector")
 			}
-			// What the child prints would pass for a panic, or a race, of this process.
+			// A child's output would pass for a panic, or a race, of this process.
 			printed, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 			require.NoError(t, err)
 			defer printed.Close()
