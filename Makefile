@@ -68,8 +68,8 @@ test:
 	$(call tests)
 
 # What every change must pass. internal/gate/left-out has the tests that it leaves out, with
-# the reasons. The tests of the root package mostly wait, so other steps run beside them. go
-# vet compiles what these tests use, and they need not be vetted again. The kernel of the
+# the reasons. The tests of the root module mostly wait, so other steps run beside them. go vet
+# compiles what these tests use, and they need not be vetted again. The kernel of the
 # guests is fetched meanwhile. If that fails, the step guests does it again and says why.
 check: $(SUM)
 ifndef RDMANET_SKIP_VM
@@ -87,7 +87,7 @@ SHARD ?= lint cross unit samehost word32 ccall rxe siw suites twins fuzz
 test-all: $(SUM)
 	@$(GO) run ./internal/gate -all -keep gate.state $(foreach shard,$(SHARD),$(call steps,$(shard)))
 
-steps = $(if $(filter rxe siw,$(1)),$(addprefix $(1)-,$(shell vm/part -list $(1))),$(1))
+steps = $(if $(filter rxe siw,$(1)),$(addprefix $(1)-,$(or $(shell vm/part -list $(1)),parts)),$(1))
 
 # What make test runs, with the race detector, which needs a C compiler: in the root module,
 # and in those nested in it.
@@ -143,22 +143,26 @@ vm: rxe siw
 rxe siw: $(SUM) programs more-programs
 	@$(GUESTS) vm/test $@
 
-rxe-% siw-%: $(SUM) programs more-programs
-	@$(GUESTS) vm/test -part $* $(firstword $(subst -, ,$@))
+rxe-%: $(SUM) programs more-programs
+	@$(GUESTS) vm/test -part $* rxe
+
+siw-%: $(SUM) programs more-programs
+	@$(GUESTS) vm/test -part $* siw
 
 GUESTS := GOTESTSUM=$(SUM) PROGRAMS=$(CURDIR)/bin/guests
 
-# What guests run for every change, and what they run besides.
+# What guests run for every change, and what they run besides. GUESTFLAGS=-race has it built
+# with the race detector.
 programs:
 	@mkdir -p bin/guests
-	$(GO) test -c -o bin/guests/ . ./ibv/rdmacore
-	$(GO) build -C examples/smb -o $(CURDIR)/bin/guests/ .
+	$(GO) test $(GUESTFLAGS) -c -o bin/guests/ . ./ibv/rdmacore
+	$(GO) build -C examples/smb $(GUESTFLAGS) -o $(CURDIR)/bin/guests/ .
 	$(GO) build -o bin/guests/ cmd/test2json
 
 more-programs: programs
-	$(GO) test -c -o bin/guests/ ./capture ./ibv/iwarp ./internal/regmem ./internal/tsharktest ./internal/twin
-	$(GO) build -o bin/guests/ ./examples/devices ./examples/echo ./examples/http ./examples/yamux
-	for m in datagrams grpc; do $(GO) build -C examples/$$m -o $(CURDIR)/bin/guests/ .; done
+	$(GO) test $(GUESTFLAGS) -c -o bin/guests/ ./capture ./ibv/iwarp ./internal/regmem ./internal/tsharktest ./internal/twin
+	$(GO) build $(GUESTFLAGS) -o bin/guests/ ./examples/devices ./examples/echo ./examples/http ./examples/yamux
+	for m in datagrams grpc; do $(GO) build -C examples/$$m $(GUESTFLAGS) -o $(CURDIR)/bin/guests/ .; done
 
 # The tests of other people's modules, over TCP and over rdmanet: all, or those that
 # SUITE names. DEVICE=rxe and DEVICE=siw run them in guests. suites/table.go has the
@@ -222,10 +226,13 @@ lint: format vet staticcheck workflows layers chart-check tidy-check
 format:
 	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt these:"; echo "$$files"; exit 1; fi
 
-# RACE=-race looks at what is there with the race detector only, and compiles what is used by
-# it as that wants it.
+# With RACE=-race it vets the files of a build with the race detector, and the tests with the
+# race detector use again what it compiles. Packages that have other files without the race
+# detector are then vetted in both forms.
+NOT_RACY := ./ibv/iwarp ./internal/ccall ./internal/shmring ./internal/soak
 vet:
 	$(call each,$(GO) vet $(RACE) ./...)
+	$(if $(RACE),$(GO) vet $(NOT_RACY))
 
 staticcheck:
 	$(call each,$(GO) run $(STATICCHECK) ./...)
