@@ -131,9 +131,13 @@ const (
 	StreamLost  // StreamLost: no FPDU can be found any more in a TCP stream.
 	Restarted   // Restarted: PSNs jumped from First to Count, as if the QP had been connected anew.
 	MemoryShort // MemoryShort: Config.Memory was used up, and Count bytes were given up.
+
+	// AnswersLost: Count requests of SMB2 or calls of RPC were given up. From asked, and many
+	// requests later no answer to these had been captured.
+	AnswersLost
 )
 
-var lossNames = [...]string{"", "packets lost", "bytes lost", "responses lost", "stream lost", "restarted", "memory short"}
+var lossNames = [...]string{"", "packets lost", "bytes lost", "responses lost", "stream lost", "restarted", "memory short", "answers lost"}
 
 // String returns the kind in words.
 func (k LossKind) String() string {
@@ -159,6 +163,8 @@ func (l Loss) String() string {
 		return fmt.Sprintf("PSN jumped from %d to %d", l.First, l.Count)
 	case StreamLost:
 		return "no FPDU to be found in the TCP stream"
+	case AnswersLost:
+		return fmt.Sprintf("%d requests without an answer", l.Count)
 	}
 	return fmt.Sprintf("%v: %d", l.What, l.Count)
 }

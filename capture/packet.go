@@ -14,6 +14,8 @@ type LinkType uint32
 const (
 	LinkNull      LinkType = 0 // loopback of BSD: a protocol family in front of IP
 	LinkEthernet  LinkType = 1
+	LinkRawBSD    LinkType = 12  // LinkRaw, from programs that write the number of most systems for it
+	LinkRawOpen   LinkType = 14  // the same with the number of OpenBSD
 	LinkRaw       LinkType = 101 // IP of either version
 	LinkLoop      LinkType = 108
 	LinkLinuxSLL  LinkType = 113 // "any" device of Linux
@@ -91,7 +93,7 @@ func (d *datagram) decode(p *Packet) decodeResult {
 			return broken
 		}
 		return d.decodeIP(b[4:], cut)
-	case LinkRaw, LinkIPv4, LinkIPv6:
+	case LinkRawBSD, LinkRawOpen, LinkRaw, LinkIPv4, LinkIPv6:
 		return d.decodeIP(b, cut)
 	}
 	return otherLink

@@ -17,7 +17,9 @@ type exchange [3][]Packet
 type caller struct {
 	*talker
 	id     int
-	packet int // the first that is in no exchange
+	packet int    // the first that is in no exchange
+	idle   bool   // The other side moves nothing.
+	wait   func() // is called once, behind the next request
 }
 
 func newCaller() *caller {
@@ -39,6 +41,13 @@ func (x *caller) rest() []Packet {
 
 // move has the other side read data, or write it.
 func (x *caller) move(kind Kind, data []byte) []Packet {
+	if wait := x.wait; wait != nil {
+		x.wait = nil
+		wait()
+	}
+	if x.idle {
+		return nil
+	}
 	if kind == Write {
 		x.by(Responder, func(qp uint32, psn *uint32) { *psn = x.write(qp, *psn, sameAddr, sameKey, data, mtu) })
 		return x.rest()
@@ -70,6 +79,11 @@ func (x *caller) rpc(kind Kind, data []byte) exchange {
 // smb2 is a WRITE, or a READ. In front of it either side sends something else, as
 // what comes first behind a gap may be the end of a longer message.
 func (x *caller) smb2(kind Kind, data []byte) exchange {
+	return x.answered(kind, data, func(response []byte) []byte { return response })
+}
+
+// answered is smb2 with another answer, which change makes of that of a success.
+func (x *caller) answered(kind Kind, data []byte, change func([]byte) []byte) exchange {
 	x.id++
 	command := uint16(smb2Write)
 	if kind == Write {
@@ -100,12 +114,27 @@ func (x *caller) smb2(kind Kind, data []byte) exchange {
 	request = le.AppendUint32(request, sameKey)
 	request = le.AppendUint32(request, uint32(len(data)))
 	response, body := head(smb2ResponseFlag)
-	le.PutUint32(body[4:], uint32(len(data)))
-	le.PutUint32(body[8:], uint32(len(data)))
+	le.PutUint16(body, 17)
+	if command == smb2Read {
+		le.PutUint32(body[8:], uint32(len(data))) // DataRemaining. DataLength is 0.
+	} else {
+		le.PutUint32(body[4:], uint32(len(data))) // Count
+	}
 	return exchange{
 		append(first, x.tell(Initiator, segmentOf(request, 0))...),
 		x.move(kind, data),
-		x.tell(Responder, segmentOf(response, 0)),
+		x.tell(Responder, segmentOf(change(response), 0)),
+	}
+}
+
+// refusal is an answer with the status of an error and so many bytes that say more.
+func refusal(status uint32, more int) func([]byte) []byte {
+	return func(response []byte) []byte {
+		le := binary.LittleEndian
+		b := append(bytes.Clone(response[:smb2Header]), 9, 0, 0, 0)
+		le.PutUint32(b[8:], status)
+		b = le.AppendUint32(b, uint32(more))
+		return append(b, make([]byte, max(more, 1))...) // There is always one.
 	}
 }
 
@@ -256,4 +285,127 @@ func moved(u *UpperMessage) (id uint64, data []byte) {
 		return uint64(u.XID), u.Writes[0].Data
 	}
 	return 0, nil
+}
+
+// An answer of SMB2 that is an error ends its request, whatever its status and length, and the
+// memory that was named can be named again. A status alone does not make it an error.
+func TestErrorAnswers(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		wrong func([]byte) []byte
+		moved bool
+	}{
+		{"the end of a file", refusal(0xc0000011, 0), false},
+		{"an error with one byte more", refusal(0xc0000022, 1), false},
+		{"an error with what it means", refusal(0xc000026e, 40), false},
+		{"a warning", refusal(0x80000006, 0), false},
+		{"nothing but the header and the length of the body", func(b []byte) []byte { return refusal(0xc0000011, 0)(b)[:smb2Header+2] }, false},
+		{"an error without a status", refusal(0, 0), false},
+		{"a warning, and data", func(b []byte) []byte {
+			binary.LittleEndian.PutUint32(b[8:], 0x80000005)
+			return b
+		}, true},
+	} {
+		for _, kind := range []Kind{Read, Write} {
+			t.Run(fmt.Sprintf("%s, %v", tt.name, kind), func(t *testing.T) {
+				x := newCaller()
+				data := [][]byte{pattern(3000, 1), pattern(3000, 2)}
+				x.idle = !tt.moved
+				x.answered(kind, data[0], tt.wrong)
+				x.idle = false
+				x.smb2(kind, data[1])
+				want := map[uint64][]byte{2: data[1]}
+				if tt.moved {
+					want[1] = data[0]
+				}
+				res := run(t, Config{Data: true, Protocol: SMBDirect}, x.packets)
+				for i := range res.uppers {
+					u := &res.uppers[i]
+					if u.Kind != Transfer {
+						continue
+					}
+					if !u.Complete || !bytes.Equal(u.Data, want[u.ID]) {
+						t.Errorf("number %d: complete %v, %d bytes, want %d", u.ID, u.Complete, len(u.Data), len(want[u.ID]))
+					}
+					delete(want, u.ID)
+				}
+				if len(want) > 0 || len(res.losses) > 0 {
+					t.Errorf("%d transfers are missing; losses %v", len(want), res.losses)
+				}
+			})
+		}
+	}
+}
+
+// An answer that says that the answer is yet to come ends nothing.
+func TestPendingAnswers(t *testing.T) {
+	x := newCaller()
+	data := pattern(3000, 1)
+	x.wait = func() {
+		pending := make([]byte, smb2Header)
+		copy(pending, "\xfeSMB")
+		binary.LittleEndian.PutUint16(pending[12:], smb2Read)
+		binary.LittleEndian.PutUint32(pending[16:], smb2ResponseFlag)
+		binary.LittleEndian.PutUint64(pending[24:], uint64(x.id))
+		x.tell(Responder, segmentOf(refusal(0x103, 0)(pending), 0))
+	}
+	x.smb2(Write, data)
+	res := run(t, Config{Data: true, Protocol: SMBDirect}, x.packets)
+	u := only(res, Transfer)
+	if u == nil || !u.Complete || !bytes.Equal(u.Data, data) {
+		t.Error(u, res.losses)
+	}
+}
+
+// Requests to which no answer was captured are given up when many later ones have come, and
+// that is reported. Those that are not so old are kept.
+func TestForgottenRequests(t *testing.T) {
+	for name, ask := range map[string]func(x *caller){
+		"SMB2": func(x *caller) {
+			x.answered(Write, nil, func(response []byte) []byte {
+				binary.LittleEndian.PutUint16(response[12:], 13) // of another command
+				return response
+			})
+		},
+		"RPC": func(x *caller) {
+			x.id++
+			x.tell(Initiator, rpcMessage(uint32(x.id), rpcMsg, nil, nil, nil, rpc(uint32(x.id), 0, "do")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newCaller()
+			asks := func(n int) {
+				for range n {
+					ask(x)
+				}
+			}
+			const before = maxTransfers * 5 / 8
+			asks(before)
+			x.wait = func() { asks(maxTransfers + 10 - before) }
+			cfg, data := Config{Data: true, Protocol: SMBDirect}, pattern(3000, 1)
+			if name == "RPC" {
+				cfg.Protocol = RPCRDMA
+				x.rpc(Read, data)
+			} else {
+				x.smb2(Write, data)
+			}
+			res := run(t, cfg, x.packets)
+			if len(res.losses) != 1 {
+				t.Fatal(res.losses)
+			}
+			if l := res.losses[0]; l.From != Initiator || l.What != AnswersLost || l.Count != maxTransfers/2 {
+				t.Error(l)
+			}
+			complete := false
+			for i := range res.uppers {
+				u := &res.uppers[i]
+				if _, b := moved(u); bytes.Equal(b, data) {
+					complete = u.Complete
+				}
+			}
+			if !complete {
+				t.Error("a request of the newer half is not complete")
+			}
+		})
+	}
 }

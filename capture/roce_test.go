@@ -401,6 +401,8 @@ func TestDecodeLinks(t *testing.T) {
 		{"VLAN tag cut", Packet{Link: LinkEthernet, Data: vlan[:len(vlan)-2]}, 0},
 		{"loopback", Packet{Link: LinkNull, Data: append([]byte{2, 0, 0, 0}, ip...)}, 1},
 		{"raw", Packet{Link: LinkRaw, Data: ip}, 1},
+		{"raw, the number of most systems", Packet{Link: 12, Data: ip}, 1},
+		{"raw, the number of OpenBSD", Packet{Link: 14, Data: ip}, 1},
 		{"Ethernet padding", Packet{Link: LinkEthernet, Data: append(bytes.Clone(x.packets[0].Data), 0, 0, 0)}, 1},
 		{"fragment", Packet{Link: LinkEthernet, Data: frag}, 0},
 		{"other link", Packet{Link: 9999, Data: ip}, 0},

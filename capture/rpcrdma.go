@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"slices"
@@ -117,6 +118,7 @@ type rpcUpper struct {
 	memories
 	queues [2]pendings         // queues is by the side that sends.
 	calls  [2]map[uint32]*call // calls is by the side that calls, and by XID.
+	asked  [2]uint64           // asked counts the calls, by the side that calls.
 }
 
 // call is a call that waits for its reply, or for its data.
@@ -125,6 +127,7 @@ type call struct {
 	reads []*Segment
 	at    []uint32 // at has the positions of the read chunks.
 	wait  *pending // wait is nil when the call was handed out.
+	nth   uint64   // nth is the number of the call.
 }
 
 func newRPC(r *Reassembler, c *Conn) *rpcUpper {
@@ -224,12 +227,11 @@ func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 		x.end(side, h.xid, old) // The call was sent again.
 	}
 	if len(x.calls[side]) >= maxCalls {
-		for xid, c := range x.calls[side] {
-			x.end(side, xid, c)
-		}
+		x.forgetOld(side)
 	}
 	names := len(h.reads)+len(h.writes) > 0 || h.hasReply || x.uses[side].strays[uint64(h.xid)] != nil
-	c := &call{}
+	x.asked[side]++
+	c := &call{nth: x.asked[side]}
 	room := x.r.mem.take(waitCost)
 	if room && names {
 		if c.use = x.begin(side, uint64(h.xid)); c.use == nil {
@@ -244,6 +246,9 @@ func (x *rpcUpper) call(u *UpperMessage, h *rpcHeader) {
 		x.push(side, u, nil)
 		return
 	}
+	// Each chunk is put where it belongs once those in front of it are there. The list may have
+	// the chunks in any order, and their segments among each other.
+	slices.SortStableFunc(h.reads, func(a, b readSegment) int { return cmp.Compare(a.position, b.position) })
 	for _, g := range h.reads {
 		c.reads = append(c.reads, x.add(c.use, g.ChunkSegment, Read))
 		c.at = append(c.at, g.position)
@@ -425,6 +430,18 @@ func (x *rpcUpper) end(side Side, xid uint32, c *call) {
 	if c.wait != nil && c.wait.deadline == 0 {
 		c.wait.deadline = x.c.packets + 2*uint64(x.r.window)
 	}
+}
+
+// forgetOld forgets the calls of a side that wait for their replies while many later ones have
+// come. Their replies have not been captured.
+func (x *rpcUpper) forgetOld(side Side) {
+	before := len(x.calls[side])
+	for xid, c := range x.calls[side] {
+		if x.asked[side]-c.nth >= maxCalls/2 {
+			x.end(side, xid, c)
+		}
+	}
+	x.r.lose(Loss{Conn: x.c, From: side, What: AnswersLost, Count: uint64(before - len(x.calls[side]))})
 }
 
 func (x *rpcUpper) flush() {

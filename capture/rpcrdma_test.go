@@ -3,6 +3,7 @@ package capture
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"testing"
 )
 
@@ -58,16 +59,28 @@ func only(res *result, kind UpperKind) *UpperMessage {
 }
 
 // Two read chunks, one of two segments; each goes to its position, rounded up
-// to words. The second position counts from the beginning of the whole.
+// to words. The second position counts from the beginning of the whole. The list may have them
+// in any order.
 func TestReadChunks(t *testing.T) {
+	for _, order := range [][]int{{0, 1, 2}, {2, 0, 1}, {0, 2, 1}} {
+		t.Run(fmt.Sprint(order), func(t *testing.T) { testReadChunks(t, order) })
+	}
+}
+
+func testReadChunks(t *testing.T, order []int) {
 	x := newRoCEBuilder()
 	one, two := pattern(3000, 1), pattern(77, 2)
 	inline := rpc(5, 0, "aaaabbbbcccc")
-	call := rpcMessage(5, rpcMsg, []readSegment{
+	segments := []readSegment{
 		{12, ChunkSegment{100, 2000, 1 << 32}},
 		{12, ChunkSegment{101, 1000, 7}},
 		{3016, ChunkSegment{102, 77, 9}},
-	}, nil, nil, inline)
+	}
+	var list []readSegment
+	for _, i := range order {
+		list = append(list, segments[i])
+	}
+	call := rpcMessage(5, rpcMsg, list, nil, nil, inline)
 	x.send(near, 1, call, mtu)
 	psn := uint32(500)
 	read := func(key uint32, va uint64, data []byte) {

@@ -23,6 +23,7 @@ const (
 type smb2Upper struct {
 	*memories
 	queue  pendings
+	asked  uint64                    // asked counts the requests.
 	open   map[transferKey]*transfer // open has transfers that were requested.
 	strays map[transferKey]*transfer // strays were answered before they were requested.
 }
@@ -38,6 +39,7 @@ type transfer struct {
 	use   *use // use is nil if the data is in the messages themselves.
 	segs  []*Segment
 	asked bool
+	nth   uint64 // nth is the number of the request.
 }
 
 func (x *smb2Upper) access(m *Message) {
@@ -49,6 +51,7 @@ func (x *smb2Upper) access(m *Message) {
 // in a compound.
 func (x *smb2Upper) message(u *UpperMessage, b []byte) {
 	le := binary.LittleEndian
+	kept, next := uint64(len(b)), 0
 	for len(b) >= smb2Header && string(b[:4]) == "\xfeSMB" {
 		response := le.Uint32(b[16:])&smb2ResponseFlag != 0
 		command, status, id := le.Uint16(b[12:]), le.Uint32(b[8:]), le.Uint64(b[24:])
@@ -59,11 +62,13 @@ func (x *smb2Upper) message(u *UpperMessage, b []byte) {
 				x.request(u, command, id, b, body)
 			}
 		}
-		next := int(le.Uint32(b[20:]))
-		if next < smb2Header || next > len(b) {
+		if next = int(le.Uint32(b[20:])); next < smb2Header || next > len(b) {
 			break
 		}
 		b = b[next:]
+	}
+	if next >= smb2Header && kept < u.Size {
+		x.memories.gap(u.From) // The rest of the compound was not kept.
 	}
 	x.queue.pump()
 }
@@ -131,10 +136,12 @@ func (x *smb2Upper) request(u *UpperMessage, command uint16, id uint64, b, body 
 	if x.open == nil {
 		x.open = map[transferKey]*transfer{}
 	}
-	if len(x.open) >= maxTransfers {
-		x.closeAll()
-	}
 	x.close(key) // The request was sent again.
+	if len(x.open) >= maxTransfers {
+		x.forgetOld()
+	}
+	x.asked++
+	t.nth = x.asked
 	x.open[key] = t
 }
 
@@ -152,16 +159,23 @@ func (t *transfer) limit(size uint64) {
 func (x *smb2Upper) response(u *UpperMessage, command uint16, status uint32, id uint64, body []byte) {
 	client := u.From.Other()
 	const pendingStatus = 0x00000103
-	if status == pendingStatus || len(body) < 16 {
+	if status == pendingStatus {
 		return
 	}
+	// The first word of the body says what the answer is, as far as there is one. The status
+	// alone does not: a READ that fills less than a message of a pipe has one of a warning, and
+	// its data.
 	size := uint64(0)
 	switch le := binary.LittleEndian; {
-	case status != 0:
-	case command == smb2Read:
+	case len(body) >= 16 && le.Uint16(body) == 17 && command == smb2Read:
 		size = uint64(le.Uint32(body[8:])) // DataRemaining, 2.2.20
-	default:
+	case len(body) >= 16 && le.Uint16(body) == 17:
 		size = uint64(le.Uint32(body[4:])) // Count, 2.2.22
+	case len(body) >= 2 && le.Uint16(body) == 17:
+		x.memories.gap(u.From) // The answer was not kept.
+		return
+	case status == 0 && (len(body) < 2 || le.Uint16(body) != 9): // 9 is an error, 2.2.2
+		return
 	}
 	key := transferKey{client, id}
 	t := x.open[key]
@@ -244,6 +258,23 @@ func (x *smb2Upper) close(key transferKey) {
 		x.r.mem.give(waitCost)
 		x.discard(t.use)
 		t.release()
+	}
+}
+
+// forgetOld forgets the requests that wait for their answers while many later ones have come.
+// Their answers have not been captured.
+func (x *smb2Upper) forgetOld() {
+	var given [2]uint64
+	for key, t := range x.open {
+		if x.asked-t.nth >= maxTransfers/2 {
+			x.close(key)
+			given[key.client]++
+		}
+	}
+	for client, n := range given {
+		if n > 0 {
+			x.r.lose(Loss{Conn: x.c, From: Side(client), What: AnswersLost, Count: n})
+		}
 	}
 }
 

@@ -236,7 +236,7 @@ func (f *filter) match(c *capture.Conn) bool {
 // losses counts what is missing.
 type losses struct {
 	filter *filter
-	counts [capture.MemoryShort + 1]struct{ times, sum uint64 }
+	counts [capture.AnswersLost + 1]struct{ times, sum uint64 }
 }
 
 func (l *losses) add(x capture.Loss) {
@@ -260,6 +260,7 @@ func (l *losses) lines(s *capture.Stats) (lines []string) {
 	say(c[capture.StreamLost].times, "%d TCP streams in which no FPDU was found again", c[capture.StreamLost].times)
 	say(c[capture.Restarted].times, "%d times that PSNs jumped", c[capture.Restarted].times)
 	say(c[capture.MemoryShort].times, "%d bytes let go for want of memory (-memory)", c[capture.MemoryShort].sum)
+	say(c[capture.AnswersLost].times, "%d requests given up, because no answer to them was captured", c[capture.AnswersLost].sum)
 	say(s.BadICRC+s.BadCRC, "%d packets and %d FPDUs with wrong checksums (-k uses them)", s.BadICRC, s.BadCRC)
 	say(s.CutShort, "%d packets cut short when they were captured", s.CutShort)
 	say(s.BadHeader+s.Broken+s.Fragments, "%d packets or FPDUs that make no sense, %d IP fragments", s.BadHeader+s.Broken, s.Fragments)

@@ -167,15 +167,17 @@ func TestDamaged(t *testing.T) {
 
 // Wherever a file is cut but between two packets, there is an error.
 func TestCut(t *testing.T) {
-	b := rewrite(t, captureFile("siw-rping.pcap"), "pcap")[:24+5*16+4*74]
-	ends := map[int]bool{24: true}
-	for at := 24; at+16 <= len(b); {
-		at += 16 + int(b[at+8])
-		ends[at] = true
-	}
-	for n := 4; n <= len(b); n++ {
-		if _, _, err := dump(t, options{}, bytes.NewReader(b[:n])); (err == nil) != ends[n] {
-			t.Errorf("%d bytes: %v", n, err)
+	plain := rewrite(t, captureFile("siw-rping.pcap"), "pcap")[:24+5*16+4*74]
+	for head, b := range map[int][]byte{16: plain, 24: kuznetzov(plain[:24+4*16+4*74])} {
+		ends := map[int]bool{24: true}
+		for at := 24; at+head <= len(b); {
+			at += head + int(b[at+8])
+			ends[at] = true
+		}
+		for n := 4; n <= len(b); n++ {
+			if _, _, err := dump(t, options{}, bytes.NewReader(b[:n])); (err == nil) != ends[n] {
+				t.Errorf("headers of %d, %d bytes: %v", head, n, err)
+			}
 		}
 	}
 }

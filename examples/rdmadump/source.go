@@ -74,7 +74,7 @@ func (s *source) start(in io.Reader) error {
 		return errors.New("too short for a capture")
 	}
 	if bytes.Equal(magic, []byte{0x0a, 0x0d, 0x0d, 0x0a}) {
-		r, err := pcapgo.NewNgReader(b, pcapgo.NgReaderOptions{WantMixedLinkType: true})
+		r, err := pcapgo.NewNgReader(newLenient(b), pcapgo.NgReaderOptions{WantMixedLinkType: true})
 		if err != nil {
 			return err
 		}
@@ -89,7 +89,7 @@ func (s *source) start(in io.Reader) error {
 		}
 		return nil
 	}
-	r, err := pcapgo.NewReader(b)
+	r, err := pcapgo.NewReader(newLenient(b))
 	if err != nil {
 		return fmt.Errorf("neither pcap nor pcapng: %w", err)
 	}
