@@ -1,19 +1,25 @@
 package rdmanet
 
-// acquireQueue waits for the send queue and acquires it for a call. The caller holds mu,
-// and calls releaseQueue in the end unless there is an error.
-func (c *conn) acquireQueue(kind int) error {
+// acquireQueue waits for the send queue and acquires it for a call. The caller holds mu and has
+// seen that the call may begin (sendErr). It calls releaseQueue in the end unless there is an
+// error.
+func (c *conn) acquireQueue(kind int, call callKind) error {
 	q := &c.queue
 	if q.available(kind) {
 		q.acquire(kind)
 		return nil
 	}
-	if err := c.writeErr(); err != nil {
-		return err
-	}
-	t := callEntries.Get().(*queueEntry)
+	t := callEntry(call)
 	c.enqueue(t, kind)
 	return c.awaitEntry(t)
+}
+
+// acquireStream is acquireQueue for a new call that writes to the stream.
+func (c *conn) acquireStream() error {
+	if err := c.refusal(normal); err != nil {
+		return err
+	}
+	return c.acquireQueue(normal, streamCall)
 }
 
 // enqueue puts t behind the others of its kind.
@@ -32,14 +38,13 @@ func (c *conn) enqueue(t *queueEntry, kind int) {
 // awaitEntry waits until the call of t has the queue, or returns why it never will.
 func (c *conn) awaitEntry(t *queueEntry) (err error) {
 	c.unlocked(func() { err = <-t.ready })
-	callEntries.Put(t)
 	return err
 }
 
-// yieldQueue lets expedited sends go first, and acquires the queue again.
-func (c *conn) yieldQueue() {
-	t := callEntries.Get().(*queueEntry)
-	t.kind = normal
+// yieldQueue lets expedited sends go first, and acquires the queue again. It returns with the
+// queue also if the call has to end.
+func (c *conn) yieldQueue(call callKind) {
+	t := callEntry(call)
 	c.queue.yielded = t
 	c.queue.waiting++
 	c.releaseQueue()
@@ -62,6 +67,18 @@ func (c *conn) releaseQueue() {
 	}
 }
 
+// refuseOpen ends the waits of CloseWrite if a message has begun and nothing that could end it
+// has the queue or waits for it.
+func (c *conn) refuseOpen() {
+	q := &c.queue
+	for t, next := q.waiters[normal].first, (*queueEntry)(nil); t != nil; t = next {
+		if next = t.next; t.send == nil && t.call == closeCall {
+			q.remove(t)
+			t.ready <- errMessageOpen
+		}
+	}
+}
+
 // acquireNext gives the queue, which is not busy, to the next send. If that is a queued send
 // it is returned, and the caller sends it.
 func (c *conn) acquireNext() pendingSend {
@@ -69,6 +86,9 @@ func (c *conn) acquireNext() pendingSend {
 	c.failWaiters()
 	t := q.next()
 	if t == nil {
+		if !q.busy {
+			c.refuseOpen()
+		}
 		return nil
 	}
 	q.acquire(t.kind)

@@ -69,10 +69,10 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	return opError("set", nil, c.local, c.setDeadlines(t, &c.readDue))
 }
 
-// SetWriteDeadline sets the deadline of Write, WriteMsg, ReadFrom and CloseWrite. It holds for
-// calls in progress too, and for messages that QueueMsg has queued. It does not hold for
-// queued large transfers that were announced to the peer. A Write that times out has sent
-// the n bytes that it returns, and the stream goes on behind them.
+// SetWriteDeadline sets the deadline of Write, WriteMsg and ReadFrom. It holds for calls in
+// progress too, and for messages that QueueMsg has queued. It does not hold for queued large
+// transfers that were announced to the peer. A Write that times out has sent the n bytes that
+// it returns, and the stream goes on behind them.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return opError("set", nil, c.local, c.setDeadlines(t, &c.writeDue))
 }
@@ -218,10 +218,13 @@ func (c *Conn) CloseRead() error {
 	return c.opError("close", err)
 }
 
-// CloseWrite ends the writing side: the peer reads io.EOF behind all that was written. It
-// takes its turn behind what is queued. A peer without [Extensions].HalfClose matches
-// errors.ErrUnsupported. While the last piece of a message is missing CloseWrite fails and
-// does nothing. When the peer has closed already CloseWrite returns nil, as with TCP.
+// CloseWrite ends the writing side: the peer reads io.EOF behind all that was written. As
+// with TCP it heeds no deadline, and Writes in progress end with syscall.EPIPE. Messages that
+// are being sent go first, and so do queued ones, and a Write that is sending the rest of a
+// message; their own deadlines hold. A large transfer ends when the peer has stopped using its
+// memory. CloseWrite fails, and the stream goes on, if the last piece of a message is missing. A
+// peer without [Extensions].HalfClose matches errors.ErrUnsupported. When the peer has closed
+// already CloseWrite returns nil, as with TCP.
 func (c *Conn) CloseWrite() error {
 	err := c.closeWrite()
 	runtime.KeepAlive(c)

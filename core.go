@@ -191,12 +191,25 @@ func (c *conn) readErr() error {
 	return c.life.cause
 }
 
-// writeErr returns why Write cannot go on, or nil.
-func (c *conn) writeErr() error {
+// writeErr returns why nothing can be sent, or nil.
+func (c *conn) writeErr() error { return c.sendErr(messageCall) }
+
+// refusal returns why no send of that kind can begin, or nil. While CloseWrite waits, only the
+// next pieces of a message that has begun can.
+func (c *conn) refusal(kind int) error {
+	err := c.writeErr()
+	if err == nil && c.send.closing > 0 && !(c.queue.partial && c.queue.partialKind == kind) {
+		err = errWriteClosed
+	}
+	return err
+}
+
+// sendErr returns why a call that is sending, or waits for the send queue, has to end, or nil.
+func (c *conn) sendErr(call callKind) error {
 	switch {
 	case c.life.closed:
 		return net.ErrClosed
-	case c.writeDue.Expired():
+	case call != closeCall && c.writeDue.Expired():
 		return os.ErrDeadlineExceeded
 	case c.life.over():
 		return c.life.cause
@@ -204,6 +217,8 @@ func (c *conn) writeErr() error {
 		return errWriteClosed
 	case c.send.truncated:
 		return errMessageCut
+	case call == streamCall:
+		return c.refusal(normal)
 	}
 	return nil
 }

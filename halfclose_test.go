@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -53,6 +54,66 @@ func TestCloseWriteAtOnce(t *testing.T) {
 		_, err := server.Read(make([]byte, 1))
 		require.True(t, err == io.EOF)
 		exchangeOneWay(t, server, client, 1<<20)
+	})
+}
+
+// The writing side can end behind a deadline that has passed.
+func TestCloseWriteHeedsNoDeadline(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		for _, size := range []int{0, 1, 20 << 10} {
+			client, server := tr.pair(t)
+			data := pattern(7, size)
+			_, err := client.Write(data)
+			require.NoError(t, err)
+			require.NoError(t, client.SetDeadline(time.Now().Add(-time.Second)))
+			_, err = client.Write([]byte("late"))
+			requireTimeout(t, err)
+			require.NoError(t, client.CloseWrite())
+			got, err := io.ReadAll(server)
+			require.NoError(t, err)
+			defect.Bytes(t, data, got)
+		}
+	})
+}
+
+// CloseWrite does not wait for the peer's reader: it ends a Write that does, and the Writes
+// behind that one. The peer reads what they say they have sent, and then the end.
+func TestCloseWriteEndsWrites(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		for _, size := range []int{100, 64 << 10, 16 << 20} {
+			client, server := tr.pair(t)
+			const writers = 3
+			data := make([]byte, size)
+			var sent atomic.Int64
+			errs := make(chan error, writers)
+			for range writers {
+				go func() {
+					var err error
+					for err == nil {
+						var n int
+						n, err = client.Write(data)
+						sent.Add(int64(n))
+					}
+					errs <- err
+				}()
+			}
+			// They are most likely to wait when nothing has moved for a while. CloseWrite ends
+			// them in any case.
+			for last := int64(-1); sent.Load() != last; time.Sleep(50 * time.Millisecond) {
+				last = sent.Load()
+			}
+			within(t, "CloseWrite", func() { require.NoError(t, client.CloseWrite()) })
+			for range writers {
+				err := <-errs
+				requireConnError(t, tr, err, "write")
+				require.ErrorIs(t, err, syscall.EPIPE)
+			}
+			got, err := io.Copy(io.Discard, server)
+			require.NoError(t, err)
+			if got != sent.Load() {
+				t.Error(defect.Lost("the peer read %d bytes, and the Writes have sent %d", got, sent.Load()))
+			}
+		}
 	})
 }
 

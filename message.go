@@ -47,10 +47,10 @@ func (c *Conn) queueMsg(p []byte, opts []MsgOption) *PendingMessage {
 	if err == nil {
 		err = refused
 	}
-	if err == nil {
-		err = c.writeErr()
-	}
 	kind := m.flags.kind()
+	if err == nil {
+		err = c.refusal(kind)
+	}
 	switch {
 	case err != nil:
 		s.finish(0, err)

@@ -75,8 +75,17 @@ func (f MsgFlags) kind() int {
 // sendOptions says how data is sent.
 type sendOptions struct {
 	message bool // message is set for a message, and not for data of the stream.
+	ends    bool // data of the stream that ends a message
 	flags   MsgFlags
 	token   uint32 // token is the key of the peer's that the first segment takes back; 0 means none.
+}
+
+// call returns what ends a call that sends so.
+func (m *sendOptions) call() callKind {
+	if m.message || m.ends {
+		return messageCall
+	}
+	return streamCall
 }
 
 // wire returns the flags that the segments carry.

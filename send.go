@@ -60,7 +60,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		}
 	}
 	for {
-		if err := c.writeErr(); err != nil {
+		if err := c.sendErr(m.call()); err != nil {
 			c.send.truncated = c.send.truncated || c.send.midMessage
 			return n, err
 		}
@@ -74,7 +74,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			if !wait {
 				return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1})
 			}
-			c.yieldQueue()
+			c.yieldQueue(m.call())
 			continue
 		}
 		small := c.joins(len(p), &m)
@@ -194,7 +194,7 @@ func (c *conn) sendEmpty(m sendOptions) error {
 		}
 		wait := m.flags&NonBlocking == 0
 		if wait && c.queue.mustYield() {
-			c.yieldQueue()
+			c.yieldQueue(m.call())
 			continue
 		}
 		short := shortage{kind: c.queue.kind, segments: 1}

@@ -15,6 +15,7 @@ type sending struct {
 	responseDue bool // responseDue is set when the peer has asked for a message.
 	probeDue    bool // probeDue is set when this side must ask the peer for one.
 	peerWants   bool // peerWants is set if the peer's last message said that its payload waits for credits.
+	closing     int  // calls of CloseWrite that wait
 	finSent     bool
 	midMessage  bool   // midMessage is set while a message has begun and not ended.
 	truncated   bool   // truncated is set if it never will, because a deadline has passed.

@@ -1,7 +1,5 @@
 package rdmanet
 
-import "sync"
-
 // sendQueue decides which call, or which queued send, may send. One at a time has the
 // queue, and keeps it until the device has what it sends. Conn.mu guards it.
 //
@@ -16,8 +14,11 @@ import "sync"
 //     of a Write.
 //  4. After a piece of a message (Partial) only sends of its kind acquire the queue, until
 //     the last piece has been sent.
+//  5. While CloseWrite waits for its turn, nothing begins but the next pieces of a message, and
+//     writes of the stream end. CloseWrite is refused where only another call could end a
+//     message.
 //
-// When nothing can be sent any more all that wait are refused.
+// Whatever cannot be sent any more is refused and waits no longer (sendErr).
 type sendQueue struct {
 	busy    bool // busy is set while a send has the queue.
 	kind    int  // kind is the kind of the send that has it.
@@ -59,11 +60,22 @@ type pendingSend interface {
 	finish(n int, err error)
 }
 
+// callKind says what ends a send that goes on or waits for the queue. Only calls write to the
+// stream; queued sends are messages.
+type callKind uint8
+
+const (
+	messageCall callKind = iota // a message, which CloseWrite lets go first
+	streamCall                  // a write of the stream, which CloseWrite ends
+	closeCall                   // CloseWrite, which heeds no deadline
+)
+
 // queueEntry is a send that waits for the queue: a queued send, or else a call.
 type queueEntry struct {
 	list       *entryList // list is the list that the entry is in, or nil.
 	prev, next *queueEntry
 	kind       int
+	call       callKind    // what ends the wait
 	send       pendingSend // send is the queued send, or nil for a call.
 	ready      chan error  // ready gives a call the queue with nil. Otherwise it has the reason why the call never gets it.
 }
@@ -95,8 +107,11 @@ func (l *entryList) remove(t *queueEntry) {
 	t.list, t.prev, t.next = nil, nil, nil
 }
 
-// callEntries are entries of calls that are not in use.
-var callEntries = sync.Pool{New: func() any { return &queueEntry{ready: make(chan error, 1)} }}
+// callEntry returns the entry of a call. It is not used again: its channel belongs to the
+// bubble of testing/synctest in which it was made.
+func callEntry(call callKind) *queueEntry {
+	return &queueEntry{call: call, ready: make(chan error, 1)}
+}
 
 // available reports whether a send of that kind may acquire the queue now.
 func (q *sendQueue) available(kind int) bool { return !q.busy && (!q.partial || q.partialKind == kind) }

@@ -65,16 +65,17 @@ func (c *conn) recheckQueue() {
 	}
 }
 
-// failWaiters ends the waits of all entries in the send queue if nothing can be sent. A
-// send that has yielded the queue gets it back, and finds the error itself.
+// failWaiters ends the waits of the entries in the send queue that cannot be sent. A send
+// that has yielded the queue gets it back, and finds the error itself.
 func (c *conn) failWaiters() {
 	q := &c.queue
-	err := c.writeErr()
-	if err == nil {
-		return
-	}
 	for i := range q.waiters {
-		for t := q.waiters[i].first; t != nil; t = q.waiters[i].first {
+		for t, next := q.waiters[i].first, (*queueEntry)(nil); t != nil; t = next {
+			next = t.next
+			err := c.sendErr(t.call)
+			if err == nil {
+				continue
+			}
 			q.remove(t)
 			if t.send != nil {
 				t.send.finish(0, err)
@@ -83,7 +84,7 @@ func (c *conn) failWaiters() {
 			}
 		}
 	}
-	if t := q.yielded; t != nil && !q.busy {
+	if t := q.yielded; t != nil && !q.busy && c.sendErr(t.call) != nil {
 		q.yielded = nil
 		q.waiting--
 		q.acquire(t.kind)
@@ -111,7 +112,7 @@ func (q *sendQueue) writableChan() chan struct{} {
 // lacked, or if nothing can be sent any more.
 func (c *conn) signalWritable() {
 	q, l, short := &c.queue, &c.lane, &c.queue.lacking
-	if c.writeErr() == nil {
+	if c.refusal(short.kind) == nil {
 		if !q.available(short.kind) || c.credits.spendable() < short.segments {
 			// The function that changes this calls signalWritable again.
 			return

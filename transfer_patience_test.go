@@ -42,6 +42,36 @@ func heldCall(t *testing.T, active, write bool, before func(s *scene, c *Conn, p
 
 const heldRead = 1 << 20
 
+// CloseWrite ends a Write in the middle of a transfer. Neither has a deadline, so they wait for
+// a silent peer until it lets go of the memory, and the connection goes on.
+func TestCloseWriteWaitsForMemory(t *testing.T) {
+	for _, side := range sides {
+		t.Run(side.name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				s := newFabricScene(t)
+				s.cfg.KeepAlive = -1
+				c, p := s.transferConns(side.active, true)
+				c.SetDeadline(time.Time{})
+				ended := writing(c, alloc(t, breachWrite).Bytes())
+				p.ExpectBegin(true)
+				synctest.Wait()
+				over := make(chan error, 1)
+				go func() { over <- c.CloseWrite() }()
+				p.ExpectTransfer(smbdpeer.Withdraw)
+				time.Sleep(100 * withdrawWithin)
+				require.Empty(t, ended)
+				require.Empty(t, over)
+				p.SendTransfer(smbdpeer.Transfer{Kind: smbdpeer.Done, ID: 1})
+				r := s.await(ended)
+				require.Zero(t, r.n)
+				require.ErrorIs(t, r.err, errWriteClosed)
+				p.ExpectFIN()
+				require.NoError(t, <-over)
+			})
+		})
+	}
+}
+
 // say sends a message of no consequence.
 func say(p *smbdpeer.Raw) {
 	p.WaitCredit()

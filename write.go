@@ -17,13 +17,13 @@ func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 	c.mu.Lock()
 	defer c.unlock()
 	kind := m.flags.kind()
+	if err := c.refusal(kind); err != nil {
+		return 0, err
+	}
 	if m.flags&NonBlocking != 0 && !c.queue.available(kind) {
-		if err := c.writeErr(); err != nil {
-			return 0, err
-		}
 		return c.wouldBlock(0, shortage{kind: kind, segments: 1})
 	}
-	if err := c.acquireQueue(kind); err != nil {
+	if err := c.acquireQueue(kind, m.call()); err != nil {
 		return 0, err
 	}
 	n, err = c.writeInTurn(p, m)
@@ -33,6 +33,7 @@ func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 
 // writeInTurn sends p. The caller has acquired the send queue.
 func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
+	m.ends = c.queue.partial
 	if c.large(p, m) {
 		c.unlocked(func() { n, err = c.writeLarge(p, m) })
 		return n, err
@@ -46,6 +47,9 @@ func (c *conn) writingOver() bool {
 	return !c.life.closed && (c.send.finSent || c.life.peerClosed())
 }
 
+// closeWrite ends this side's direction of the stream. As with shutdown(2) on TCP, no deadline
+// matters, and neither does the peer's reader: writes of the stream that have not sent
+// everything end with errWriteClosed. Messages that came before go first.
 func (c *conn) closeWrite() error {
 	if !c.fin {
 		return fmt.Errorf("close the writing side: the peer is not rdmanet: %w", errors.ErrUnsupported)
@@ -55,28 +59,32 @@ func (c *conn) closeWrite() error {
 	if c.writingOver() {
 		return nil
 	}
-	if err := c.acquireQueue(normal); err != nil {
-		if c.writingOver() { // Another CloseWrite has sent FIN meanwhile.
-			return nil
-		}
+	if err := c.sendErr(closeCall); err != nil {
 		return err
 	}
-	defer c.releaseQueue()
+	if c.queue.partial && !c.queue.busy {
+		return errMessageOpen
+	}
+	c.send.closing++
+	defer func() { c.send.closing-- }()
+	c.wakeAll()
+	err := c.acquireQueue(normal, closeCall)
+	if err == nil {
+		defer c.releaseQueue()
+	}
 	for {
 		if c.writingOver() {
 			return nil
 		}
-		if err := c.writeErr(); err != nil {
+		if err == nil {
+			err = c.sendErr(closeCall)
+		}
+		switch {
+		case err != nil:
 			return err
-		}
-		if c.queue.mustYield() {
-			c.yieldQueue()
-			continue
-		}
-		if c.queue.partial {
+		case c.queue.partial:
 			return errMessageOpen
-		}
-		if c.queueFIN() {
+		case c.queueFIN():
 			return nil
 		}
 		c.waitToSend()

@@ -49,7 +49,7 @@ func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
 		sent, err := c.offer(o, p[:initial], len(p)-size, m)
 		if sent && err == nil {
 			moved := 0
-			moved, err = c.awaitTransfer(o)
+			moved, err = c.awaitTransfer(o, m.call())
 			n += initial + moved
 		}
 		o.closeMemory()
@@ -81,11 +81,11 @@ func (c *conn) writeCopied(p []byte) (int, error) {
 	}
 	c.mu.Lock()
 	defer c.unlock()
-	if err := c.acquireQueue(normal); err != nil {
+	if err := c.acquireStream(); err != nil {
 		return 0, err
 	}
 	defer c.releaseQueue()
-	return c.writeSegments(p, sendOptions{})
+	return c.writeSegments(p, sendOptions{ends: c.queue.partial})
 }
 
 // writeChunk sends the first n bytes of s, by a transfer if they are enough for one. s is
@@ -93,19 +93,20 @@ func (c *conn) writeCopied(p []byte) (int, error) {
 func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 	c.mu.Lock()
 	defer c.unlock()
-	if err := c.acquireQueue(normal); err != nil {
+	if err := c.acquireStream(); err != nil {
 		s.Release()
 		return 0, err
 	}
 	defer c.releaseQueue()
 	o := &sendTransfer{p: s.B[:n:n], chunk: s, detached: true}
+	m := sendOptions{ends: c.queue.partial}
 	if n < c.set.readFromTransferMin || c.openChunk(o) != nil {
 		defer s.Release()
-		return c.writeSegments(o.p, sendOptions{})
+		return c.writeSegments(o.p, m)
 	}
 	var sent bool
 	var err error
-	c.unlocked(func() { sent, err = c.offer(o, nil, 0, sendOptions{}) })
+	c.unlocked(func() { sent, err = c.offer(o, nil, 0, m) })
 	if !sent {
 		o.closeMemory()
 	}
@@ -184,11 +185,11 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 	defer c.unlock()
 	var bufs regmem.Buffers
 	for {
-		if err := c.writeErr(); err != nil {
+		if err := c.sendErr(m.call()); err != nil {
 			return false, err
 		}
 		if c.queue.mustYield() && !c.send.midMessage {
-			c.yieldQueue()
+			c.yieldQueue(m.call())
 			continue
 		}
 		if busy := c.tx.live.Len(); o != nil && (busy >= maxBounceBuffers || busy > 0 && !o.detached) {
@@ -240,11 +241,11 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 // awaitTransfer waits until o is over, or withdraws it, and returns how many bytes were
 // moved. A transfer that is over as a whole counts as sent, even if the connection has
 // ended.
-func (c *conn) awaitTransfer(o *sendTransfer) (moved int, _ error) {
+func (c *conn) awaitTransfer(o *sendTransfer, call callKind) (moved int, _ error) {
 	c.mu.Lock()
 	defer c.unlock()
 	for !o.over {
-		if err := c.writeErr(); err != nil {
+		if err := c.sendErr(call); err != nil {
 			c.giveUp(o)
 			if o.over && o.moved == len(o.p) {
 				return o.moved, nil
@@ -264,6 +265,10 @@ func (c *conn) giveUp(o *sendTransfer) {
 	}
 	o.ended = true
 	c.tx.withdraw = o
+	for c.writeErr() == nil && !o.over {
+		// CloseWrite ends the call. Neither has to return before the peer has answered.
+		c.await(&c.writers)
+	}
 	since := time.Now()
 	var late *time.Timer
 	late = time.AfterFunc(c.life.withdrawPatience(), func() {

@@ -377,7 +377,7 @@ func (g *generator) unread() {
 		}
 		first.Writing = append(first.Writing, op)
 	}
-	first.Writing = append(first.Writing, Op{Do: ClearWrite}, Op{Do: CloseWrite}, Op{Do: Meet, Size: 1})
+	first.Writing = append(first.Writing, Op{Do: CloseWrite}, Op{Do: Meet, Size: 1})
 	other.Reading = []Op{{Do: Meet, Size: 1}}
 	if g.one(2) {
 		other.Reading = append(other.Reading, g.readOp(64<<10))

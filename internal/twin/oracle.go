@@ -410,11 +410,11 @@ func (f *facts) due(c *Call) time.Duration {
 func sets(d, c *Call) bool {
 	switch d.Do {
 	case SetBoth:
-		return c.Do.reads() || c.Do.writes() || c.Do == CloseWrite
+		return c.Do.reads() || c.Do.writes()
 	case SetRead, ClearRead:
 		return c.Do.reads()
 	case SetWrite, ClearWrite:
-		return c.Do.writes() || c.Do == CloseWrite
+		return c.Do.writes()
 	}
 	return false
 }
@@ -474,7 +474,7 @@ func (f *facts) judgeTime(c *Call, found report) {
 		f.atOnce(c, slack, found)
 		return
 	case CloseWrite:
-		if c.Lane == Writing { // Otherwise it waits for the calls that write at the same time.
+		if c.Lane == Writing { // Otherwise it waits for messages that are sent at the same time.
 			f.atOnce(c, slack, found)
 		}
 	}
