@@ -110,6 +110,11 @@ type Config struct {
 	// twice KeepAlive, or within KeepAlive and 20 s. A side answers even if its program
 	// does not read, by its device if need be.
 	//
+	// Between software devices on Linux the kernels answer each other, as for TCP: a process
+	// that is stopped keeps its connections. There KeepAlive is at least 1 s and the time for
+	// an answer 3 s, and kernels may be late by an eighth. On RDMA devices the process has to
+	// answer.
+	//
 	// 0 means 120 s. A negative value means that this side never asks, and leaves it to the
 	// device to find out; see the package's comment.
 	KeepAlive time.Duration

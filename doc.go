@@ -131,7 +131,11 @@
 // as long at most (rdmacore.Config.AckTimeout and Retries). Over iWARP that is left to
 // TCP, which on Linux gives up after some 15 minutes. Both hold with keep-alive off,
 // too; an idle connection then stays for ever, as TCP's do. Where either program does
-// not read, keep-alive on iWARP needs a peer that serves RDMA Reads, as most do.
+// not read, keep-alive on siw needs a peer that serves RDMA Reads, as most do.
+//
+// A peer's process that is stopped, by a debugger or with its container, is not gone. On
+// the software device of Linux its connections stay as long as TCP's, because the kernels
+// answer each other. On RDMA devices the process itself has to answer.
 //
 // # What it does not do
 //

@@ -74,6 +74,8 @@ func broken(cause error) error {
 	number := error(errno.ECONNRESET)
 	if errors.As(cause, &wc) {
 		number = wcErrno(wc.Status)
+	} else if errno.HostSilent(cause) {
+		number = syscall.ETIMEDOUT
 	}
 	return &resetError{number, cause}
 }

@@ -34,6 +34,20 @@ func TestStatusErrors(t *testing.T) {
 	}
 }
 
+// A kernel that has given up a host says why if it knows. To the program that is a timeout
+// whatever the reason.
+func TestSilentHost(t *testing.T) {
+	for _, cause := range []error{syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN} {
+		err := opError("read", nil, nil, broken(fmt.Errorf("disconnected: %w", &net.OpError{Op: "read", Err: os.NewSyscallError("read", cause)})))
+		require.ErrorIs(t, err, syscall.ETIMEDOUT)
+		require.ErrorIs(t, err, cause)
+		require.True(t, err.(net.Error).Timeout())
+	}
+	for _, cause := range []error{syscall.ECONNRESET, syscall.EPIPE, io.ErrUnexpectedEOF, os.ErrDeadlineExceeded} {
+		require.False(t, broken(cause).(net.Error).Timeout(), "%v", cause)
+	}
+}
+
 func TestBrokenOnce(t *testing.T) {
 	once := broken(io.ErrUnexpectedEOF)
 	require.Same(t, once, broken(once))

@@ -21,6 +21,10 @@ import (
 // is no probe target. Over iWARP the Write completes when TCP has taken it, so there TCP
 // alone finds out that nobody answers.
 //
+// A device may be able to ask the peer's host, which answers whatever the peer's process does
+// (ibv.HostProber). The software device is. Then this side sends no probes (watchHost), and a
+// process that is stopped keeps its connections.
+//
 // Confirmations: the sender of much data may receive nothing for long. Its device serves
 // the RDMA Reads, and grants for segments come only when a good part of a window was used
 // up. Its own probe queues behind the data, so the answer may come too late. So an end that
@@ -43,6 +47,11 @@ const (
 	// something to give back.
 	lookEvery = idleAfter / 4
 
+	// minHostIdle and minHostPatience are the least times where the device asks the peer's
+	// host: kernels count in seconds, and three probes fit in, of which some may be lost.
+	minHostIdle     = time.Second
+	minHostPatience = 3 * time.Second
+
 	// maxLateReturns is how many credits for large receives an idle connection gives back
 	// until its timer looks again. A peer that is short of memory may post large receives
 	// in their place, and two idle ends must not go on for ever.
@@ -53,9 +62,18 @@ const (
 // (status).
 func (c *conn) startTimer() {
 	c.live.lastReceived = time.Now()
-	if c.set.keepAlive > 0 && !c.life.failing() {
-		c.live.setTimer(c.set.keepAlive)
+	l := &c.live
+	l.idle, l.patience = c.set.keepAlive, c.set.probe
+	if l.idle <= 0 || c.life.failing() {
+		return
 	}
+	if h, ok := c.lane.id.(ibv.HostProber); ok {
+		idle, patience := max(l.idle, minHostIdle), max(l.patience, minHostPatience)
+		if h.ProbeHost(idle, patience) {
+			l.host, l.idle, l.patience = h, idle, patience
+		}
+	}
+	l.setTimer(l.idle)
 }
 
 // scheduleTrim has the timer look for an idle connection if this one has more memory than
@@ -128,23 +146,47 @@ func (c *conn) runTimer(now time.Time) time.Duration {
 		}
 		return 0
 	}
-	wait := c.set.keepAlive - now.Sub(c.live.lastReceived)
+	wait := c.live.idle - now.Sub(c.live.lastReceived)
 	switch {
+	case c.live.host != nil:
+		if wait = c.watchHost(now); wait <= 0 {
+			c.fail(errSilent)
+		}
 	case wait <= 0 && c.live.probing:
-		if wait = c.set.probe - now.Sub(c.live.probedAt); wait <= 0 {
+		if wait = c.live.patience - now.Sub(c.live.probedAt); wait <= 0 {
 			c.fail(errSilent)
 		}
 	case wait <= 0:
 		c.live.probedAt = now
 		c.sendProbe()
-		wait = c.set.probe
+		wait = c.live.patience
 	case c.live.probing || c.send.probeDue:
-		wait = min(wait, c.set.probe)
+		wait = min(wait, c.live.patience)
 	}
 	if c.idle.trimmable {
 		wait = min(wait, lookEvery)
 	}
 	return wait
+}
+
+// watchHost asks the device whether the peer's host answers. It returns how long to wait
+// until it is called again, or 0 or less if the host has been silent for too long. The host
+// may have been silent for long because nobody has asked it. So what counts is also for how
+// long it is known to owe an answer.
+func (c *conn) watchHost(now time.Time) (wait time.Duration) {
+	l := &c.live
+	ago, owes := l.host.HostHeard()
+	if !owes {
+		l.probing = false
+		return max(l.idle-ago, l.patience/4)
+	}
+	heard := now.Add(-ago)
+	if !l.probing {
+		l.probing, l.probedAt = true, now
+	} else if heard.After(l.probedAt) {
+		l.probedAt = heard // The host owes another answer than before.
+	}
+	return max(l.idle+l.patience-ago, l.patience-now.Sub(l.probedAt))
 }
 
 // confirmReceipt has a message sent to a peer if data has been arriving for a while and

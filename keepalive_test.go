@@ -129,7 +129,8 @@ func TestKeepAliveAnswered(t *testing.T) {
 		t.Run(lb.network, func(t *testing.T) {
 			checkLeaks(t)
 			inTime(t, 20*time.Millisecond, func(d time.Duration) bool {
-				client, server := pipe(t, lb.network, lb.address, new(ListenConfig), &Dialer{Config: Config{KeepAlive: d}})
+				m := newModest(t, 1<<20, 1<<14, false) // which cannot ask the peer's host
+				client, server := pipe(t, lb.network, lb.address, &ListenConfig{Config: Config{Provider: m}}, &Dialer{Config: Config{Provider: m, KeepAlive: d}})
 				defer closeBoth(t, client, server)
 				asked := eventually(func() bool { return client.Stats().KeepAliveSent > 2 })
 				err := exchanged(t, client, server, 10<<10)

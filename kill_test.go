@@ -36,6 +36,7 @@ var victims = map[string]func(address string) error{
 	"reads":   func(address string) error { return victimConn(address, func(c net.Conn) error { return drain(c) }) },
 	"idles":   func(address string) error { return victimConn(address, func(net.Conn) error { select {} }) },
 	"churns":  churn,
+	"echoes":  echo,
 	"listens": func(string) error { return victimListener() },
 }
 
@@ -62,6 +63,16 @@ func churn(address string) error {
 			return err
 		}
 	}
+}
+
+// echo sends back what comes. The peer may send more than a socket takes that nobody reads.
+func echo(address string) error {
+	c, err := (&Dialer{Config: Config{InitialReceiveCredits: 128}}).Dial("rdma", address)
+	if err != nil {
+		return err
+	}
+	io.Copy(c, c)
+	select {}
 }
 
 // victimListener prints its address and uses what comes in.

@@ -1,6 +1,10 @@
 package rdmanet
 
-import "time"
+import (
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
 
 // liveness is what keep-alive knows of the peer; see keepalive.go. Conn.mu guards it.
 type liveness struct {
@@ -10,9 +14,15 @@ type liveness struct {
 
 	received     bool      // something has arrived, and lastReceived does not count it yet
 	lastReceived time.Time // lastReceived is when something arrived last, as far as it was noticed.
-	probing      bool      // probing is set while a keep-alive probe is unanswered.
-	probedAt     time.Time // probedAt is when the last probe was sent.
+	probing      bool      // probing is set while a keep-alive probe is unanswered, or host owes an answer.
+	probedAt     time.Time // probedAt is when the last probe was sent, or since when host owes an answer.
 	oneWay       oneWay
+
+	// idle is how long nothing arrives until the peer or its host is asked, and patience how
+	// long it may take to answer. They are those of the settings, or what the device can do.
+	idle, patience time.Duration
+
+	host ibv.HostProber // host asks the peer's host. It is nil if this side sends probes.
 
 	// answersReads is set if the peer's device can be asked by an RDMA Read. target is the
 	// memory that such a Read reads; nil means a Read of no bytes. See probe.go.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/scripted"
@@ -17,19 +18,20 @@ import (
 // it refuses.
 type modest struct {
 	ibv.Provider
-	inline int   // bytes
-	wrs    int   // work requests a queue
-	pins   bool  // and waiters are woken by events
-	shy    bool  // its passive side may not send first
-	buffer bool  // sends complete before the peer has them
-	apart  bool  // no regions of one queue pair, so no shared domain
-	lax    bool  // says that peers may read all that is registered
-	mute   bool  // nobody hears of the end of a connection
-	garble bool  // says that it fails at Reads of no bytes
-	others *bool // says whether other devices answer them, nil for what the device says
-	stuck  bool  // the first RDMA Read never ends, and no other can be posted
-	rounds bool  // queues get twice the length that is asked for, completion queues get just that
-	cqe    int   // completions a queue, if not 0
+	inline int        // bytes
+	wrs    int        // work requests a queue
+	pins   bool       // and waiters are woken by events
+	shy    bool       // its passive side may not send first
+	buffer bool       // sends complete before the peer has them
+	apart  bool       // no regions of one queue pair, so no shared domain
+	lax    bool       // says that peers may read all that is registered
+	mute   bool       // nobody hears of the end of a connection
+	garble bool       // says that it fails at Reads of no bytes
+	others *bool      // says whether other devices answer them, nil for what the device says
+	host   *askedHost // answers for the peer, whatever the peer does, nil if the device cannot ask it
+	stuck  bool       // the first RDMA Read never ends, and no other can be posted
+	rounds bool       // queues get twice the length that is asked for, completion queues get just that
+	cqe    int        // completions a queue, if not 0
 	reads  atomic.Int64
 	empty  atomic.Int64       // of these, those of no bytes
 	script *scripted.Provider // steers the device, unless a test has put another one in its place
@@ -141,6 +143,12 @@ func (i *modestID) Notify(f func(ibv.Event)) {
 		i.ID.Notify(f)
 	}
 }
+
+func (i *modestID) ProbeHost(idle, patience time.Duration) bool {
+	return i.m.host != nil && i.m.host.probe(idle, patience)
+}
+
+func (i *modestID) HostHeard() (ago time.Duration, owes bool) { return i.m.host.heard() }
 
 func (i *modestID) MaySendFirst() bool { return !i.m.shy && i.ID.MaySendFirst() }
 

@@ -282,16 +282,16 @@ func TestCloseWriteTwiceInLine(t *testing.T) {
 func TestCloseWriteBehindPiece(t *testing.T) {
 	checkLeaks(t)
 	for _, kind := range []MsgFlags{0, Expedited} {
-		client, server := messagePipe(t, Config{TransferSize: -1})
-		const size = 1000 << 10
+		client, server := messagePipe(t, Config{TransferSize: -1, MaxReceiveCredits: 8})
 		sent := make(chan error, 1)
 		parked(t, func() {
 			var err error
-			for n := 0; err == nil && n < 4; n++ { // more than there is room for
-				_, err = client.WriteMsg(make([]byte, size), kind|Partial)
+			for n := 0; err == nil && n < 4; n++ { // There is no room even for the first one.
+				_, err = client.WriteMsg(make([]byte, 1000<<10), kind|Partial)
 			}
 			sent <- err
 		})
+		require.True(t, eventually(func() bool { return client.Stats().CreditStalls > 0 }))
 		ended := make(chan error, 1)
 		parked(t, func() { ended <- client.CloseWrite() })
 		require.Empty(t, ended)

@@ -53,7 +53,8 @@ type Stats struct {
 	// earlier sends.
 	QueueStalls uint64
 
-	// KeepAliveSent counts the messages sent that ask the peer for an answer.
+	// KeepAliveSent counts the messages sent that ask the peer for an answer. There are none
+	// where the device asks the peer's host.
 	KeepAliveSent uint64
 
 	// TransfersSent counts the large transfers that were announced to the peer. Those that

@@ -3,6 +3,7 @@ package ibv
 import (
 	"context"
 	"net/netip"
+	"time"
 )
 
 // A Listener returns connection requests, see rdma_listen(3) and rdma_get_request(3). All
@@ -138,6 +139,27 @@ type Ender interface {
 	// Ending tells that few sends are still to be posted, none of which anything waits
 	// for, and that Disconnect follows at once. The device may keep them back until then.
 	Ending()
+}
+
+// HostProber is implemented by the IDs of devices that can ask the peer's host whether it is
+// there, and get an answer whatever the peer's process does. Over TCP kernels answer each
+// other.
+type HostProber interface {
+	// ProbeHost has the device ask the peer's host for an answer whenever nothing has come
+	// from it for idle. If none comes within patience, [EventDisconnected] follows with an
+	// error that matches syscall.ETIMEDOUT or says why the host cannot be reached. Both times
+	// are at least one second, and may be rounded down to seconds. ProbeHost is called at most
+	// once, for a connection that is established. It returns false, and does nothing, if the
+	// device cannot ask.
+	//
+	// While the host owes an answer to something that was sent, or does not let this side
+	// send, the device may not ask on its own, or less and less often. HostHeard is for that.
+	ProbeHost(idle, patience time.Duration) bool
+
+	// HostHeard returns how long ago something has come from the peer's host. owes is set if
+	// the host should have answered something since then. HostHeard may be called at any
+	// time after ProbeHost.
+	HostHeard() (ago time.Duration, owes bool)
 }
 
 // ConnParam has the parameters that an end announces at set-up, after struct

@@ -422,15 +422,20 @@ func (i *id) Disconnect() error {
 	return nil
 }
 
-// Link implements ibv.Linker.
-func (i *id) Link() (name, reason string) {
+// stream returns the stream of the ID's queue pair, nil before the connection is established.
+func (i *id) stream() *stream {
 	i.mu.Lock()
 	q := i.qp
 	i.mu.Unlock()
 	if q == nil {
-		return "", ""
+		return nil
 	}
-	st := q.stream.Load()
+	return q.stream.Load()
+}
+
+// Link implements ibv.Linker.
+func (i *id) Link() (name, reason string) {
+	st := i.stream()
 	if st == nil {
 		return "", ""
 	}
@@ -446,32 +451,44 @@ func (i *id) Link() (name, reason string) {
 
 // Unsent implements ibv.Unsender. Sends complete when the kernel has their bytes.
 func (i *id) Unsent() int {
-	i.mu.Lock()
-	q := i.qp
-	i.mu.Unlock()
-	if q == nil {
-		return 0
+	if st := i.stream(); st != nil {
+		return st.unsent()
 	}
-	st := q.stream.Load()
-	if st == nil {
-		return 0
-	}
-	return st.unsent()
+	return 0
 }
 
 // Ending implements ibv.Ender.
 func (i *id) Ending() {
-	i.mu.Lock()
-	q := i.qp
-	i.mu.Unlock()
-	if q == nil {
-		return
-	}
-	if st := q.stream.Load(); st != nil {
+	if st := i.stream(); st != nil {
 		if l, ok := st.link.(interface{ ending() }); ok {
 			l.ending()
 		}
 	}
+}
+
+// A hostProber is a link that implements ibv.HostProber.
+type hostProber interface {
+	probeHost(idle, patience time.Duration) bool
+	hostHeard() (ago time.Duration, owes bool)
+}
+
+// ProbeHost implements ibv.HostProber.
+func (i *id) ProbeHost(idle, patience time.Duration) bool {
+	if st := i.stream(); st != nil {
+		l, ok := st.link.(hostProber)
+		return ok && l.probeHost(idle, patience)
+	}
+	return false
+}
+
+// HostHeard implements ibv.HostProber.
+func (i *id) HostHeard() (ago time.Duration, owes bool) {
+	if st := i.stream(); st != nil {
+		if l, ok := st.link.(hostProber); ok {
+			return l.hostHeard()
+		}
+	}
+	return 0, false
 }
 
 func (i *id) Close() error {

@@ -52,8 +52,8 @@ type link interface {
 	// writev takes what there is room for of bufs, and does not wait. It is called in
 	// a step of write. What it has taken need not stay in bufs. wait asks the caller
 	// for another write, with a step that returns false for as long as wait is set. An
-	// error means that no byte was taken. One that matches EPIPE, ECONNRESET,
-	// ETIMEDOUT or net.ErrClosed is met by read as well.
+	// error means that no byte was taken. One that matches EPIPE, ECONNRESET or
+	// net.ErrClosed, or for which errno.HostSilent holds, is met by read as well.
 	writev(at uintptr, bufs [][]byte) (n int, wait bool, err error)
 
 	// closeWrite ends this direction behind all that writev has taken. The peer reads

@@ -1,6 +1,10 @@
 package iwarp
 
-import "golang.org/x/sys/unix"
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
 
 // notSent is how many bytes the socket holds that were not sent yet.
 func notSent(fd uintptr) int {
@@ -14,3 +18,28 @@ func notSent(fd uintptr) int {
 // cork has the socket keep an incomplete segment until its direction ends, but for 200 ms at
 // most.
 func cork(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 1) }
+
+// heard returns how long ago the socket has received anything. owes is set if the peer's
+// kernel should have answered something since then. ok is not set if the system does not
+// tell, which is so of some that take Linux's place. The kernel counts milliseconds.
+//
+// These are owed answers:
+//
+//   - To data that was sent, or sent again, since the peer was heard. If nothing was, then the
+//     peer has heard it all, and has no room.
+//   - To a keep-alive probe. The kernel sends one if it has nothing else to send.
+//   - To the question whether a closed window is open. Peers do not answer each, some of the
+//     questions or answers may be lost, and the next one takes twice as long. So it counts
+//     from the third on.
+func heard(fd uintptr) (ago time.Duration, owes, ok bool) {
+	info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil || info.Snd_mss == 0 {
+		return 0, false, false
+	}
+	since := min(info.Last_ack_recv, info.Last_data_recv)
+	const windowProbes = 3
+	owes = info.Unacked > 0 && info.Last_data_sent < since ||
+		info.Unacked == 0 && info.Notsent_bytes == 0 && info.Probes > 0 ||
+		info.Probes >= windowProbes
+	return time.Duration(since) * time.Millisecond, owes, true
+}

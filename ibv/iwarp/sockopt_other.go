@@ -2,9 +2,14 @@
 
 package iwarp
 
+import "time"
+
 // notSent is how many bytes the socket holds that were not sent yet, which these systems
 // do not tell.
 func notSent(uintptr) int { return 0 }
 
 // cork does nothing on these systems: what is written is sent at once.
 func cork(uintptr) {}
+
+// heard is not known on these systems.
+func heard(uintptr) (ago time.Duration, owes, ok bool) { return 0, false, false }

@@ -84,6 +84,38 @@ func (s *socket) unsent() (n int) {
 	return n
 }
 
+// probeHost has the kernel ask a silent peer, by TCP's keep-alive probes, which the peer's
+// kernel answers. The kernel counts in seconds, and sends no such probe while it has something
+// to send: hostHeard is for that. TCP_USER_TIMEOUT would not do. It also counts how long the
+// window of a peer is closed whose kernel answers all the time.
+func (s *socket) probeHost(idle, patience time.Duration) bool {
+	if _, _, ok := s.heard(); !ok {
+		return false
+	}
+	second := func(d time.Duration) time.Duration { return max(d.Truncate(time.Second), time.Second) }
+	interval := second(patience / 4) // Some probes may be lost.
+	err := s.conn.SetKeepAliveConfig(net.KeepAliveConfig{
+		Enable: true, Idle: min(second(idle), maxProbeIdle), Interval: interval, Count: int(max(patience/interval, 1))})
+	if err != nil {
+		s.conn.SetKeepAlive(false)
+	}
+	return err == nil
+}
+
+// maxProbeIdle is the most that Linux takes.
+const maxProbeIdle = 32767 * time.Second
+
+func (s *socket) hostHeard() (ago time.Duration, owes bool) {
+	ago, owes, _ = s.heard()
+	return ago, owes
+}
+
+// heard is hostHeard. ok is not set if the system cannot tell.
+func (s *socket) heard() (ago time.Duration, owes, ok bool) {
+	s.raw.Control(func(fd uintptr) { ago, owes, ok = heard(fd) })
+	return ago, owes, ok
+}
+
 func (s *socket) close(reset bool) error {
 	if reset {
 		s.conn.SetLinger(0)

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -295,7 +294,7 @@ func (st *stream) txFailed() {
 // endOfPeer reports whether a write failed because the connection has ended. A read finds
 // that end too.
 func endOfPeer(err error) bool {
-	return errors.Is(err, errno.EPIPE) || errors.Is(err, errno.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT) ||
+	return errors.Is(err, errno.EPIPE) || errors.Is(err, errno.ECONNRESET) || errno.HostSilent(err) ||
 		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed)
 }
 

@@ -206,6 +206,20 @@ func (i *switchID) Ending() {
 	}
 }
 
+// ProbeHost implements ibv.HostProber where the device does.
+func (i *switchID) ProbeHost(idle, patience time.Duration) bool {
+	p, ok := i.ID.(ibv.HostProber)
+	return ok && p.ProbeHost(idle, patience)
+}
+
+// HostHeard implements ibv.HostProber where the device does.
+func (i *switchID) HostHeard() (ago time.Duration, owes bool) {
+	if p, ok := i.ID.(ibv.HostProber); ok {
+		return p.HostHeard()
+	}
+	return 0, false
+}
+
 func (i *switchID) CreateQP(pd ibv.PD, init ibv.QPInit) (ibv.QP, error) {
 	if f := i.s.enter(CreateQP); f != nil {
 		return nil, f.err

@@ -23,3 +23,12 @@ const (
 	ENOTCONN      = syscall.ENOTCONN
 	EPIPE         = syscall.EPIPE
 )
+
+// hostSilent has the numbers for HostSilent. A router that refuses packets may give
+// ECONNREFUSED. The numbers in digits are those of Windows, where package syscall has numbers
+// of its own invention. No other system uses them.
+var hostSilent = []error{
+	syscall.ETIMEDOUT, hostDown, syscall.EHOSTUNREACH, syscall.ENETDOWN, syscall.ENETUNREACH, syscall.ECONNREFUSED,
+	syscall.Errno(10060), syscall.Errno(10064), syscall.Errno(10065), syscall.Errno(10050), syscall.Errno(10051),
+	syscall.Errno(10052), // WSAENETRESET: keep-alive has found nobody.
+}

@@ -21,3 +21,6 @@ const (
 	ENOTCONN      = syscall.ErrorString("transport endpoint is not connected")
 	EPIPE         = syscall.ErrorString("broken pipe")
 )
+
+// hostSilent has the errors for HostSilent. What Plan 9 says of such a host is not known.
+var hostSilent = []error{syscall.ETIMEDOUT}

@@ -160,7 +160,8 @@ func (p *pd) RegMR(buf []byte, access ibv.Access) (ibv.MR, error) {
 	return register(p.PD.RegMR, buf, access, users...)
 }
 
-// id is one end of a connection. CreateQP makes its endpoint.
+// id is one end of a connection. CreateQP makes its endpoint. It is no ibv.HostProber: an end
+// that a test stops is to be as silent as one that is gone.
 type id struct {
 	ibv.ID
 	dev *device

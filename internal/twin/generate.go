@@ -387,8 +387,9 @@ func (g *generator) unread() {
 	}
 }
 
-// silent is a program whose link carries nothing any more. An end is closed, or its calls
-// have deadlines, or keep-alive finds the silence.
+// silent is a program whose link carries nothing any more, as when the peer's process is
+// stopped. An end is closed, or its calls have deadlines, or keep-alive finds the silence
+// where the peer's process has to answer.
 func (g *generator) silent() {
 	for i := range 2 {
 		e := g.p.end(i)

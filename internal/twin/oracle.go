@@ -349,12 +349,12 @@ func (f *facts) gone(end int) time.Duration {
 	return never
 }
 
-// silent reports whether a call may report that the peer is silent. The link carried
-// nothing for as long as the end waits for an answer. Or no goroutine that could answer got
-// a processor.
+// silent reports whether a call may report that the peer is silent, where its process has to
+// answer. The link carried nothing for as long as the end waits for an answer. Or no goroutine
+// that could answer got a processor.
 func (f *facts) silent(c *Call) bool {
 	s := f.p.end(c.End).Setup
-	if s.KeepAlive <= 0 || f.t.Network == "tcp" {
+	if s.KeepAlive <= 0 || f.t.Answered {
 		return false
 	}
 	if 3*f.t.Noise >= s.KeepAlive {
@@ -488,7 +488,7 @@ func (f *facts) judgeTime(c *Call, found report) {
 		found(true, fmt.Sprintf("calls return within %v of Close", deadlineBound), "%v, which is %.0f ms behind Close", c, ms(c.Return-max(d, c.Start)))
 	}
 	s := f.p.end(c.End).Setup
-	if s.KeepAlive > 0 && f.t.Network == "rdma" && f.freeze != never {
+	if s.KeepAlive > 0 && !f.t.Answered && f.freeze != never {
 		since := max(c.Start, f.freeze)
 		noticed := since + s.silence() + deadlineBound + slack
 		// Keep-alive ends with a Close that came first. Then the bound of Close holds.

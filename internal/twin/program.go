@@ -208,7 +208,7 @@ type FaultKind uint8
 // These are the faults of a link.
 const (
 	Stop   FaultKind = iota + 1 // Stop: the link carries nothing for a while.
-	Freeze                      // Freeze: the link carries nothing any more, as when a cable is cut.
+	Freeze                      // Freeze: the link carries nothing any more. Kernels still answer each other.
 	Reset                       // Reset: both ends get a TCP reset.
 )
 

@@ -156,6 +156,7 @@ type Trace struct {
 	Duration time.Duration // Duration is the time of the run, or of the set-up if that failed.
 	Noise    time.Duration // Noise is how late this process's goroutines ran.
 	Slow     bool          // Slow is set if the device is emulated.
+	Answered bool          // Answered is set if each end's kernel answers keep-alive, whatever the link carries.
 	GaveUp   time.Duration // GaveUp is when nothing had moved for too long, zero for never.
 	Hang     string        // Hang has the calls that had not returned long after Close, and all stacks.
 	Failed   string        // Failed is the reason why the connection could not be made.

@@ -1,0 +1,6 @@
+package errno
+
+import "syscall"
+
+// hostDown is a number that wasip1 has: it has none for this.
+const hostDown = syscall.EHOSTUNREACH
