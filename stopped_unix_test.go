@@ -20,7 +20,7 @@ import (
 func TestStoppedPeer(t *testing.T) {
 	checkLeaks(t)
 	const keepAlive = time.Second
-	// What has no room with the peer waits in the socket, whose window is closed then.
+	// Bytes that the peer has no room for wait in the socket, and TCP's window is closed then.
 	ln, err := (&ListenConfig{Config: Config{KeepAlive: keepAlive, TransferSize: -1}}).Listen(tctx, "rdma4", local4)
 	require.NoError(t, err)
 	defer ln.Close()

@@ -63,7 +63,7 @@ func ngBlock(kind uint32, body []byte) []byte {
 	return le.AppendUint32(append(b, body...), size)
 }
 
-// What other tools read is read: the same packets are found in all of these.
+// Captures that other tools read are read: the same packets are found in all of these.
 func TestLenient(t *testing.T) {
 	le, be := binary.LittleEndian, binary.BigEndian
 	for _, tt := range []struct {
