@@ -116,7 +116,7 @@ func TestFreeDuringSend(t *testing.T) {
 			for _, n := range []int{100 << 10, 256 << 10, 900 << 10} {
 				buffersOfBothKinds(t, n, func(t *testing.T, buf testBuffer) {
 					// The peer has few receives, so that all of it is far from gone when it is freed.
-					a, b := pipeOn(t, Config{TransferSize: -1, MaxReceiveSize: 4096, MaxReceiveCredits: minCredits})
+					a, b := pipeOn(t, withCredits(t, Config{TransferSize: -1, MaxReceiveSize: 4096, MaxReceiveCredits: minCredits}))
 					want := pattern(1, n)
 					copy(buf.mem, want)
 					freeDuring(t, buf, func() error { return send(a, buf.mem) }, func() {

@@ -289,8 +289,8 @@ func (c *conn) endStream() bool {
 	if e, ok := c.lane.id.(ibv.Ender); ok && c.credits.have > 0 && c.tx.live.Len() == 0 && !s.finSent {
 		e.Ending() // Nothing but FIN, and what goes with it, is to be sent.
 	}
-	// FIN is not sent if a message has no end.
-	for c.fin && !s.finSent && !s.truncated && !c.queue.partial && going() {
+	// FIN is not sent if a message has no end, except where an end without it is no error.
+	for c.fin && !s.finSent && (c.holds || !s.truncated && !c.queue.partial) && going() {
 		if !c.queueFIN() {
 			c.waitToSend()
 		}

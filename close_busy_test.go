@@ -94,7 +94,7 @@ func TestCloseContextUnderWrites(t *testing.T) {
 		name string
 		cfg  Config
 	}{
-		{"segments", Config{}}, // but on RDMA devices
+		{"segments", Config{TransferSize: inlineTransfer}}, // but on RDMA devices
 		{"RDMA Reads", Config{TransferSize: 512 << 10}},
 		{"RDMA Writes", Config{TransferSize: 512 << 10, NoRDMARead: true}},
 	} {

@@ -104,7 +104,7 @@ func TestCloseContext(t *testing.T) {
 	}
 	t.Run("the peer has closed and has not taken everything", func(t *testing.T) {
 		checkLeaks(t)
-		long := Config{TransferSize: -1, MaxSendSize: 128 << 10, MaxReceiveSize: 128 << 10, InitialReceiveCredits: 255, MaxReceiveCredits: 255}
+		long := Config{TransferSize: transferCeiling, MaxSendSize: 128 << 10, MaxReceiveSize: 128 << 10, InitialReceiveCredits: 255, MaxReceiveCredits: 255}
 		gone := long
 		gone.LingerTimeout = -1
 		dev := scripted.New(overTCP())

@@ -260,6 +260,7 @@ type settings struct {
 
 	// transfers is set if large transfers are offered to the peer.
 	transfers bool
+	hold      bool // the device may hold Sends, see hold.go
 
 	// transferMin is the length in bytes from which a write goes by a transfer. bufferTransferMin is
 	// that length for data in a Buffer, and readFromTransferMin for data of ReadFrom.
@@ -318,6 +319,7 @@ func (c *Config) settings(dev ibv.Device, passive bool) settings {
 		failureLog:          c.Logger,
 		programLog:          c.Logger,
 		transfers:           c.TransferSize >= 0,
+		hold:                c.TransferSize <= 0 && dev.Attr().Caps.Has(ibv.CapHoldSends),
 		transferMin:         or(c.TransferSize, transferMin),
 		bufferTransferMin:   or(c.TransferSize, bufferMin),
 		readFromTransferMin: or(c.TransferSize, readFromMin),
@@ -362,6 +364,9 @@ func (s *settings) features() uint16 {
 	}
 	if s.large {
 		f |= featureLarge
+	}
+	if s.hold {
+		f |= featureHold
 	}
 	return f
 }

@@ -115,7 +115,7 @@ func TestOneSidedReader(t *testing.T) {
 		{TransferSize: 64 << 10},
 		{TransferSize: 64 << 10, NoRDMARead: true, MaxReceiveCredits: minCredits},
 	} {
-		a, b := pipeOn(t, cfg)
+		a, b := pipeOn(t, withCredits(t, cfg))
 		go a.Write(make([]byte, 64<<20))
 		if !eventually(func() bool { return a.Stats().CreditStalls > 0 || a.Stats().TransfersSent > 0 }) {
 			t.Fatal("b takes everything")
@@ -136,7 +136,7 @@ func TestOneSidedReader(t *testing.T) {
 // before it is read: the answer arrives.
 func TestAnswerBeforeReading(t *testing.T) {
 	checkLeaks(t)
-	a, b := pipeOn(t, Config{MaxReceiveSize: 1024, MaxSendSize: 1024, MaxReceiveCredits: 32, TransferSize: -1})
+	a, b := pipeOn(t, withCredits(t, Config{MaxReceiveSize: 1024, MaxSendSize: 1024, MaxReceiveCredits: 32, TransferSize: -1}))
 	initial := b.Stats().ReceiveWindow
 	require.True(t, eventually(func() bool {
 		exchange(t, a, b, 1<<20)

@@ -34,6 +34,9 @@ type conn struct {
 	// messages is set if expedited, partial and empty messages were agreed.
 	messages bool
 
+	// holds is set if the devices hold Sends until there are receives for them, see hold.go.
+	holds bool
+
 	largePool *regmem.Pool // largePool has the buffers of large receives, and is nil where there are none, see large.go.
 
 	peer   privateData // peer is the private data of the peer.
@@ -179,10 +182,14 @@ func (c *conn) readErr() error {
 		return net.ErrClosed
 	case c.readDue.Expired():
 		return os.ErrDeadlineExceeded
-	case c.in.discarding, c.in.eof && c.in.unread.Len() == 0:
+	case c.in.discarding, c.in.eof && c.in.unread.Len() == 0 && !c.in.reasm.cut:
 		return io.EOF
 	case c.in.unread.Len() > 0:
 		return nil
+	case c.in.reasm.cut:
+		return errTruncated
+	case c.holds && c.life.peerClosed():
+		return io.EOF // The process has ended.
 	case c.life.peerClosed() && (c.fin || c.in.reasm.remaining > 0 || c.in.reasm.rest > 0):
 		return errTruncated // An rdmanet peer sends FIN before it closes.
 	case c.life.peerClosed():
@@ -213,6 +220,8 @@ func (c *conn) sendErr(call callKind) error {
 		return os.ErrDeadlineExceeded
 	case c.life.over():
 		return c.life.cause
+	case c.send.failed != nil:
+		return c.send.failed
 	case c.send.finSent:
 		return errWriteClosed
 	case c.send.truncated:
@@ -301,6 +310,7 @@ func (c *conn) extensions() Extensions {
 		ReceiveTransfers: c.rx.mode,
 		ProbeTarget:      c.live.target != nil,
 		LargeSegments:    c.largePool != nil || c.lane.large != nil,
+		HeldSends:        c.holds,
 	}
 }
 

@@ -25,8 +25,9 @@ const leastLarge = 2 * minCredits
 // payload waits for credits, or grants of their own follow one another quickly. Each of those
 // grants wakes the peer.
 type credits struct {
-	have   int // have is how many sends the peer can take.
-	posted int // posted is how many receives are posted.
+	off    bool // the devices hold Sends, and nothing is granted or spent, see hold.go
+	have   int  // have is how many sends the peer can take.
+	posted int  // posted is how many receives are posted.
 
 	// ungranted is how many posted receives the peer was not granted yet.
 	ungranted int
@@ -88,6 +89,10 @@ func (c *credits) oweGrant(patient bool) {
 // has.
 func (c *credits) receive(h *segmentHeader) {
 	c.posted--
+	if c.off {
+		c.target = max(int(h.CreditsRequested), minCredits)
+		return
+	}
 	have := min(c.have+int(h.CreditsGranted), math.MaxUint16)
 	c.granted.add(c.have, have-c.have, c.large.known && h.Flags&flagLarge != 0)
 	c.have = have
@@ -138,6 +143,9 @@ func (c *credits) grantAlone(now time.Time) {
 // have used up. It is of no use if the last credit is kept for grants alone.
 func (c *credits) room(unread int, sending bool) int {
 	n := min(c.window, c.target) + c.transferReserve - c.posted - unread
+	if c.off {
+		return max(n, 0)
+	}
 	if n <= 0 && sending && c.reserveOut == 0 && c.have == 1 && c.ungranted == 0 && c.posted+unread <= c.maximum {
 		return 1
 	}
@@ -155,6 +163,9 @@ func (c *credits) reserveShort() int { return c.peerReserve() + c.transferReserv
 // post notes n newly posted receives.
 func (c *credits) post(n int, large bool) {
 	c.posted += n
+	if c.off {
+		return
+	}
 	c.toBe.add(c.ungranted, n, large)
 	c.ungranted += n
 }
@@ -164,6 +175,9 @@ func (c *credits) post(n int, large bool) {
 // and no payload: otherwise what a program writes without reading would use up the credits
 // that its grants need.
 func (c *credits) spendable() int {
+	if c.off {
+		return math.MaxUint16
+	}
 	have := c.have - c.reserveOut
 	if c.ungranted > 0 && have == 1 && c.reserveOut == 0 {
 		// With several messages the first would take the grant, and the last would go
@@ -190,6 +204,9 @@ func (c *credits) peerReserve() int {
 // spend takes the credit for one message. It returns the grant that the message must carry,
 // which is for receives of one size, and flagLarge if these are large.
 func (c *credits) spend() (granted, flags uint16) {
+	if c.off {
+		return 0, 0
+	}
 	same, large := c.toBe.next(c.ungranted)
 	g := min(same, math.MaxUint16)
 	if c.have-c.reserveOut > 1 {
@@ -216,6 +233,11 @@ func (c *credits) grantAll() uint16 {
 // toGrant returns how many receives can be granted.
 func (c *credits) toGrant() int { return max(c.ungranted-c.transferReserve, 0) }
 
+// turnOff ends the counting of credits, before the first message.
+func (c *credits) turnOff() {
+	c.off, c.have, c.ungranted, c.transferReserve = true, c.initial, 0, 0
+}
+
 // peerCredits returns how many credits the peer has, with those on their way to it.
 func (c *credits) peerCredits() int { return c.posted - c.ungranted }
 
@@ -236,6 +258,9 @@ func (c *credits) peerCredits() int { return c.posted - c.ungranted }
 // side carry grants.
 func (c *credits) grantDue(unread int, busy, idle bool) bool {
 	n := c.toGrant()
+	if c.off {
+		return false
+	}
 	if n > 0 && c.pendingGrant && c.peerCredits() <= c.peerReserve() {
 		// The peer may have more messages about transfers to send.
 		return true

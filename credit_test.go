@@ -435,7 +435,7 @@ func TestSmallWindows(t *testing.T) {
 func TestWindowFollowsUse(t *testing.T) {
 	checkLeaks(t)
 	const initial = 4
-	a, b := pipeOn(t, Config{TransferSize: -1, InitialReceiveCredits: initial})
+	a, b := pipeOn(t, withCredits(t, Config{TransferSize: -1, InitialReceiveCredits: initial}))
 	require.Equal(t, initial, a.Stats().ReceiveWindow)
 	require.True(t, eventually(func() bool {
 		exchange(t, a, b, 4<<20) // whether the window is used up is a matter of who runs when

@@ -73,7 +73,7 @@ func TestNoEarlyNegotiation(t *testing.T) {
 // grants.
 func TestUnreadSilence(t *testing.T) {
 	checkLeaks(t)
-	a, b := pipeOn(t, Config{MaxReceiveCredits: minCredits, TransferSize: -1})
+	a, b := pipeOn(t, withCredits(t, Config{MaxReceiveCredits: minCredits, TransferSize: -1}))
 	for _, c := range []*Conn{a, b} {
 		go c.Write(make([]byte, 4<<20))
 		require.True(t, eventually(func() bool { return c.Stats().CreditStalls > 0 }))

@@ -30,6 +30,11 @@ type Extensions struct {
 	// otherwise. That is so where a device pins memory and no program has set MaxSendSize or
 	// MaxReceiveSize.
 	LargeSegments bool
+
+	// HeldSends is set if the peer's device holds what it has no receive for, as TCP's window
+	// does, so that there are neither credits nor large transfers. That is so between software
+	// devices on Linux, unless Config.TransferSize asks for transfers.
+	HeldSends bool
 }
 
 // TransferMode says how the devices move a large transfer; see Config.TransferSize.
@@ -74,6 +79,7 @@ func (e Extensions) String() string {
 	}
 	add(e.ProbeTarget, "probe target")
 	add(e.LargeSegments, "large segments")
+	add(e.HeldSends, "held sends")
 	if len(list) == 0 {
 		return "none"
 	}

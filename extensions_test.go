@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,12 +36,18 @@ func TestExtensions(t *testing.T) {
 	noTransfers := with(func(c *Config, m *modest) { c.TransferSize = -1 })
 	shy := with(func(c *Config, m *modest) { m.shy = true })
 	garbled := with(func(c *Config, m *modest) { m.garble = true })
+	held := agreed(transfers(TransferNone, TransferNone), func(e *Extensions) { e.HeldSends = true })
+	if runtime.GOOS != "linux" {
+		held = agreed()
+	}
 	for _, tt := range []struct {
 		name          string
 		listen, dial  Config
 		server, other Extensions
 	}{
-		{"both with everything", soft, soft, agreed(), agreed()},
+		{"both with everything", soft, soft, held, held},
+		{"one without transfers", soft, noTransfers, agreed(transfers(TransferNone, TransferNone)), agreed(transfers(TransferNone, TransferNone))},
+		{"one with transfers", soft, Config{Provider: soft.Provider, TransferSize: 1 << 20}, agreed(), agreed()},
 		{"the passive side wants no Reads", noRead, soft, agreed(transfers(TransferWrite, TransferWrite)), agreed(transfers(TransferWrite, TransferWrite))},
 		{"the active side wants no Reads", soft, noRead, agreed(transfers(TransferWrite, TransferWrite)), agreed(transfers(TransferWrite, TransferWrite))},
 		{"no transfers", noTransfers, noRead, agreed(transfers(TransferNone, TransferNone)), agreed(transfers(TransferNone, TransferNone))},
@@ -102,6 +109,7 @@ func TestExtensionsString(t *testing.T) {
 		"none":                      {},
 		"half-close":                {HalfClose: true},
 		"large segments":            {LargeSegments: true},
+		"held sends":                {HeldSends: true},
 		"half-close, message flags": {HalfClose: true, MessageFlags: true},
 		"transfers by RDMA Write":   {SendTransfers: TransferWrite, ReceiveTransfers: TransferWrite},
 		"sends by RDMA Read":        {SendTransfers: TransferRead},

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
@@ -116,7 +115,7 @@ func TestIdleMemoryOfUnwilling(t *testing.T) {
 	}
 	checkLeaks(t)
 	setTrimEvery(t, 10*time.Millisecond)
-	a, b := pipeOn(t, Config{Provider: iwarp.New(iwarp.Config{}), KeepAlive: -1})
+	a, b := pipeOn(t, withCredits(t, Config{KeepAlive: -1}))
 	exchangeOneWay(t, a, b, 8<<20)
 	require.Greater(t, poolMemory(t, b), 1<<20)
 	b.idleFor(idleAfter) // and a, which is asked for nothing, keeps its credits

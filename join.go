@@ -34,7 +34,7 @@ var askWithin = 10 * time.Millisecond
 // joins reports whether a Write of n bytes may join others. Only streams between rdmanet
 // peers have no boundaries: for other peers a Write is a message of the upper layer.
 func (c *conn) joins(n int, m *sendOptions) bool {
-	return c.fin && !m.message && m.token == 0 && n <= min(joinMost, int(c.agreed.maxSend)-dataOffset) && !c.queue.partial
+	return c.fin && !c.holds && !m.message && m.token == 0 && n <= min(joinMost, int(c.agreed.maxSend)-dataOffset) && !c.queue.partial
 }
 
 // ahead reports whether something is ahead of a small Write, so that bytes may join it.

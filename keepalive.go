@@ -194,7 +194,7 @@ func (c *conn) watchHost(now time.Time) (wait time.Duration) {
 func (c *conn) confirmReceipt(now time.Time) {
 	o := &c.live.oneWay
 	switch {
-	case !c.peer.rdmanet:
+	case !c.peer.rdmanet, c.live.host != nil:
 	case c.stats.Posts != o.posts:
 		*o = oneWay{c.stats.Posts, now, c.stats.BytesReceived}
 	case now.Sub(o.since) >= confirmEvery && c.stats.BytesReceived-o.bytes >= confirmFrom:

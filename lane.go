@@ -25,6 +25,8 @@ type lane struct {
 	cq ibv.CQ
 	qp ibv.QP
 
+	inPlace ibv.InPlaceQP // it is qp where calls wait until their data was handed over, and otherwise nil
+
 	inline      int  // inline is how many bytes a send may have without a registered buffer.
 	invalidates bool // invalidates is set if the device has Send with Invalidate.
 	signalEach  bool // signalEach is set if each send from a buffer is signaled, because nothing else frees the buffer.
@@ -92,6 +94,8 @@ type postBatch struct {
 	awaited bool // awaited is set if a goroutine waits for the batch, and frees it.
 	posted  bool // it was posted, or never will be
 	failed  bool // failed is set if the device has not taken all of it.
+	inPlace bool // the goroutine that waits for the batch also waits until its data was handed over
+	held    bool // that is still to come
 }
 
 const (
@@ -132,7 +136,7 @@ func (l *lane) newBatch(segs int) *postBatch {
 func (l *lane) free(b *postBatch) {
 	clear(b.sges) // the work requests name nothing else
 	b.wrs, b.sges = b.wrs[:0], b.sges[:0]
-	b.loose, b.awaited, b.posted, b.failed = false, false, false, false
+	b.loose, b.awaited, b.posted, b.failed, b.inPlace, b.held = false, false, false, false, false, false
 	switch {
 	case b.big:
 		bigBatches.Put(b)
@@ -379,7 +383,13 @@ func (l *lane) flush() {
 		b := l.queue.Pop()
 		l.posting = true
 		l.mu.Unlock()
-		n, err := l.qp.PostSend(b.wrs)
+		var n int
+		var err error
+		if b.inPlace {
+			n, b.held, err = l.inPlace.PostInPlace(b.wrs)
+		} else {
+			n, err = l.qp.PostSend(b.wrs)
+		}
 		l.mu.Lock()
 		l.posting = false
 		if err != nil {
@@ -390,15 +400,13 @@ func (l *lane) flush() {
 	}
 }
 
-// await flushes until the device has taken b or never will, frees it, and reports whether
-// the device has taken all of it. b is queued, and awaited.
+// await flushes until the device has taken b or never will, and reports whether the device
+// has taken all of it. b is queued, and awaited. The caller frees it.
 func (l *lane) await(b *postBatch) (posted bool) {
 	for l.flush(); !b.posted; l.flush() {
 		l.waitTurn()
 	}
-	posted = !b.failed
-	l.free(b)
-	return posted
+	return !b.failed
 }
 
 // waitTurn waits for a change of what is queued or posted, to hand over batches then.

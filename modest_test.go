@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -42,6 +43,15 @@ type modest struct {
 
 func newModest(t testing.TB, inline, wrs int, pins bool) *modest {
 	return newModestOn(newProvider(t), inline, wrs, pins)
+}
+
+// withCredits has a connection go with credits, as it does over adapters, also over the software
+// device.
+func withCredits(t testing.TB, cfg Config) Config {
+	if !onRDMA {
+		cfg.Provider = newModest(t, math.MaxInt, math.MaxInt, false)
+	}
+	return cfg
 }
 
 // newModestOn is newModest on a device of choice.
@@ -110,6 +120,7 @@ func (d *modestDevice) Attr() ibv.DeviceAttr {
 	if a.Caps |= ibv.CapOnDemandPaging | ibv.CapWaitReceives; d.m.pins {
 		a.Caps &^= ibv.CapOnDemandPaging | ibv.CapWaitReceives
 	}
+	a.Caps &^= ibv.CapHoldSends
 	if d.m.cqe != 0 {
 		a.MaxCQE = min(a.MaxCQE, d.m.cqe)
 	}

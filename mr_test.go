@@ -223,7 +223,7 @@ func TestNoMemoryToAccept(t *testing.T) {
 // A connection that cannot grow goes on with what it has.
 func TestNoMemoryToGrow(t *testing.T) {
 	checkLeaks(t)
-	sw := newSwitch(t, nil)
+	sw := newSwitch(t, withCredits(t, Config{}).Provider)
 	cfg := Config{Provider: sw, MaxReceiveSize: maxSegment, MaxSendSize: maxSegment, MaxFragmentedSize: 4 << 20}
 	a, b := pipeOn(t, cfg)
 	refusal := sw.FailAll(syscall.ENOMEM, verbstest.RegMR)

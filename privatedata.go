@@ -46,6 +46,10 @@ const (
 
 	// featureLarge is receives of largeSegment bytes for bulk data, see large.go.
 	featureLarge uint16 = 1 << 8
+
+	// featureHold is set if the device holds Sends until there are receives for them. If both
+	// ends set it, there are no credits, see hold.go.
+	featureHold uint16 = 1 << 9
 )
 
 // privateData is what one end announces before the negotiation.

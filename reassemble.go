@@ -30,6 +30,9 @@ type reassembler struct {
 	// rest is how many bytes of a message that comes by transfers follow the last transfer.
 	rest uint64
 
+	// cuts is set if a message may be cut by FIN, and cut if one was.
+	cuts, cut bool
+
 	ended bool // ended is set when flagFIN has arrived: no payload may follow.
 
 	// flags has flagExpedited and flagPartial of the message under way, or else of the last
@@ -111,7 +114,10 @@ func (r *reassembler) accept(h *segmentHeader) (first, last bool, err error) {
 	}
 	fin := r.fin && h.Flags&flagFIN != 0
 	if fin && (remaining != 0 || r.rest > 0 || flags&flagPartial != 0) {
-		return false, false, errFINInMessage
+		if !r.cuts {
+			return false, false, errFINInMessage
+		}
+		r.cut = true
 	}
 	r.ended = r.ended || fin
 	r.remaining, r.flags = remaining, flags

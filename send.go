@@ -143,7 +143,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		if o.rest == 0 {
 			c.queue.partial, c.queue.partialKind = o.all&flagPartial != 0, c.queue.kind
 		}
-		if err := c.post(&o); err != nil {
+		if err := c.post(&o, &m); err != nil {
 			return n, err
 		}
 		m.token = 0 // Exactly one segment carries the token, [MS-SMBD] 3.1.5.4.
@@ -179,6 +179,9 @@ func (c *conn) sendable(n, longest int) (segs, size, full int) {
 // sendSize returns the most bytes of the next Send, and how many Sends in a row may have so
 // many.
 func (c *conn) sendSize() (size, n int) {
+	if c.holds {
+		return int(c.agreed.maxSend), batchSegments
+	}
 	n, large := c.credits.granted.next(c.credits.have)
 	if large {
 		return largeSegment, n
@@ -210,7 +213,7 @@ func (c *conn) sendEmpty(m sendOptions) error {
 				}
 				c.queue.partial = false
 				c.stats.MessagesSent++
-				return c.post(&o)
+				return c.post(&o, &m)
 			}
 			short.buffer = true
 		}
@@ -243,18 +246,23 @@ func (c *conn) queueFIN() bool {
 	return err == nil
 }
 
-// post queues a batch, and returns when the device has taken it. The caller holds mu, and
-// has checked that all of the batch may be sent. The device takes batches without mu.
-func (c *conn) post(o *sendBatch) error {
+// post queues a batch of a call, and returns when the device has taken it, and handed it over
+// if calls wait for that. The caller holds mu, and has checked that all of the batch may be
+// sent. The device takes batches without mu.
+func (c *conn) post(o *sendBatch, m *sendOptions) error {
 	b, err := c.queueBatch(o)
 	if err != nil {
 		return err
 	}
-	b.awaited = true
-	if !c.lane.await(b) {
-		return c.life.cause
+	b.awaited, b.inPlace = true, c.lane.inPlace != nil
+	switch posted := c.lane.await(b); {
+	case b.held:
+		err = c.handOver(m)
+	case !posted:
+		err = c.life.cause
 	}
-	return nil
+	c.lane.free(b)
+	return err
 }
 
 // wouldBlock ends a non-blocking send of which n bytes were taken. short is what the send

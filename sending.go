@@ -23,6 +23,9 @@ type sending struct {
 	probeSeq    uint64 // probeSeq is the number of the send whose completion answers a keep-alive probe, or 0.
 	idle        bool   // nothing was sent for a while
 
+	handingOver bool  // a call waits until the device has handed over its data, without mu
+	failed      error // why nothing can be sent any more although the connection is not over, or nil
+
 	joined joined // joined is the segment that small Writes join, see join.go.
 }
 

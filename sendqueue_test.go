@@ -48,7 +48,7 @@ func TestExpeditedOvertakes(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			checkLeaks(t)
 			w.cfg.MaxReceiveCredits = 8
-			client, server := messagePipe(t, w.cfg)
+			client, server := messagePipe(t, withCredits(t, w.cfg))
 			const size, expeditedSends = 128 << 10, 3
 			count := max(heavy(8<<20)/size, 32) // transfers begin ahead of the reader, some nine of these
 			var queued []*PendingMessage
@@ -93,7 +93,7 @@ func TestExpeditedOvertakes(t *testing.T) {
 // everything arrives in order.
 func TestExpeditedOvertakesWrite(t *testing.T) {
 	checkLeaks(t)
-	client, server := messagePipe(t, Config{TransferSize: -1, MaxReceiveCredits: 8})
+	client, server := messagePipe(t, withCredits(t, Config{TransferSize: -1, MaxReceiveCredits: 8}))
 	want := pattern(3, heavy(8<<20))
 	wrote := make(chan error, 1)
 	go func() {
@@ -246,7 +246,7 @@ func TestSendOrder(t *testing.T) {
 // it is being sent, or has been, it is too late.
 func TestCancel(t *testing.T) {
 	checkLeaks(t)
-	client, server := messagePipe(t, Config{TransferSize: -1, MaxReceiveCredits: 4})
+	client, server := messagePipe(t, withCredits(t, Config{TransferSize: -1, MaxReceiveCredits: 4}))
 	const count, size = 40, 100 << 10
 	var queued []*PendingMessage
 	for i := range count {

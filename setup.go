@@ -117,7 +117,7 @@ func (s *setup) acquire() (err error) {
 		return err
 	}
 	init := ibv.QPInit{SendCQ: s.cq, RecvCQ: s.cq, Cap: ibv.QPCap{MaxSendWR: s.slots, MaxRecvWR: recvs,
-		MaxSendSGE: 2, MaxRecvSGE: 1, MaxInline: min(attr.MaxInline, s.set.maxSend)}}
+		MaxSendSGE: 2, MaxRecvSGE: 1, MaxInline: min(attr.MaxInline, s.set.maxSend)}, HoldSends: s.set.hold}
 	if s.qp, err = s.id.CreateQP(s.dom.PD, init); err != nil {
 		return err
 	}

@@ -91,6 +91,11 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	if c.fin {
 		c.credits.reserveOut, c.credits.reserveIn = 1, 1
 	}
+	if c.holds = c.messages && s.set.hold && peer.features&featureHold != 0; c.holds {
+		c.goWithoutCredits()
+	} else if q, ok := s.qp.(ibv.HoldingQP); ok && s.set.hold {
+		q.StopHolding()
+	}
 	if c.messages && s.set.large && peer.features&featureLarge != 0 {
 		c.allowLarge()
 	}
@@ -122,6 +127,9 @@ func (c *conn) start() {
 	defer c.unlock()
 	c.lane.id.Notify(c.notify)
 	c.lane.open = true
+	if c.holds {
+		c.credits.turnOff()
+	}
 	// One RDMA Read is left for queueBarrier.
 	c.rx.depth = max(1, min(c.rx.depth, c.lane.id.Param().InitiatorDepth-1))
 	fetches := c.rx.depth

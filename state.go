@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
@@ -27,7 +28,9 @@ func (c *conn) fail(err error) {
 // peerEnded handles the device's event for the end of the connection. Everything that
 // arrived before the event has been handled.
 func (c *conn) peerEnded(event *ibv.Event) {
-	if event.Kind == ibv.EventDisconnected && event.Err == nil {
+	// A process may end in the middle of what its kernel has taken.
+	cut := c.holds && errors.Is(event.Err, io.ErrUnexpectedEOF)
+	if event.Kind == ibv.EventDisconnected && (event.Err == nil || cut) {
 		c.life.peerEnded()
 	} else {
 		err := errors.New(event.Kind.String())
@@ -50,6 +53,9 @@ func (c *conn) wakeAll() {
 	c.readers.WakeAll()
 	c.writers.WakeAll()
 	c.lane.posters.WakeAll()
+	if c.send.handingOver {
+		c.lane.inPlace.FlushInterrupt()
+	}
 	c.wait.Interrupt()
 	c.recheckQueue()
 }

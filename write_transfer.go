@@ -235,7 +235,7 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 		c.queue.partial, c.queue.partialKind = all&flagPartial != 0, c.queue.kind
 		c.stats.MessagesSent++
 	}
-	return true, c.post(&sendBatch{p: initial, segs: 1, all: all, bufs: bufs, head: &t})
+	return true, c.post(&sendBatch{p: initial, segs: 1, all: all, bufs: bufs, head: &t}, &m)
 }
 
 // awaitTransfer waits until o is over, or withdraws it, and returns how many bytes were

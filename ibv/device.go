@@ -138,6 +138,10 @@ const (
 	// listener gets the connections of all iWARP peers at its port. Two such devices
 	// cannot both listen on a port, and need not.
 	CapTCPPorts
+
+	// CapHoldSends is the property that a Send may wait for a receive of the peer's: the device
+	// has QPInit.HoldSends, and tells by [HostProber] whether the peer's host is there.
+	CapHoldSends
 )
 
 // Has reports whether c has all bits of want.

@@ -71,6 +71,35 @@ type IdleQP interface {
 	Idle(unused func(buf []byte))
 }
 
+// A HoldingQP is a queue pair of a device with [CapHoldSends]. It is an optional interface of
+// [QP].
+type HoldingQP interface {
+	// StopHolding ends the effect of QPInit.HoldSends, also for a Send that waits.
+	StopHolding()
+}
+
+// An InPlaceQP is a queue pair that sends inline data straight from the caller's memory, if
+// the caller waits for that. It is an optional interface of [QP], which the software device
+// has. Its methods may be called by several goroutines at once, except that data is posted in
+// place by one at a time.
+type InPlaceQP interface {
+	// PostInPlace is PostSend, but does not copy inline data that it could not hand over at
+	// once. If there is such data held is set. Then the caller's memory is in use until Flush
+	// returns true or an error, or Keep returns. One of them must be called.
+	PostInPlace(wrs []SendWR) (n int, held bool, err error)
+
+	// Flush hands over what PostInPlace has left, and waits for that, as write(2) waits for a
+	// socket. The result is false if FlushInterrupt was called meanwhile or before. Some of the
+	// data may have been handed over then. An error says why nothing can be sent any more.
+	Flush() (done bool, err error)
+
+	// FlushInterrupt ends the Flush in progress, or else the next one.
+	FlushInterrupt()
+
+	// Keep copies what is left, to be handed over later.
+	Keep()
+}
+
 // A PollPayer is a queue pair of a device with [CapWaitReceives] that knows when polling its
 // completion queue before a Wait pays all the same. It is an optional interface of [QP],
 // which the software device has.
@@ -97,6 +126,12 @@ type QPInit struct {
 
 	// SignalAll gives every send a completion, as if it had [SendSignaled].
 	SignalAll bool
+
+	// HoldSends has a Send of the peer's wait if it finds no receive posted, until one is, as
+	// receiver-not-ready does that is repeated for ever. Everything that the peer sends behind
+	// it waits too. Behind Disconnect such a Send is dropped instead. Without HoldSends it ends
+	// the connection. HoldSends needs [CapHoldSends].
+	HoldSends bool
 }
 
 // QPState is the state of a queue pair, after enum ibv_qp_state.

@@ -239,6 +239,15 @@ func (c *cq) reconsider() {
 	c.mu.Unlock()
 }
 
+// wakeFollower is reconsider for a goroutine that does not receive.
+func (c *cq) wakeFollower() {
+	c.mu.Lock()
+	if c.lead == nil {
+		c.rouse(nil)
+	}
+	c.mu.Unlock()
+}
+
 func (c *cq) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

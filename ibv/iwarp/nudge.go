@@ -52,5 +52,5 @@ func (st *stream) nudge() {
 		return
 	}
 	t.rtr = rtrWrite
-	st.push()
+	st.push(false)
 }

@@ -67,6 +67,9 @@ func (q *qp) windowFor(stag uint32, to uint64, n int) (*mr, []byte, *iwarpwire.T
 	return q.window(stag, to, uint64(n), true)
 }
 
+// errHold is the result of aim for a Send that is to wait for a receive.
+var errHold = new(iwarpwire.TermError)
+
 // aimSend checks a segment of a Send against the message in progress and takes
 // a receive at the start of one.
 func (st *stream) aimSend() *iwarpwire.TermError {
@@ -86,9 +89,16 @@ func (st *stream) aimSend() *iwarpwire.TermError {
 			rx.sendMSN++
 			return nil
 		}
-		r, ok := st.qp.popRecv()
-		if !ok {
+		r, ok, held := st.qp.popRecv()
+		switch {
+		case ok:
+		case !held:
 			return iwarpwire.ErrNoBuffer
+		case !st.disconnected():
+			return errHold
+		default:
+			st.holding.Store(false)
+			rx.dropping = true
 		}
 		rx.sendMSN++
 		rx.cur, rx.inMsg, rx.filled = r, true, 0
@@ -99,6 +109,11 @@ func (st *stream) aimSend() *iwarpwire.TermError {
 		case h.MO != uint32(rx.filled):
 			return iwarpwire.ErrBadMO
 		}
+	}
+	if rx.dropping {
+		rx.target.one[0] = segment{buf: make([]byte, rx.left)}
+		rx.target.segs = rx.target.one[:]
+		return nil
 	}
 	if rx.left > rx.cur.size-rx.filled {
 		return iwarpwire.ErrTooLong
@@ -180,6 +195,10 @@ func (st *stream) deliver() bool {
 	if !h.Last {
 		return true
 	}
+	if rx.dropping {
+		rx.inMsg, rx.dropping = false, false
+		return true
+	}
 	wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: st.qp.num, ByteLen: uint32(rx.filled)}
 	if h.Op.Invalidates() {
 		// RFC 5040, section 5.3: the key becomes invalid before the message is delivered.
@@ -223,7 +242,7 @@ func (st *stream) deliverRead(n int) bool {
 		q.sq.oldestRead().done = true
 	}
 	q.reap(st)
-	st.push() // A Read or a fenced request may have waited for this Read.
+	st.push(false) // A Read or a fenced request may have waited for this Read.
 	return true
 }
 
@@ -250,7 +269,7 @@ func (st *stream) serveRead() bool {
 	fits := len(st.tx.resp) < max(st.ird, 1) // One Read is always served: it may be the peer's RTR.
 	if fits {
 		st.tx.resp = append(st.tx.resp, resp)
-		st.push()
+		st.push(false)
 	}
 	st.qp.sq.mu.Unlock()
 	if !fits {
@@ -262,7 +281,7 @@ func (st *stream) serveRead() bool {
 // refuse is like violation, for an error that may concern a receive in progress.
 func (st *stream) refuse(term *iwarpwire.TermError) {
 	rx := &st.rx
-	if rx.inMsg {
+	if rx.inMsg && !rx.dropping {
 		wc := ibv.WC{ID: rx.cur.id, Op: ibv.WCRecv, QPN: st.qp.num, Status: ibv.WCFlushErr}
 		if *term == *iwarpwire.ErrTooLong {
 			wc.Status = ibv.WCLocLenErr
@@ -279,7 +298,7 @@ func (st *stream) refuse(term *iwarpwire.TermError) {
 
 // abandon flushes the receive that was being filled.
 func (rx *receiver) abandon(st *stream) {
-	if rx.inMsg {
+	if rx.inMsg && !rx.dropping {
 		st.qp.flushRecv(rx.cur.id, st)
 		rx.inMsg, rx.cur = false, recvReq{}
 	}

@@ -117,10 +117,14 @@ type device struct {
 func (d *device) Name() string { return Name }
 
 func (d *device) Attr() ibv.DeviceAttr {
+	caps := ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited | ibv.CapQPRegion |
+		ibv.CapOnDemandPaging | ibv.CapWaitReceives | ibv.CapTCPPorts
+	if haveHeard && !d.cfg.portable && d.cfg.SameHost == SameHostOff {
+		caps |= ibv.CapHoldSends
+	}
 	return ibv.DeviceAttr{
-		Transport: ibv.TransportIWARP,
-		Caps: ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited | ibv.CapQPRegion |
-			ibv.CapOnDemandPaging | ibv.CapWaitReceives | ibv.CapTCPPorts,
+		Transport:       ibv.TransportIWARP,
+		Caps:            caps,
 		Ports:           1,
 		MaxQP:           1 << 20,
 		MaxQPWR:         maxQPWR,

@@ -22,7 +22,8 @@ type qp struct {
 	pd     *pd
 	num    uint32
 	cap    ibv.QPCap
-	all    bool // all is set if every send is signaled.
+	all    bool        // all is set if every send is signaled.
+	holds  atomic.Bool // a Send that finds no receive waits for one
 	sendCQ *cq
 	recvCQ *cq
 
@@ -56,6 +57,7 @@ type sendReq struct {
 	raddr  uint64
 	sgl    []segment
 	copied *[]byte // copied is the memory of sgl if the device had to copy the data.
+	held   bool    // the post's caller waits until the link has the data
 }
 
 // segment is an SGE with its region. Inline data has no region.
@@ -110,6 +112,7 @@ func newQP(d *device, p *pd, init *ibv.QPInit) (*qp, error) {
 	c.MaxSendSGE = max(c.MaxSendSGE, 1)
 	c.MaxRecvSGE = max(c.MaxRecvSGE, 1)
 	q := &qp{dev: d, pd: p, num: d.qpn.Add(1), cap: c, all: init.SignalAll, sendCQ: sendCQ, recvCQ: recvCQ}
+	q.holds.Store(init.HoldSends)
 	q.state.Store(uint32(ibv.QPSInit))
 	if err := p.addQP(); err != nil {
 		return nil, fmt.Errorf("%s: create queue pair: %w", Name, err)
@@ -132,13 +135,26 @@ func (q *qp) State() ibv.QPState { return ibv.QPState(q.state.Load()) }
 
 // PostSend queues the requests, and lets the stream take what it can before it returns.
 // Then it copies the inline data that is left.
-func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
+func (q *qp) PostSend(wrs []ibv.SendWR) (n int, err error) {
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	if n, err = q.queueSends(wrs, false); n > 0 && q.State() == ibv.QPSRTS {
+		st := q.stream.Load()
+		if !st.tx.flushing {
+			st.push(false)
+			st.ownOut()
+		}
+		q.own(q.sq.reqs.Len() - n)
+	}
+	return n, err
+}
+
+// queueSends appends requests to the queue, and returns how many. In the error state it
+// flushes them. The caller holds sq.mu.
+func (q *qp) queueSends(wrs []ibv.SendWR, hold bool) (n int, err error) {
 	if q.closed.Load() {
 		return 0, fmt.Errorf("%s: post send: queue pair closed: %w", Name, ibv.ErrState)
 	}
-	s := &q.sq
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	st := q.stream.Load()
 	switch q.State() {
 	case ibv.QPSError:
@@ -153,19 +169,16 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	if st.tx.draining {
 		return 0, fmt.Errorf("%s: post send after disconnect: %w", Name, ibv.ErrState)
 	}
-	var err error
-	posted := 0
 	for i := range wrs {
 		if err = q.pushSend(&wrs[i]); err != nil {
-			break
+			return i, err
 		}
-		posted++
+		if r := q.sq.at(q.sq.reqs.Len() - 1); hold && r.flags&ibv.SendInline != 0 && r.size > 0 {
+			r.held = true
+			st.tx.inPlace.n++
+		}
 	}
-	if posted > 0 {
-		st.push()
-		q.own(posted)
-	}
-	return posted, err
+	return len(wrs), nil
 }
 
 // pushSend checks a request and appends it. The caller holds sq.mu.
@@ -226,20 +239,15 @@ func (q *qp) pushSend(wr *ibv.SendWR) error {
 // at returns the i-th request, counted from the oldest.
 func (s *sendQueue) at(i int) *sendReq { return s.reqs.At(i) }
 
-// own copies the inline data of the last posted requests that the stream has not taken. The
-// stream copies what it has taken. The caller holds sq.mu.
-func (q *qp) own(posted int) {
-	s := &q.sq
-	if s.reqs.Len() == 0 {
-		return
-	}
-	st := q.stream.Load()
-	st.ownOut()
+// own copies the inline data of requests that the stream has not taken, from the i-th on. The
+// stream copies what it has taken (ownOut). The caller holds sq.mu.
+func (q *qp) own(i int) {
+	s, t := &q.sq, &q.stream.Load().tx
 	next := s.sent
-	if st.tx.msg.active && !st.tx.msg.resp {
+	if t.msg.active && !t.msg.resp {
 		next++ // The stream has a part of it, and copies all of it.
 	}
-	for i := max(s.reqs.Len()-posted, next); i < s.reqs.Len(); i++ {
+	for i = max(i, next); i < s.reqs.Len(); i++ {
 		r := s.at(i)
 		if r.flags&ibv.SendInline == 0 || r.size == 0 || r.copied != nil {
 			continue
@@ -319,6 +327,15 @@ func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 	if q.closed.Load() {
 		return 0, fmt.Errorf("%s: post receive: queue pair closed: %w", Name, ibv.ErrState)
 	}
+	n, err := q.queueRecvs(wrs)
+	if st := q.stream.Load(); n > 0 && st != nil && st.holding.Load() {
+		st.resume()
+	}
+	return n, err
+}
+
+// queueRecvs appends requests to the queue, and returns how many.
+func (q *qp) queueRecvs(wrs []ibv.RecvWR) (n int, err error) {
 	q.rq.mu.Lock()
 	defer q.rq.mu.Unlock()
 	for i := range wrs {
@@ -394,6 +411,16 @@ func (q *qp) Idle(unused func(buf []byte)) {
 	q.recvCQ.trim()
 }
 
+// StopHolding implements ibv.HoldingQP.
+func (q *qp) StopHolding() {
+	q.rq.mu.Lock()
+	q.holds.Store(false)
+	q.rq.mu.Unlock()
+	if st := q.stream.Load(); st != nil {
+		st.resume()
+	}
+}
+
 // PollPays implements ibv.PollPayer. It is false for connections over TCP: the system's
 // calls take longer than a wait for the socket.
 func (q *qp) PollPays() bool {
@@ -405,15 +432,19 @@ func (q *qp) PollPays() bool {
 	return ok && l.pollPays()
 }
 
-// popRecv removes and returns the oldest posted receive.
-func (q *qp) popRecv() (r recvReq, ok bool) {
+// popRecv removes and returns the oldest posted receive. If there is none, and Sends are to
+// wait for receives, it notes that one does, and held is set. A receive may have been posted
+// since when popRecv returns.
+func (q *qp) popRecv() (r recvReq, ok, held bool) {
 	s := &q.rq
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reqs.Len() == 0 {
-		return recvReq{}, false
+		held = q.holds.Load()
+		q.stream.Load().holding.Store(held)
+		return recvReq{}, false, held
 	}
-	return s.reqs.Pop(), true
+	return s.reqs.Pop(), true, false
 }
 
 // fail moves the queue pair to the error state and flushes both queues. culprit is the

@@ -273,12 +273,18 @@ type victim struct {
 
 func newVictim(t testing.TB, id ibv.ID, mem *memory, recvs int) *victim {
 	t.Helper()
+	return newVictimThatHolds(t, id, mem, recvs, false)
+}
+
+// newVictimThatHolds is newVictim, with QPInit.HoldSends.
+func newVictimThatHolds(t testing.TB, id ibv.ID, mem *memory, recvs int, holds bool) *victim {
+	t.Helper()
 	v := &victim{t: t, mem: mem, id: id, events: make(chan ibv.Event, 16)}
 	var err error
 	v.cq, err = id.Device().CreateCQ(256)
 	require.NoError(t, err)
 	v.qp, err = id.CreateQP(mem.pd, ibv.QPInit{SendCQ: v.cq, RecvCQ: v.cq,
-		Cap: ibv.QPCap{MaxSendWR: 64, MaxRecvWR: 64, MaxSendSGE: 2, MaxRecvSGE: 1}})
+		Cap: ibv.QPCap{MaxSendWR: 64, MaxRecvWR: 64, MaxSendSGE: 2, MaxRecvSGE: 1}, HoldSends: holds})
 	require.NoError(t, err)
 	for i := range recvs {
 		v.receive(i)
@@ -424,11 +430,24 @@ func (s *site) connect(mem *memory, crc bool, recvs int) (*victim, *rawPeer) {
 	p := dialRaw(s.t, s.ln.Addr())
 	p.crc = crc
 	p.send(request(crc))
-	v := newVictim(s.t, s.accept(), mem, recvs)
+	return s.welcome(p, newVictim(s.t, s.accept(), mem, recvs))
+}
+
+// connectHolding is connect, with QPInit.HoldSends.
+func (s *site) connectHolding(mem *memory, recvs int) (*victim, *rawPeer) {
+	s.t.Helper()
+	p := dialRaw(s.t, s.ln.Addr())
+	p.send(request(false))
+	return s.welcome(p, newVictimThatHolds(s.t, s.accept(), mem, recvs, true))
+}
+
+// welcome accepts the connection of p for v.
+func (s *site) welcome(p *rawPeer, v *victim) (*victim, *rawPeer) {
+	s.t.Helper()
 	require.NoError(s.t, v.id.Accept(context.Background(), depths))
 	reply := p.start(true)
-	require.Equal(s.t, crc, reply.CRC)
-	p.send(rtrFrame(crc))
+	require.Equal(s.t, p.crc, reply.CRC)
+	p.send(rtrFrame(p.crc))
 	return v, p
 }
 

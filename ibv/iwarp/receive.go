@@ -41,11 +41,12 @@ type receiver struct {
 	eatRead bool // eatRead is set if the first Read Response answers this side's RTR.
 
 	// These fields are for untagged messages.
-	sendMSN uint32 // sendMSN counts the messages begun on queue 0.
-	readMSN uint32 // readMSN counts the messages begun on queue 1.
-	cur     recvReq
-	inMsg   bool // inMsg is set while cur is being filled.
-	filled  int  // filled is how many bytes of cur are filled.
+	sendMSN  uint32 // sendMSN counts the messages begun on queue 0.
+	readMSN  uint32 // readMSN counts the messages begun on queue 1.
+	cur      recvReq
+	inMsg    bool // inMsg is set while cur is being filled.
+	dropping bool // the message in progress has no receive and is dropped
+	filled   int  // filled is how many bytes of cur are filled.
 
 	inWrite bool // inWrite is set while the end of an RDMA Write is missing.
 
@@ -275,7 +276,8 @@ func (st *stream) parse() bool {
 }
 
 // beginReceive parses the header at the front of staging. more is set if bytes of it are
-// missing. ok is false if the header breaks a rule. The stream has been ended then.
+// missing. ok is false if the header breaks a rule, and the stream has been ended then, or if
+// it begins a Send that is to wait for a receive.
 func (st *stream) beginReceive() (ok, more bool) {
 	rx := &st.rx
 	b := (*rx.staging)[rx.r:rx.w]
@@ -300,7 +302,11 @@ func (st *stream) beginReceive() (ok, more bool) {
 	if st.crc {
 		rx.crc = iwarpwire.CRC(0, (*rx.staging)[rx.r:rx.r+2+n])
 	}
-	if term := st.aim(); term != nil {
+	switch term := st.aim(); term {
+	case nil:
+	case errHold:
+		return false, false // It is parsed again when there is a receive.
+	default:
 		st.refuse(term)
 		return false, false
 	}
@@ -344,7 +350,7 @@ func (st *stream) firstFrame() {
 	st.tx.expectNoMore()
 	if st.tx.hold {
 		st.tx.hold = false
-		st.push()
+		st.push(false)
 	}
 	st.qp.sq.mu.Unlock()
 }

@@ -6,6 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// haveHeard is set where heard works.
+const haveHeard = true
+
 // notSent is how many bytes the socket holds that were not sent yet.
 func notSent(fd uintptr) int {
 	n, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQNSD)

@@ -4,6 +4,9 @@ package iwarp
 
 import "time"
 
+// haveHeard is set where heard works.
+const haveHeard = false
+
 // notSent is how many bytes the socket holds that were not sent yet, which these systems
 // do not tell.
 func notSent(uintptr) int { return 0 }

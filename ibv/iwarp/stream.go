@@ -35,6 +35,7 @@ type stream struct {
 	closing atomic.Bool // closing is set when abort was called, or the stream has ended.
 	rtrDue  atomic.Bool // rtrDue is set while the peer waits for the RTR, which the first send takes along.
 	reset   atomic.Bool // reset is set when abort was called for a reset.
+	holding atomic.Bool // nothing is received, because a Send waits for a receive; the holder of the role sets it
 
 	// The holder of the role uses these fields.
 	rx    receiver
@@ -48,6 +49,9 @@ type stream struct {
 	hangUp bool
 
 	tx transmitter // qp.sq.mu guards tx.
+
+	// direct is the link if data can be sent from where it lies, and otherwise nil.
+	direct *tcp
 }
 
 var (
@@ -60,6 +64,10 @@ var (
 func startStream(q *qp, link link, s setup, notify func(ibv.Event)) error {
 	st := &stream{qp: q, link: link, notify: notify, unshared: s.unshared, crc: s.crc, ord: s.ord, ird: s.ird}
 	st.tx.hold, st.tx.rtr, st.rx.eatSend, st.rx.eatRead = s.hold, s.rtr, s.eatSend, s.rtr == rtrRead
+	if l, ok := link.(*tcp); ok {
+		st.direct = l
+	}
+	st.tx.inPlace.free.L = &q.sq.mu
 	st.tx.write, st.tx.flush, st.rx.pump = st.writeSome, st.flushSome, st.pump
 	st.seat.Init(&q.dev.sweeper, func() { go st.background() })
 	st.seat.Taken()
@@ -88,7 +96,7 @@ func startStream(q *qp, link link, s setup, notify func(ibv.Event)) error {
 
 // sit takes the receiving role if it is free.
 func (st *stream) sit() bool {
-	if st.closing.Load() {
+	if st.closing.Load() || st.holding.Load() {
 		return false
 	}
 	if !st.role.TryLock() {
@@ -97,7 +105,7 @@ func (st *stream) sit() bool {
 			return false
 		}
 	}
-	if st.ended {
+	if st.ended || st.holding.Load() {
 		st.role.Unlock()
 		return false
 	}
@@ -119,6 +127,24 @@ func (st *stream) leave() {
 	}
 }
 
+// resume has a goroutine receive again after a Send had to wait for a receive.
+func (st *stream) resume() {
+	if !st.holding.Swap(false) {
+		return
+	}
+	if st.role.TryLock() {
+		if !st.ended {
+			st.seat.Vacant()
+		}
+		st.role.Unlock()
+	}
+	// A holder of the role that has just set holding looks again when it has left.
+	st.qp.recvCQ.wakeFollower()
+	if st.qp.sendCQ != st.qp.recvCQ {
+		st.qp.sendCQ.wakeFollower()
+	}
+}
+
 // release unlocks the role. If the link must be closed, it does that.
 func (st *stream) release() {
 	hangUp := st.hangUp
@@ -134,7 +160,7 @@ func (st *stream) release() {
 func (st *stream) receive(c *cq) {
 	if st.rtrDue.Load() && st.rtrDue.Swap(false) {
 		st.qp.sq.mu.Lock()
-		st.push()
+		st.push(false)
 		st.qp.sq.mu.Unlock()
 	}
 	st.cur, st.told = c, false
@@ -156,7 +182,7 @@ func (st *stream) background() {
 		return
 	}
 	st.link.setReadDeadline(time.Time{})
-	for !st.ended && !st.closing.Load() && !st.wanted.Load() {
+	for !st.ended && !st.closing.Load() && !st.wanted.Load() && !st.holding.Load() {
 		st.receive(nil)
 		st.link.setReadDeadline(time.Time{})
 	}
@@ -187,16 +213,25 @@ func (st *stream) stop() bool {
 func (st *stream) disconnect() {
 	st.qp.sq.mu.Lock()
 	st.tx.draining = true
-	st.push() // The RTR may be due.
+	st.push(false) // The RTR may be due.
 	st.qp.sq.mu.Unlock()
+	st.resume() // What finds no receive is dropped now.
 	st.ensureReceiver()
+}
+
+// disconnected reports whether disconnect was called.
+func (st *stream) disconnected() bool {
+	st.qp.sq.mu.Lock()
+	defer st.qp.sq.mu.Unlock()
+	return st.tx.draining
 }
 
 // abort ends the stream from another goroutine. It resets the connection if rst is set, and
 // otherwise closes the link. When it returns, no posted buffer is in use.
 func (st *stream) abort(cause error, rst bool) {
 	if !st.closing.Swap(true) {
-		st.reset.Store(rst)
+		// A peer whose Sends wait takes the end of the link for that of the data.
+		st.reset.Store(rst || st.qp.holds.Load() && st.unfinished())
 		st.link.interrupt()
 	}
 	st.role.Lock()

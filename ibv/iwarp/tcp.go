@@ -37,6 +37,12 @@ func (t *tcp) poll(step func(at uintptr) bool) error {
 	return t.raw.Read(step)
 }
 
+// interruptWrite ends the write that waits, and those that follow, until resumeWrite is called.
+// The error matches os.ErrDeadlineExceeded.
+func (t *tcp) interruptWrite() { t.conn.SetWriteDeadline(time.Unix(1, 0)) }
+
+func (t *tcp) resumeWrite() { t.conn.SetWriteDeadline(time.Time{}) }
+
 func (t *tcp) readv(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	n, wait, err = readv(at, bufs)
 	if n == 0 && !wait && err == nil {

@@ -22,7 +22,8 @@ import (
 //  3. The batch is offered to the link. The bytes that the link takes complete requests
 //     (account, then qp.reap).
 //  4. If the link is full, a sender goroutine (flush) waits for room, and repeats 2 and 3
-//     until nothing is left.
+//     until nothing is left. Where the caller of a post waits for its data to be handed over,
+//     that goroutine does it (inplace.go).
 type transmitter struct {
 	hold     bool // hold is set while this side must wait for the peer's first FPDU.
 	rtr      rtrKind
@@ -31,7 +32,8 @@ type transmitter struct {
 	finished bool        // finished is set when this direction of the link is closed.
 	stopped  bool
 	faulted  bool // faulted is set if the next request cannot be done. The stream is ending.
-	flushing bool // flushing is set while a sender goroutine writes to the link.
+	flushing bool // flushing is set while a sender goroutine writes to the link, or is to.
+	inPlace  inPlace
 
 	// The batch was framed, and the link has not taken all of it.
 	out      []chunk
@@ -115,8 +117,8 @@ type response struct {
 	to   uint64
 }
 
-// push sends what can be sent now.
-func (st *stream) push() {
+// push sends what can be sent now. waits is set if the caller will flush if the link is full.
+func (st *stream) push(waits bool) {
 	t := &st.tx
 	if t.flushing || t.stopped {
 		return
@@ -135,7 +137,9 @@ func (st *stream) push() {
 		st.account(t.n)
 		if t.wait {
 			t.flushing = true
-			go st.flush()
+			if t.inPlace.parked = waits && t.inPlace.n > 0; !t.inPlace.parked {
+				go st.flush()
+			}
 			break
 		}
 	}
@@ -212,6 +216,11 @@ func (st *stream) flushSome(at uintptr) bool {
 		}
 		st.account(t.n)
 		if t.wait {
+			if t.inPlace.byCaller && t.inPlace.n == 0 {
+				t.inPlace.byCaller = false
+				go st.flush() // The caller does not wait for what others have posted.
+				return true
+			}
 			return false
 		}
 	}
@@ -254,6 +263,10 @@ func (st *stream) account(n int) {
 		if r.op != ibv.OpRead {
 			r.done = true // The link has the data, so the buffer is the caller's again.
 		}
+		if r.held {
+			r.held = false
+			t.inPlace.free1()
+		}
 	}
 	st.qp.reap(nil)
 }
@@ -283,7 +296,8 @@ func (st *stream) releaseBatch() {
 // txFailed stops sending after an error of the link. The receiver will find the same end.
 // Before that it reads what the peer has sent.
 func (st *stream) txFailed() {
-	st.tx.stopped = true
+	st.dropBatch()
+	st.tx.flushing = false
 	if err := st.tx.err; endOfPeer(err) {
 		st.ensureReceiver()
 	} else {
@@ -314,13 +328,23 @@ func (st *stream) sendError() error {
 // stopTransmit drops the batch. qp.fail flushes its requests.
 func (st *stream) stopTransmit() {
 	t := &st.tx
-	t.stopped = true
+	st.dropBatch()
+	if t.inPlace.byCaller {
+		st.direct.interruptWrite()
+	}
 	t.expectNoMore()
+	t.resp = nil
+}
+
+// dropBatch stops sending. The memory of callers is not referred to any more.
+func (st *stream) dropBatch() {
+	t := &st.tx
+	t.stopped = true
 	clear(t.out)
 	t.out = t.out[:0]
-	t.resp = nil
 	t.msg = outgoing{}
 	st.releaseBatch()
+	t.inPlace.stop()
 }
 
 // maybeFinish closes this direction if a disconnect was requested and nothing is left to
@@ -333,6 +357,13 @@ func (st *stream) maybeFinish() {
 	}
 	t.finished = true
 	st.link.closeWrite()
+}
+
+// unfinished reports whether this direction was not ended in an orderly way.
+func (st *stream) unfinished() bool {
+	st.qp.sq.mu.Lock()
+	defer st.qp.sq.mu.Unlock()
+	return !st.tx.finished
 }
 
 // unsent returns how many bytes this host has still to send: in the send queue, in the
@@ -376,8 +407,8 @@ func (st *stream) ownOut() {
 		}
 	}
 	if n > 0 {
-		// The batch is empty before a post adds to it, or has been owned already;
-		// so nothing is owned twice.
+		// Data that was posted in place may be copied after some was copied before. That block
+		// is left to the garbage collector.
 		t.owned = getBlock(n)
 		b := (*t.owned)[:0]
 		for i := range t.out {

@@ -296,6 +296,33 @@ func (q *switchQP) PostRecv(wrs []ibv.RecvWR) (int, error) {
 	return n, err
 }
 
+// PostInPlace implements ibv.InPlaceQP. Without that of the device it is PostSend.
+func (q *switchQP) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
+	p, ok := q.QP.(ibv.InPlaceQP)
+	if !ok {
+		n, err = q.PostSend(wrs)
+		return n, false, err
+	}
+	n, err = cutShort(q.s.enter(PostSend), innerAHs(wrs), func(wrs []ibv.SendWR) (int, error) {
+		n, h, err := p.PostInPlace(wrs)
+		held = held || h
+		return n, err
+	})
+	q.s.moved[movedSends].Add(int64(n))
+	return n, held, err
+}
+
+// StopHolding implements ibv.HoldingQP where the device does.
+func (q *switchQP) StopHolding() {
+	if h, ok := q.QP.(ibv.HoldingQP); ok {
+		h.StopHolding()
+	}
+}
+
+func (q *switchQP) Flush() (done bool, err error) { return q.QP.(ibv.InPlaceQP).Flush() }
+func (q *switchQP) FlushInterrupt()               { q.QP.(ibv.InPlaceQP).FlushInterrupt() }
+func (q *switchQP) Keep()                         { q.QP.(ibv.InPlaceQP).Keep() }
+
 // Idle passes the call on to a queue pair that has it.
 func (q *switchQP) Idle(unused func(buf []byte)) {
 	if idle, ok := q.QP.(ibv.IdleQP); ok {

@@ -315,6 +315,14 @@ type qp struct {
 }
 
 func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
+	if err := q.aboutToSend(wrs); err != nil {
+		return 0, err
+	}
+	return q.QP.PostSend(wrs)
+}
+
+// aboutToSend does what the script says of a post of sends, and records it.
+func (q *qp) aboutToSend(wrs []ibv.SendWR) error {
 	s := q.e.script()
 	if s.gate != nil {
 		q.e.wait(s.gate)
@@ -322,12 +330,34 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (int, error) {
 	}
 	if s.postSend != nil {
 		if err := s.postSend(wrs); err != nil {
-			return 0, err
+			return err
 		}
 	}
 	q.e.note(wrs) // They are recorded before one of them can complete.
-	n, err := q.QP.PostSend(wrs)
-	return n, err
+	return nil
+}
+
+// PostInPlace implements ibv.InPlaceQP. Without that of the device it is PostSend.
+func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
+	if err := q.aboutToSend(wrs); err != nil {
+		return 0, false, err
+	}
+	if p, ok := q.QP.(ibv.InPlaceQP); ok {
+		return p.PostInPlace(wrs)
+	}
+	n, err = q.QP.PostSend(wrs)
+	return n, false, err
+}
+
+func (q *qp) Flush() (done bool, err error) { return q.QP.(ibv.InPlaceQP).Flush() }
+func (q *qp) FlushInterrupt()               { q.QP.(ibv.InPlaceQP).FlushInterrupt() }
+func (q *qp) Keep()                         { q.QP.(ibv.InPlaceQP).Keep() }
+
+// StopHolding passes the call on to a queue pair that has it.
+func (q *qp) StopHolding() {
+	if h, ok := q.QP.(ibv.HoldingQP); ok {
+		h.StopHolding()
+	}
 }
 
 func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"syscall"
 	"time"
@@ -25,6 +26,8 @@ func (h *header) receive(c *rdmanet.Conn) error {
 	switch {
 	case errors.Is(err, errWrong):
 		return err
+	case got.off < int(h.N) && err == nil && h.Mortal:
+		return fmt.Errorf("a stream of %d has ended after %d: %w", h.N, got.off, io.ErrUnexpectedEOF)
 	case got.off > int(h.N), got.off < int(h.N) && err == nil:
 		return fmt.Errorf("%w: a stream of %d, not %d, then %v", errWrong, got.off, h.N, err)
 	case err != nil:

@@ -31,7 +31,7 @@ func (e *end) dialOn(ctx context.Context, to func() target) {
 	rnd := rand.New(rand.NewPCG(e.seed.Add(1), 2))
 	for ctx.Err() == nil {
 		t := to()
-		h := header{Kind: kind(rnd.IntN(int(numKinds))), Seed: rnd.Uint64(), N: uint32(rnd.IntN(64 << 10))}
+		h := header{Kind: kind(rnd.IntN(int(numKinds))), Seed: rnd.Uint64(), N: uint32(rnd.IntN(64 << 10)), Mortal: e.peer}
 		if !e.possible(h.Kind, t) {
 			h.Kind = echo
 		}

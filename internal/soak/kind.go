@@ -32,12 +32,23 @@ type header struct {
 	Kind kind
 	Seed uint64
 	N    uint32 // N is a number of bytes, or of rounds.
+
+	// Mortal is set if the sender may be killed. Its stream may then end early without an
+	// error, as over TCP.
+	Mortal bool
 }
 
-const headerLen = 13
+const (
+	headerLen = 13
+	mortal    = 1 << 7 // mortal is set in the kind's byte for Mortal.
+)
 
 func (h *header) encode() []byte {
-	b := append(make([]byte, 0, headerLen), byte(h.Kind))
+	k := byte(h.Kind)
+	if h.Mortal {
+		k |= mortal
+	}
+	b := append(make([]byte, 0, headerLen), k)
 	b = binary.BigEndian.AppendUint64(b, h.Seed)
 	return binary.BigEndian.AppendUint32(b, h.N)
 }

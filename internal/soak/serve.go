@@ -30,7 +30,7 @@ func (e *end) serve(c *rdmanet.Conn) {
 	if _, err := io.ReadFull(c, b[:]); err != nil {
 		return
 	}
-	h := header{kind(b[0]), binary.BigEndian.Uint64(b[1:]), binary.BigEndian.Uint32(b[9:])}
+	h := header{kind(b[0] &^ mortal), binary.BigEndian.Uint64(b[1:]), binary.BigEndian.Uint32(b[9:]), b[0]&mortal != 0}
 	if err := e.passive(c, h); errors.Is(err, errWrong) {
 		e.fail(fmt.Errorf("%s of seed %#x: %w", kindNames[h.Kind], h.Seed, err))
 	}

@@ -106,23 +106,25 @@ func TestFill(t *testing.T) {
 	assert.ErrorIs(t, err, errWrong)
 }
 
-// A stream is whole, or it ends with an error.
+// A stream is whole, or it ends with an error, unless its process may be killed.
 func TestReceive(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		written int
 		cut     bool
+		mortal  bool
 		ok      bool
 		wrong   bool
 	}{
-		{"whole", 1000, false, true, false},
-		{"too short", 999, false, false, true},
-		{"too long", 1001, false, false, true},
-		{"cut", 999, true, false, false},
+		{"whole", 1000, false, false, true, false},
+		{"too short", 999, false, false, false, true},
+		{"too short, from a process that may be killed", 999, false, true, false, false},
+		{"too long", 1001, false, true, false, true},
+		{"cut", 999, true, false, false, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e, cfg := newTestEnd(t)
-			h := header{closed, 7, 1000}
+			h := header{Kind: closed, Seed: 7, N: 1000, Mortal: tt.mortal}
 			arrived := e.arrivals.expect(h.Seed)
 			c, err := (&rdmanet.Dialer{Config: cfg}).Dial("rdma", e.ln.Addr().String())
 			require.NoError(t, err)
@@ -173,7 +175,7 @@ func TestWriteAndClose(t *testing.T) {
 			nc, err := (&rdmanet.Dialer{Config: cfg}).Dial("rdma", far.ln.Addr().String())
 			require.NoError(t, err)
 			c := nc.(*rdmanet.Conn)
-			h := header{closed, 7, 1000}
+			h := header{Kind: closed, Seed: 7, N: 1000}
 			_, err = c.Write(h.encode())
 			require.NoError(t, err)
 			whole := far.arrivals.expect(h.Seed)
@@ -217,7 +219,7 @@ func TestExcused(t *testing.T) {
 			var streams []header
 			ended := make(chan error, 2)
 			for i := range 2 {
-				h := header{closed, uint64(i), 1000}
+				h := header{Kind: closed, Seed: uint64(i), N: 1000}
 				streams = append(streams, h)
 				c := dial(cfg, far.ln.Addr().String(), h)
 				whole := far.arrivals.expect(h.Seed)
@@ -229,7 +231,7 @@ func TestExcused(t *testing.T) {
 			require.NoError(t, peer.start(options{device: "iwarp", addr: "127.0.0.1"}, "127.0.0.1:1"))
 			short := cfg
 			short.LingerTimeout = 20 * time.Millisecond
-			h := header{closed, 7, 1000}
+			h := header{Kind: closed, Seed: 7, N: 1000}
 			c := dial(short, peer.stream, h)
 			require.NoError(t, peer.cmd.Process.Signal(syscall.SIGSTOP))
 			require.NoError(t, unix.Waitid(unix.P_PID, peer.cmd.Process.Pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil))

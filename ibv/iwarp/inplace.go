@@ -1,0 +1,144 @@
+package iwarp
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
+
+// This file implements ibv.InPlaceQP: data is sent from where it lies, and the poster waits
+// until the link has it, as the caller of write(2) waits for the socket. So this process keeps
+// no copy, which would be lost if it ended.
+//
+// PostInPlace offers the data to the link. If the link is full, the poster becomes the
+// goroutine that writes to it (Flush). If another goroutine does so already, for something
+// that was posted before, the poster waits for that one.
+
+// inPlace is the part of transmitter for data that was posted in place. qp.sq.mu guards it.
+type inPlace struct {
+	n           int       // requests whose data the link has not taken, and that was not copied
+	free        sync.Cond // signaled when n becomes 0, and for an interruption
+	parked      bool      // the poster is to write to the link, and does not yet
+	byCaller    bool      // the poster writes to the link
+	interrupted bool
+	lost        bool // the link will never take the data
+}
+
+var errCut = fmt.Errorf("%s: the connection ended before everything was sent", Name)
+
+// free1 notes that the memory of one request is free.
+func (p *inPlace) free1() {
+	if p.n--; p.n == 0 {
+		p.free.Broadcast()
+	}
+}
+
+// stop notes that nothing is sent any more.
+func (p *inPlace) stop() {
+	if p.n > 0 {
+		p.n, p.lost, p.parked = 0, true, false
+		p.free.Broadcast()
+	}
+}
+
+// PostInPlace implements ibv.InPlaceQP.
+func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
+	st := q.stream.Load()
+	if st == nil || st.direct == nil {
+		n, err = q.PostSend(wrs)
+		return n, false, err
+	}
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	p := &st.tx.inPlace
+	p.lost = st.tx.stopped
+	if n, err = q.queueSends(wrs, true); n > 0 && q.State() == ibv.QPSRTS {
+		st.push(true)
+	}
+	if st.tx.stopped {
+		p.stop()
+	}
+	return n, p.n > 0 || p.lost, err
+}
+
+// Flush implements ibv.InPlaceQP.
+func (q *qp) Flush() (done bool, err error) {
+	st := q.stream.Load()
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	t := &st.tx
+	p := &t.inPlace
+	for p.n > 0 && !p.interrupted {
+		if !p.parked {
+			p.free.Wait()
+			continue
+		}
+		p.parked, p.byCaller = false, true
+		q.sq.mu.Unlock()
+		err := st.link.write(t.flush)
+		q.sq.mu.Lock()
+		p.byCaller = false
+		if p.interrupted && !t.stopped {
+			st.direct.resumeWrite()
+		}
+		switch {
+		case err == nil || t.stopped:
+		case p.interrupted && errors.Is(err, os.ErrDeadlineExceeded):
+			p.parked = true
+		default:
+			t.err = err
+			st.txFailed()
+		}
+	}
+	interrupted := p.interrupted
+	p.interrupted = false
+	switch {
+	case p.lost && t.err != nil:
+		return false, t.err
+	case p.lost:
+		return false, errCut
+	}
+	return p.n == 0 || !interrupted, nil
+}
+
+// FlushInterrupt implements ibv.InPlaceQP.
+func (q *qp) FlushInterrupt() {
+	st := q.stream.Load()
+	if st == nil || st.direct == nil {
+		return
+	}
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	p := &st.tx.inPlace
+	p.interrupted = true
+	p.free.Broadcast()
+	if p.byCaller {
+		st.direct.interruptWrite()
+	}
+}
+
+// Keep implements ibv.InPlaceQP.
+func (q *qp) Keep() {
+	st := q.stream.Load()
+	q.sq.mu.Lock()
+	defer q.sq.mu.Unlock()
+	t := &st.tx
+	p := &t.inPlace
+	p.interrupted = false
+	if p.n == 0 {
+		return
+	}
+	st.ownOut()
+	q.own(0)
+	for i := range q.sq.reqs.Len() {
+		q.sq.at(i).held = false
+	}
+	p.n = 0
+	if p.parked {
+		p.parked = false
+		go st.flush()
+	}
+}
