@@ -113,7 +113,7 @@ func (c *conn) closeContext(ctx context.Context) error {
 	go c.lingerOn(enterLingering(c))
 	select {
 	case <-over:
-		return c.end.result
+		return c.end.told
 	case <-ctx.Done():
 		return dialError(ctx.Err())
 	}
@@ -183,6 +183,11 @@ func (c *conn) lingerOn(place *list.Element) {
 	if c.set.linger >= 0 {
 		c.beginWait(bound{stall: c.set.linger, ends: time.Now().Add(lingerTimes * c.set.linger)})
 		if c.endStream() {
+			if c.holds && c.end.over != nil {
+				if c.awaitAcknowledged(); c.acknowledged() {
+					c.tellResult()
+				}
+			}
 			c.awaitPeer()
 		}
 	}
@@ -194,10 +199,16 @@ func (c *conn) lingerOn(place *list.Element) {
 	}
 	leaveLingering(place, expired)
 	c.mu.Lock()
-	over := c.end.over
+	c.tellResult()
 	c.unlock()
-	if over != nil {
-		close(over)
+}
+
+// tellResult ends the wait of CloseContext, if there is one.
+func (c *conn) tellResult() {
+	if c.end.over != nil {
+		c.end.told = c.end.result
+		close(c.end.over)
+		c.end.over = nil
 	}
 }
 
@@ -364,6 +375,8 @@ func (c *conn) lost() error {
 	case c.life.draining() && event != nil:
 		// The peer's device may have met this side's end in the middle of what it sent,
 		// which is no loss.
+		return nil
+	case c.life.draining() && c.acknowledged():
 		return nil
 	case c.life.draining(), !c.life.over():
 		return errLingered

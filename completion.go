@@ -95,6 +95,10 @@ func (c *conn) poll() int {
 		c.peerEnded(event)
 		total++
 	}
+	if e := c.sendEvent.Load(); e != nil && !c.life.over() && c.send.failed == nil {
+		c.sendFailed(e.Err)
+		total++
+	}
 	if c.life.over() {
 		// The posted receives come back, and none are posted again.
 		c.credits.charge.Lower(c.in.held + c.credits.largeExtra())
@@ -128,7 +132,11 @@ func (c *conn) notify(e ibv.Event) {
 		c.set.failureLog.Debug("rdmanet: port went down", "device", c.lane.id.Device().Name(), "port", c.lane.id.Port(), "local", c.local, "remote", c.remote)
 		return
 	}
-	c.event.CompareAndSwap(nil, &e)
+	if e.Kind == ibv.EventSQError {
+		c.sendEvent.Store(&e)
+	} else {
+		c.event.CompareAndSwap(nil, &e)
+	}
 	c.lane.cq.Interrupt()
 }
 

@@ -57,7 +57,7 @@ type Config struct {
 	// MaxFragmentedSize bounds a message that the peer sends in segments with WriteMsg, in
 	// bytes: 131080 to 1 GiB. 0 means 1 MiB. Write and Read carry any amount. Between
 	// rdmanet peers longer messages go by large transfers, unless TransferSize is negative
-	// on either side.
+	// on either side. Between software devices on Linux they go in segments, up to 1 GiB.
 	MaxFragmentedSize int
 
 	// TransferSize is the length in bytes from which Write and WriteMsg send data by a
@@ -68,7 +68,12 @@ type Config struct {
 	//
 	// On RDMA devices 0 means 512 KiB, and 128 KiB for ReadFrom. On the software device,
 	// which sends straight from any memory, 0 means 4 MiB for data in a Buffer, and never
-	// for other data. A negative value means never, in both directions.
+	// for other data. Between software devices on Linux 0 means never. A negative value means
+	// never, in both directions.
+	//
+	// With a value above 0 at either end a connection between software devices uses credits as
+	// over RDMA devices, since large transfers need them. Then it takes less that nobody reads,
+	// and what was written last may be lost when a process ends without Close.
 	TransferSize int
 
 	// NoRDMARead makes large transfers use RDMA Write in place of RDMA Read, in both

@@ -50,6 +50,9 @@ type conn struct {
 	// event is the device's event for the end of the connection, or nil.
 	event atomic.Pointer[ibv.Event]
 
+	// sendEvent is the device's event for the end of this side's direction alone, or nil.
+	sendEvent atomic.Pointer[ibv.Event]
+
 	// mu guards all fields below. It is never held while a goroutine waits.
 	mu    sync.Mutex
 	lane  lane

@@ -233,9 +233,11 @@ func (c *credits) grantAll() uint16 {
 // toGrant returns how many receives can be granted.
 func (c *credits) toGrant() int { return max(c.ungranted-c.transferReserve, 0) }
 
-// turnOff ends the counting of credits, before the first message.
-func (c *credits) turnOff() {
-	c.off, c.have, c.ungranted, c.transferReserve = true, c.initial, 0, 0
+// turnOff ends the counting of credits, before the first message. Receives have size bytes.
+func (c *credits) turnOff(size int) {
+	c.window = max(c.window, min(c.maximum, heldMemory/size))
+	c.initial = c.window
+	c.off, c.have, c.ungranted, c.transferReserve = true, c.window, 0, 0
 }
 
 // peerCredits returns how many credits the peer has, with those on their way to it.

@@ -113,7 +113,8 @@
 // What is large goes by RDMA between two rdmanet ends: the devices move it from
 // memory to memory, and no segments are cut. It does so from [Alloc]'s memory, from
 // memory that the program has mapped itself and made known by [RegisterMemory], and
-// on RDMA devices from any memory; [Config].TransferSize says from which length on.
+// on RDMA devices from any memory; [Config].TransferSize says from which length on,
+// and must be set for software devices on Linux.
 // Such a Write returns when the peer has taken the data, so until then its memory
 // is in use. A Read with room for 512 KiB has it put straight there; smaller ones,
 // and [Conn.WriteTo], go through memory that [Config].TransferMemory bounds.

@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"errors"
+	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
@@ -21,8 +22,12 @@ import (
 //     message is told by FIN.
 //
 // These messages are still copied, and handed over later if the kernel has no room: those of
-// the connection itself, and up to batchBudget bytes of a call that does not block, or that is
+// the connection itself, and up to batchBudget bytes, or one segment, of a call that does not block, or that is
 // cut short by its deadline, by CloseWrite or by Close.
+
+// heldMemory is for how many bytes a connection without credits keeps receives posted, unless
+// InitialReceiveCredits are more. The rest of what nobody reads is in the kernels.
+const heldMemory = 256 << 10
 
 // goWithoutCredits prepares a new connection between devices that hold Sends. There are no
 // large transfers: what the devices say to each other about one would wait behind a Send that
@@ -38,38 +43,60 @@ func (c *conn) goWithoutCredits() {
 
 // handOver waits until the device has handed over what the call has posted in place, or until
 // the call has to end. Then the device copies what is left. An error says why it was not sent.
-func (c *conn) handOver(m *sendOptions) error {
+func (c *conn) handOver(m *sendOptions) (err error) {
 	q := c.lane.inPlace
-	for m.flags&NonBlocking == 0 {
+	// Whatever ends the call from here on interrupts the wait (wakeAll).
+	for m.flags&NonBlocking == 0 && c.sendErr(m.call()) == nil {
 		var done bool
-		var err error
 		c.send.handingOver = true
 		c.unlocked(func() { done, err = q.Flush() })
 		c.send.handingOver = false
-		switch {
-		case err != nil:
-			return c.sendFailed(err)
-		case done:
-			return nil
-		case c.sendErr(m.call()) != nil:
-			q.Keep()
+		if done {
 			return nil
 		}
+		if err != nil {
+			return c.handOverFailed(err)
+		}
 	}
-	q.Keep()
-	return nil
+	return c.handOverFailed(q.Keep())
+}
+
+// handOverFailed returns the error of a call whose data was not handed over because of err.
+func (c *conn) handOverFailed(err error) error {
+	if err == nil {
+		return nil
+	}
+	c.poll() // The connection may have ended, which tells the reason.
+	return c.sendFailed(err)
 }
 
 // sendFailed notes that nothing can be sent any more because of err, and returns the error of
 // calls that send. What the peer has sent can still be read.
 func (c *conn) sendFailed(err error) error {
-	if !c.life.over() {
+	if !c.life.over() && c.send.failed == nil {
+		c.send.failed = broken(err)
 		if errors.Is(err, errno.EPIPE) {
 			c.send.failed = errPeerClosed
-		} else {
-			c.send.failed = broken(err)
 		}
 		c.wakeAll()
 	}
-	return c.sendErr(closeCall)
+	if err := c.sendErr(closeCall); err != nil {
+		return err
+	}
+	return c.send.failed
+}
+
+// awaitAcknowledged waits until the peer's host has everything that was sent, with the end of the
+// stream. Its reader may take its time then. The caller has disconnected.
+func (c *conn) awaitAcknowledged() {
+	a, ok := c.lane.id.(ibv.Acknowledger)
+	for pause := 20 * time.Microsecond; ok && c.event.Load() == nil && c.lingers() && !a.Acknowledged(); pause = min(2*pause, time.Millisecond) {
+		c.unlocked(func() { time.Sleep(pause) })
+	}
+}
+
+// acknowledged reports whether the peer's host has everything that was sent.
+func (c *conn) acknowledged() bool {
+	a, ok := c.lane.id.(ibv.Acknowledger)
+	return c.holds && ok && a.Acknowledged()
 }

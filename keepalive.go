@@ -73,6 +73,10 @@ func (c *conn) startTimer() {
 			l.host, l.idle, l.patience = h, idle, patience
 		}
 	}
+	if c.holds && l.host == nil {
+		c.set.keepAlive = -1 // A question to the peer's process might wait behind a Send that waits for its reader.
+		return
+	}
 	l.setTimer(l.idle)
 }
 
@@ -94,7 +98,7 @@ func (c *conn) scheduleTrim() {
 // hasIdleMemory reports whether there is something to give back when the connection is
 // idle.
 func (c *conn) hasIdleMemory() bool {
-	return c.idle.pagesTouched || c.credits.window > c.set.initial || c.credits.have > c.credits.idleReceives() ||
+	return c.idle.pagesTouched || c.credits.window > c.credits.initial || c.credits.have > c.credits.idleReceives() ||
 		c.credits.granted.untilNormal() > 0 || c.credits.large.kept > 0
 }
 
@@ -229,13 +233,13 @@ func (c *conn) sendProbe() {
 
 // shrinkIdle brings an idle connection back to its initial size.
 func (c *conn) shrinkIdle() {
-	c.credits.window = c.set.initial
+	c.credits.window = c.credits.initial
 	c.credits.large.on, c.credits.large.score = false, 0
 	// The timer looks once more, because the peer's last messages arrive later and touch
 	// pages again.
 	again := !c.idle.trimmed
 	c.idle.trimmable, c.idle.trimmed, c.idle.pending = false, true, true
-	c.idle.compactions = 2 * (c.set.initial + c.credits.transferReserve)
+	c.idle.compactions = 2 * (c.credits.initial + c.credits.transferReserve)
 	if c.peer.rdmanet {
 		c.send.idle = true
 		c.idle.lateReturns = maxLateReturns
@@ -272,7 +276,7 @@ func (c *conn) returnCredits() {
 
 // surplus returns how many credits an idle connection gives back.
 func (c *conn) surplus() int {
-	return max(c.credits.have-c.set.initial, min(c.credits.granted.untilNormal(), c.idle.lateReturns))
+	return max(c.credits.have-c.credits.initial, min(c.credits.granted.untilNormal(), c.idle.lateReturns))
 }
 
 // grantSurplus grants what an idle connection has posted beyond its initial receives, and what
@@ -301,7 +305,7 @@ func (c *conn) grantedLate() bool {
 	if c.idle.trimmed && c.send.idle && min(c.credits.granted.untilNormal(), c.idle.lateReturns) > 0 {
 		return true
 	}
-	return c.idle.trimmed && c.dom != nil && c.dom.Private && c.send.idle && c.peer.rdmanet && c.credits.have > c.set.initial+c.credits.transferReserve
+	return c.idle.trimmed && c.dom != nil && c.dom.Private && c.send.idle && c.peer.rdmanet && c.credits.have > c.credits.initial+c.credits.transferReserve
 }
 
 // trimAfter is called when a message with so many bytes of payload has arrived. If the
@@ -318,7 +322,7 @@ func (c *conn) trimAfter(payload int) {
 func (c *conn) trimMemory() {
 	c.credits.lowerCharge(c.in.held)
 	if c.idle.pending {
-		c.idle.pending = c.in.posted.Len() > c.set.initial+c.credits.transferReserve || c.credits.large.kept > 0
+		c.idle.pending = c.in.posted.Len() > c.credits.initial+c.credits.transferReserve || c.credits.large.kept > 0
 		c.in.posted.Trim()
 		c.in.unread.Trim()
 		c.credits.granted.runs.Trim()

@@ -36,6 +36,7 @@ var victims = map[string]func(address string) error{
 	"reads":   func(address string) error { return victimConn(address, func(c net.Conn) error { return drain(c) }) },
 	"idles":   func(address string) error { return victimConn(address, func(net.Conn) error { select {} }) },
 	"churns":  churn,
+	"writes":  func(address string) error { return victimConn(address, writeMessages) },
 	"echoes":  echo,
 	"listens": func(string) error { return victimListener() },
 }

@@ -19,8 +19,10 @@ type closing struct {
 	bound  bound // bound limits the wait of Close, or of the linger.
 	result error // result is why the peer may not have everything, or nil.
 
-	// over is closed when result is set. It is nil without CloseContext.
+	// over is closed when told, the result of CloseContext, is set. Then, and without
+	// CloseContext, it is nil.
 	over chan struct{}
+	told error
 }
 
 // bound limits a wait: by the time for which nothing moves, and as a whole.

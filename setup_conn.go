@@ -128,7 +128,7 @@ func (c *conn) start() {
 	c.lane.id.Notify(c.notify)
 	c.lane.open = true
 	if c.holds {
-		c.credits.turnOff()
+		c.credits.turnOff(int(c.agreed.maxReceive))
 	}
 	// One RDMA Read is left for queueBarrier.
 	c.rx.depth = max(1, min(c.rx.depth, c.lane.id.Param().InitiatorDepth-1))

@@ -133,6 +133,13 @@ type Unsender interface {
 	Unsent() int
 }
 
+// Acknowledger is implemented by the IDs of devices that know what the peer's host has got.
+type Acknowledger interface {
+	// Acknowledged reports, after Disconnect, whether the peer's host has acknowledged all that
+	// was sent, and the end behind it. The peer's process may not have read it.
+	Acknowledged() bool
+}
+
 // Ender is implemented by the IDs of devices that can send the end of a connection together
 // with what is posted last.
 type Ender interface {
@@ -189,11 +196,15 @@ const (
 	EventPortError                       // EventPortError: the port has gone down.
 	EventDeviceRemoval                   // EventDeviceRemoval: the device was removed.
 	EventMulticastError                  // EventMulticastError: a group that was joined is lost.
+
+	// EventSQError: nothing can be sent any more, and what the peer has sent may still come. A
+	// queue pair that holds Sends has it, as the end of the connection is found behind those.
+	EventSQError
 )
 
 // String returns the event's name in lower case.
 func (k EventKind) String() string {
-	names := [...]string{"disconnected", "queue pair fatal", "port error", "device removed", "multicast error"}
+	names := [...]string{"disconnected", "queue pair fatal", "port error", "device removed", "multicast error", "send queue error"}
 	if int(k) < len(names) {
 		return names[k]
 	}

@@ -168,7 +168,7 @@ func (i QPInit) LogValue() slog.Value { return printed.LogStruct(i) }
 
 // String names the operations and properties.
 func (c Caps) String() string {
-	return printed.Flags(uint64(c), "SendInvalidate", "SendImm", "WriteImm", "Atomic", "LocalInvalidate", "UD", "Solicited", "QPRegion", "Multicast", "OnDemandPaging", "WaitReceives", "EmptyReads", "TCPPorts")
+	return printed.Flags(uint64(c), "SendInvalidate", "SendImm", "WriteImm", "Atomic", "LocalInvalidate", "UD", "Solicited", "QPRegion", "Multicast", "OnDemandPaging", "WaitReceives", "EmptyReads", "TCPPorts", "HoldSends")
 }
 
 // LogValue logs String's text.

@@ -96,8 +96,9 @@ type InPlaceQP interface {
 	// FlushInterrupt ends the Flush in progress, or else the next one.
 	FlushInterrupt()
 
-	// Keep copies what is left, to be handed over later.
-	Keep()
+	// Keep copies what is left, to be handed over later. An error says why nothing can be sent
+	// any more.
+	Keep() error
 }
 
 // A PollPayer is a queue pair of a device with [CapWaitReceives] that knows when polling its

@@ -457,6 +457,12 @@ func (i *id) Unsent() int {
 	return 0
 }
 
+// Acknowledged implements ibv.Acknowledger, for connections over TCP.
+func (i *id) Acknowledged() bool {
+	st := i.stream()
+	return st != nil && st.direct != nil && !st.unfinished() && st.direct.acknowledged()
+}
+
 // Ending implements ibv.Ender.
 func (i *id) Ending() {
 	if st := i.stream(); st != nil {

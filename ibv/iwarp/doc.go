@@ -17,7 +17,8 @@
 // MPA start-up.
 //
 // No goroutine belongs to a queue pair. A post hands what it can to the socket, and starts
-// a sender only for what the socket did not take. The goroutine that waits for a completion
+// a sender only for what the socket did not take. A caller that waits for that itself needs
+// neither a sender nor a copy (inplace.go). The goroutine that waits for a completion
 // queue receives for the queue's queue pair. When no goroutine has waited for a few
 // milliseconds, or in a busy process for a fifth of a second at most, a goroutine of the
 // device receives.

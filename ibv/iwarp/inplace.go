@@ -64,14 +64,22 @@ func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
 	return n, p.n > 0 || p.lost, err
 }
 
+// flusherLeaves notes that the poster does not write to the link any more. Others may.
+func (st *stream) flusherLeaves() {
+	p := &st.tx.inPlace
+	if p.byCaller && p.interrupted && !st.tx.stopped {
+		st.direct.resumeWrite()
+	}
+	p.byCaller = false
+}
+
 // Flush implements ibv.InPlaceQP.
 func (q *qp) Flush() (done bool, err error) {
 	st := q.stream.Load()
 	q.sq.mu.Lock()
-	defer q.sq.mu.Unlock()
 	t := &st.tx
 	p := &t.inPlace
-	for p.n > 0 && !p.interrupted {
+	for (p.n > 0 || p.lost && !t.told) && !p.interrupted {
 		if !p.parked {
 			p.free.Wait()
 			continue
@@ -80,28 +88,34 @@ func (q *qp) Flush() (done bool, err error) {
 		q.sq.mu.Unlock()
 		err := st.link.write(t.flush)
 		q.sq.mu.Lock()
-		p.byCaller = false
-		if p.interrupted && !t.stopped {
-			st.direct.resumeWrite()
-		}
+		st.flusherLeaves()
 		switch {
 		case err == nil || t.stopped:
 		case p.interrupted && errors.Is(err, os.ErrDeadlineExceeded):
-			p.parked = true
+			p.parked = p.n > 0
 		default:
 			t.err = err
 			st.txFailed()
 		}
 	}
-	interrupted := p.interrupted
 	p.interrupted = false
-	switch {
-	case p.lost && t.err != nil:
-		return false, t.err
-	case p.lost:
-		return false, errCut
+	done, lost, told, err := p.n == 0, p.lost, t.told, t.err
+	q.sq.mu.Unlock()
+	if !lost {
+		return done, nil
 	}
-	return p.n == 0 || !interrupted, nil
+	if !told {
+		return false, nil // Keep tells why.
+	}
+	if err == nil {
+		err = errCut
+	}
+	// The end of the stream has been told, if that is the reason, when the role is free.
+	if !st.holding.Load() {
+		st.role.Lock()
+		st.role.Unlock()
+	}
+	return false, err
 }
 
 // FlushInterrupt implements ibv.InPlaceQP.
@@ -121,15 +135,20 @@ func (q *qp) FlushInterrupt() {
 }
 
 // Keep implements ibv.InPlaceQP.
-func (q *qp) Keep() {
+func (q *qp) Keep() error {
 	st := q.stream.Load()
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
 	t := &st.tx
 	p := &t.inPlace
 	p.interrupted = false
-	if p.n == 0 {
-		return
+	switch {
+	case p.lost && t.err != nil:
+		return t.err
+	case p.lost:
+		return errCut
+	case p.n == 0:
+		return nil
 	}
 	st.ownOut()
 	q.own(0)
@@ -141,4 +160,5 @@ func (q *qp) Keep() {
 		p.parked = false
 		go st.flush()
 	}
+	return nil
 }

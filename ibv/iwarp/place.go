@@ -94,7 +94,7 @@ func (st *stream) aimSend() *iwarpwire.TermError {
 		case ok:
 		case !held:
 			return iwarpwire.ErrNoBuffer
-		case !st.disconnected():
+		case st.held():
 			return errHold
 		default:
 			st.holding.Store(false)

@@ -18,6 +18,16 @@ func notSent(fd uintptr) int {
 	return n
 }
 
+// unacknowledged is how many bytes the socket holds that the peer has not acknowledged. The end
+// of this direction counts as one.
+func unacknowledged(fd uintptr) int {
+	n, err := unix.IoctlGetInt(int(fd), unix.TIOCOUTQ)
+	if err != nil {
+		return 1
+	}
+	return n
+}
+
 // cork has the socket keep an incomplete segment until its direction ends, but for 200 ms at
 // most.
 func cork(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 1) }

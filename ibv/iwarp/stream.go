@@ -105,8 +105,17 @@ func (st *stream) sit() bool {
 			return false
 		}
 	}
-	if st.ended || st.holding.Load() {
+	if st.ended {
 		st.role.Unlock()
+		return false
+	}
+	if st.holding.Load() {
+		// resume may have found the role taken, and others too.
+		st.seat.Vacant()
+		st.role.Unlock()
+		if st.wanted.Swap(false) {
+			go st.reconsider() // The caller may hold the lock of a queue.
+		}
 		return false
 	}
 	st.seat.Taken()
@@ -120,10 +129,15 @@ func (st *stream) leave() {
 	}
 	st.release()
 	if st.wanted.Swap(false) {
-		st.qp.recvCQ.reconsider()
-		if st.qp.sendCQ != st.qp.recvCQ {
-			st.qp.sendCQ.reconsider()
-		}
+		st.reconsider()
+	}
+}
+
+// reconsider wakes the goroutines that wait for completions, for one of them to receive.
+func (st *stream) reconsider() {
+	st.qp.recvCQ.reconsider()
+	if st.qp.sendCQ != st.qp.recvCQ {
+		st.qp.sendCQ.reconsider()
 	}
 }
 
@@ -219,11 +233,15 @@ func (st *stream) disconnect() {
 	st.ensureReceiver()
 }
 
-// disconnected reports whether disconnect was called.
-func (st *stream) disconnected() bool {
+// held is called for a Send that finds no receive. It reports whether the Send is to wait: after
+// disconnect it is dropped.
+func (st *stream) held() bool {
 	st.qp.sq.mu.Lock()
 	defer st.qp.sq.mu.Unlock()
-	return st.tx.draining
+	if st.tx.stopped {
+		st.sendsFailed()
+	}
+	return !st.tx.draining
 }
 
 // abort ends the stream from another goroutine. It resets the connection if rst is set, and
@@ -254,6 +272,9 @@ func (st *stream) end(cause error, term *iwarpwire.TermMsg, culprit ibv.WCStatus
 	q := st.qp
 	q.sq.mu.Lock()
 	words := st.lastWords(term)
+	if q.holds.Load() && cause != nil && !st.tx.finished {
+		st.reset.Store(true) // as in abort
+	}
 	st.stopTransmit()
 	q.sq.mu.Unlock()
 

@@ -90,6 +90,13 @@ func (s *socket) unsent() (n int) {
 	return n
 }
 
+// acknowledged reports whether the peer's kernel has everything that was written, and the end of
+// this direction, as far as the system tells.
+func (s *socket) acknowledged() (all bool) {
+	s.raw.Control(func(fd uintptr) { all = unacknowledged(fd) == 0 })
+	return all
+}
+
 // probeHost has the kernel ask a silent peer, by TCP's keep-alive probes, which the peer's
 // kernel answers. The kernel counts in seconds, and sends no such probe while it has something
 // to send: hostHeard is for that. TCP_USER_TIMEOUT would not do. It also counts how long the
@@ -135,6 +142,7 @@ func (s *socket) closeAfter(words []byte) {
 	defer s.conn.Close()
 	s.conn.SetDeadline(time.Now().Add(lastWordsTimeout))
 	if _, err := s.conn.Write(words); err != nil {
+		s.conn.SetLinger(0) // An end without the words could be taken for an orderly one.
 		return
 	}
 	if s.conn.CloseWrite() == nil {

@@ -30,9 +30,10 @@ type transmitter struct {
 	first    *time.Timer // first runs until the peer's first frame comes: see nudge.go.
 	draining bool        // draining is set after disconnect. Nothing more is posted.
 	finished bool        // finished is set when this direction of the link is closed.
-	stopped  bool
-	faulted  bool // faulted is set if the next request cannot be done. The stream is ending.
-	flushing bool // flushing is set while a sender goroutine writes to the link, or is to.
+	stopped  bool        // stopped is set when nothing is sent any more.
+	told     bool        // told is set when that was told, or the end of the stream
+	faulted  bool        // faulted is set if the next request cannot be done. The stream is ending.
+	flushing bool        // flushing is set while a sender goroutine writes to the link, or is to.
 	inPlace  inPlace
 
 	// The batch was framed, and the link has not taken all of it.
@@ -217,13 +218,14 @@ func (st *stream) flushSome(at uintptr) bool {
 		st.account(t.n)
 		if t.wait {
 			if t.inPlace.byCaller && t.inPlace.n == 0 {
-				t.inPlace.byCaller = false
+				st.flusherLeaves()
 				go st.flush() // The caller does not wait for what others have posted.
 				return true
 			}
 			return false
 		}
 	}
+	st.flusherLeaves()
 	t.flushing = false
 	if !t.stopped {
 		st.maybeFinish()
@@ -294,14 +296,26 @@ func (st *stream) releaseBatch() {
 }
 
 // txFailed stops sending after an error of the link. The receiver will find the same end.
-// Before that it reads what the peer has sent.
+// Before that it reads what the peer has sent. It cannot while a Send waits for a receive.
 func (st *stream) txFailed() {
 	st.dropBatch()
 	st.tx.flushing = false
-	if err := st.tx.err; endOfPeer(err) {
-		st.ensureReceiver()
-	} else {
+	if err := st.tx.err; !endOfPeer(err) {
 		go st.abort(err, true) // Neither the receiver nor the peer would notice it otherwise.
+	} else if st.holding.Load() {
+		st.sendsFailed()
+	} else {
+		st.ensureReceiver()
+	}
+}
+
+// sendsFailed tells that nothing is sent any more, before the receiver finds the end.
+func (st *stream) sendsFailed() {
+	t := &st.tx
+	if !t.told {
+		t.told = true
+		go st.notify(ibv.Event{Kind: ibv.EventSQError, Err: t.err})
+		t.inPlace.free.Broadcast()
 	}
 }
 
@@ -329,6 +343,8 @@ func (st *stream) sendError() error {
 func (st *stream) stopTransmit() {
 	t := &st.tx
 	st.dropBatch()
+	t.told = true
+	t.inPlace.free.Broadcast()
 	if t.inPlace.byCaller {
 		st.direct.interruptWrite()
 	}

@@ -199,6 +199,12 @@ func (i *switchID) Unsent() int {
 	return 0
 }
 
+// Acknowledged implements ibv.Acknowledger where the device does.
+func (i *switchID) Acknowledged() bool {
+	a, ok := i.ID.(ibv.Acknowledger)
+	return ok && a.Acknowledged()
+}
+
 // Ending implements ibv.Ender where the device does.
 func (i *switchID) Ending() {
 	if e, ok := i.ID.(ibv.Ender); ok {
@@ -321,7 +327,7 @@ func (q *switchQP) StopHolding() {
 
 func (q *switchQP) Flush() (done bool, err error) { return q.QP.(ibv.InPlaceQP).Flush() }
 func (q *switchQP) FlushInterrupt()               { q.QP.(ibv.InPlaceQP).FlushInterrupt() }
-func (q *switchQP) Keep()                         { q.QP.(ibv.InPlaceQP).Keep() }
+func (q *switchQP) Keep() error                   { return q.QP.(ibv.InPlaceQP).Keep() }
 
 // Idle passes the call on to a queue pair that has it.
 func (q *switchQP) Idle(unused func(buf []byte)) {
