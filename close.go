@@ -355,6 +355,21 @@ func (c *conn) awaitPeer() {
 	}
 }
 
+// awaitAcknowledged waits until the peer's host has everything that was sent, with the end of the
+// stream. Its reader may take its time then. The caller has disconnected.
+func (c *conn) awaitAcknowledged() {
+	a, ok := c.lane.id.(ibv.Acknowledger)
+	for pause := 20 * time.Microsecond; ok && c.event.Load() == nil && c.lingers() && !a.Acknowledged(); pause = min(2*pause, time.Millisecond) {
+		c.unlocked(func() { time.Sleep(pause) })
+	}
+}
+
+// acknowledged reports whether the peer's host has everything that was sent.
+func (c *conn) acknowledged() bool {
+	a, ok := c.lane.id.(ibv.Acknowledger)
+	return c.holds && ok && a.Acknowledged()
+}
+
 var (
 	errLingered = &resetError{syscall.ETIMEDOUT, errors.New("the peer did not end the connection in the time that it had after Close: Config.LingerTimeout")}
 	errUntaken  = &resetError{errno.ECONNRESET, errors.New("the peer ended the connection before its device had taken all that was written")}

@@ -233,6 +233,10 @@ func (c *credits) grantAll() uint16 {
 // toGrant returns how many receives can be granted.
 func (c *credits) toGrant() int { return max(c.ungranted-c.transferReserve, 0) }
 
+// heldMemory is for how many bytes a connection without credits keeps receives posted, unless
+// InitialReceiveCredits are more. The rest of what nobody reads is in the kernels.
+const heldMemory = 256 << 10
+
 // turnOff ends the counting of credits, before the first message. Receives have size bytes.
 func (c *credits) turnOff(size int) {
 	c.window = max(c.window, min(c.maximum, heldMemory/size))

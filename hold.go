@@ -1,12 +1,6 @@
 package rdmanet
 
-import (
-	"errors"
-	"time"
-
-	"github.com/rdmanet/rdmanet/ibv"
-	"github.com/rdmanet/rdmanet/internal/errno"
-)
+import "github.com/rdmanet/rdmanet/ibv"
 
 // This file has what is different where both devices hold a Send until there is a receive for
 // it (ibv.CapHoldSends). The software device does on Linux, as TCP's window holds back what the
@@ -22,12 +16,8 @@ import (
 //     message is told by FIN.
 //
 // These messages are still copied, and handed over later if the kernel has no room: those of
-// the connection itself, and up to batchBudget bytes, or one segment, of a call that does not block, or that is
-// cut short by its deadline, by CloseWrite or by Close.
-
-// heldMemory is for how many bytes a connection without credits keeps receives posted, unless
-// InitialReceiveCredits are more. The rest of what nobody reads is in the kernels.
-const heldMemory = 256 << 10
+// the connection itself, and up to batchBudget bytes, or one segment, of a call that does not
+// block, or that is cut short by its deadline, by CloseWrite or by Close.
 
 // goWithoutCredits prepares a new connection between devices that hold Sends. There are no
 // large transfers: what the devices say to each other about one would wait behind a Send that
@@ -68,35 +58,4 @@ func (c *conn) handOverFailed(err error) error {
 	}
 	c.poll() // The connection may have ended, which tells the reason.
 	return c.sendFailed(err)
-}
-
-// sendFailed notes that nothing can be sent any more because of err, and returns the error of
-// calls that send. What the peer has sent can still be read.
-func (c *conn) sendFailed(err error) error {
-	if !c.life.over() && c.send.failed == nil {
-		c.send.failed = broken(err)
-		if errors.Is(err, errno.EPIPE) {
-			c.send.failed = errPeerClosed
-		}
-		c.wakeAll()
-	}
-	if err := c.sendErr(closeCall); err != nil {
-		return err
-	}
-	return c.send.failed
-}
-
-// awaitAcknowledged waits until the peer's host has everything that was sent, with the end of the
-// stream. Its reader may take its time then. The caller has disconnected.
-func (c *conn) awaitAcknowledged() {
-	a, ok := c.lane.id.(ibv.Acknowledger)
-	for pause := 20 * time.Microsecond; ok && c.event.Load() == nil && c.lingers() && !a.Acknowledged(); pause = min(2*pause, time.Millisecond) {
-		c.unlocked(func() { time.Sleep(pause) })
-	}
-}
-
-// acknowledged reports whether the peer's host has everything that was sent.
-func (c *conn) acknowledged() bool {
-	a, ok := c.lane.id.(ibv.Acknowledger)
-	return c.holds && ok && a.Acknowledged()
 }

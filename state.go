@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
 )
 
 // This file ends a connection for other reasons than Close, and wakes the goroutines that
@@ -23,6 +24,22 @@ func (c *conn) fail(err error) {
 	// The connection managers of InfiniBand and RoCE do not watch the queue pair.
 	c.lane.id.Disconnect()
 	c.wakeAll()
+}
+
+// sendFailed notes that nothing can be sent any more because of err, and returns the error of
+// calls that send. What the peer has sent can still be read.
+func (c *conn) sendFailed(err error) error {
+	if !c.life.over() && c.send.failed == nil {
+		c.send.failed = broken(err)
+		if errors.Is(err, errno.EPIPE) {
+			c.send.failed = errPeerClosed
+		}
+		c.wakeAll()
+	}
+	if err := c.sendErr(closeCall); err != nil {
+		return err
+	}
+	return c.send.failed
 }
 
 // peerEnded handles the device's event for the end of the connection. Everything that

@@ -110,12 +110,16 @@ func (q *qp) Flush() (done bool, err error) {
 	if err == nil {
 		err = errCut
 	}
-	// The end of the stream has been told, if that is the reason, when the role is free.
 	if !st.holding.Load() {
-		st.role.Lock()
-		st.role.Unlock()
+		st.awaitTold()
 	}
 	return false, err
+}
+
+// awaitTold waits until the end of the stream has been told, which ends with the role.
+func (st *stream) awaitTold() {
+	st.role.Lock()
+	defer st.role.Unlock()
 }
 
 // FlushInterrupt implements ibv.InPlaceQP.
