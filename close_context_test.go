@@ -47,7 +47,7 @@ func TestCloseContext(t *testing.T) {
 	})
 	t.Run("deadline", func(t *testing.T) {
 		checkLeaks(t)
-		a, b := silentPair(t, withCredits(t, Config{LingerTimeout: endless}))
+		a, b := silentPair(t, Config{LingerTimeout: endless, TransferSize: transferCeiling})
 		_, err := a.Write(make([]byte, 1000))
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(tctx, 20*time.Millisecond)
@@ -58,7 +58,7 @@ func TestCloseContext(t *testing.T) {
 	})
 	t.Run("linger", func(t *testing.T) {
 		checkLeaks(t)
-		a, b := silentPair(t, withCredits(t, Config{LingerTimeout: 20 * time.Millisecond}))
+		a, b := silentPair(t, Config{LingerTimeout: 20 * time.Millisecond, TransferSize: transferCeiling})
 		expired := Lingering().Expired
 		_, err := a.Write(make([]byte, 1000))
 		require.NoError(t, err)
