@@ -231,6 +231,7 @@ func TestExcused(t *testing.T) {
 			require.NoError(t, peer.start(options{device: "iwarp", addr: "127.0.0.1"}, "127.0.0.1:1"))
 			short := cfg
 			short.LingerTimeout = 20 * time.Millisecond
+			short.TransferSize = 1 << 20 // so that the peer's process has to answer
 			h := header{Kind: closed, Seed: 7, N: 1000}
 			c := dial(short, peer.stream, h)
 			require.NoError(t, peer.cmd.Process.Signal(syscall.SIGSTOP))
