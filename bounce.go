@@ -26,11 +26,15 @@ func (l *bounceBuffer) release() {
 func (in *transferReceiver) getBounceBuffer() *bounceBuffer {
 	var s *regmem.Chunk
 	var err error
+	limit := in.memory
+	if in.notAccepted {
+		limit /= 2 // Peers that no program knows of leave memory to the others.
+	}
 	// For RDMA Writes the chunk is registered anew for each memory grant.
 	if in.mode == TransferWrite {
-		s = in.dom.GetChunk(in.memory)
+		s = in.dom.GetChunk(limit)
 	} else {
-		s, err = in.dom.GetRegisteredChunk(in.memory, in)
+		s, err = in.dom.GetRegisteredChunk(limit, in)
 	}
 	if s != nil {
 		return &bounceBuffer{b: s.B, lkey: s.LKey(), chunk: s}

@@ -444,6 +444,9 @@ func (c *conn) teardown() error {
 	if c.rx.prefetchTimer != nil {
 		c.rx.prefetchTimer.Stop()
 	}
+	if c.in.watch.timer != nil {
+		c.in.watch.timer.Stop()
+	}
 	for c.in.posted.Len() > 0 {
 		c.in.posted.Pop().Release()
 	}

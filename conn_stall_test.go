@@ -345,7 +345,10 @@ func TestGrantForLeader(t *testing.T) {
 		hear()
 	}
 	// The peer uses up all that it has, and the last message has a credit for the writer.
-	const n = 600 // too long to be copied out of its buffer before it is read
+	const n = 600 // too long to be copied out of its receive while a call reads
+	c.mu.Lock()
+	c.rx.reading++
+	c.mu.Unlock()
 	for p.Credits--; p.Credits > 0; p.Credits-- {
 		p.Send(smbdpeer.DataTransfer{CreditsRequested: 16, DataOffset: smbdpeer.PayloadOffset, DataLength: n}.Message(smbdpeer.PayloadOffset + n))
 	}

@@ -34,7 +34,7 @@ func (c *conn) queueControl(idle bool) bool {
 		return false
 	}
 	// busy is set if receives become free only when the reader goes on.
-	busy := c.in.held > 0 && !c.in.discarding && c.in.copyBreakBytes == 0
+	busy := c.in.held > 0 && !c.in.discarding && c.in.copies.bytes == 0
 	grant := c.credits.grantDue(c.in.held, busy, idle)
 	due := c.send.responseDue || c.send.probeDue || grant || transfer
 	if !due || c.midMessage() || !c.credits.maySendControl() || !c.hasSlots(1) {

@@ -1,44 +1,92 @@
 package rdmanet
 
-import "sync"
+import (
+	"sync"
 
-const (
-	copyBreakSize  = 64 << 10  // copyBreakSize is the length of a chunk in bytes.
-	copyBreakLimit = 256 << 10 // copyBreakLimit is the limit of one connection in bytes, about what TCP's buffers hold.
-	copyBreakCost  = 128       // copyBreakCost is how many bytes each payload counts besides its own.
+	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
-var copyBreakChunks = sync.Pool{New: func() any { return &copyBreakChunk{b: make([]byte, 0, copyBreakSize)} }}
+const (
+	copyBreakSize = 64 << 10 // the length of a chunk that is shared, in bytes
+	copyBreakCost = 128      // how many bytes of a chunk a payload counts besides its own
 
-// copyBreaks reports whether a payload of n bytes is to be copied out of its buffer. window
-// is how many buffers the reader may hold, and size how long each is.
-func (q *recvQueue) copyBreaks(n, window, size int) bool {
-	return q.held >= window/2 && n <= min(size/2, copyBreakSize) && q.copyBreakBytes+copyBreakCost+n <= copyBreakLimit
+	// copyBreakLimit is how many bytes of chunks one connection has at most, unless the kernels
+	// hold back what is unread. They take about as many small Writes as the buffers of TCP.
+	copyBreakLimit = 4 << 20
+)
+
+// copyBreak is ordinary memory that unread payloads are copied to.
+//
+// A receive buffer has the size of the longest segment, whatever arrived in it. When the
+// reader lags behind and payloads are small, they would use up the window with few bytes if
+// each kept its buffer. Two programs that write before they read could then block each
+// other, where the buffers of TCP would carry them. So such payloads are copied together,
+// and their buffers posted again. Longer payloads are copied too if nobody reads (copyUnread).
+type copyBreak struct {
+	filling *copyBreakChunk // the chunk that the next payload is copied to, or nil
+	bytes   int             // of chunks with unread payloads
+	limit   int             // for bytes
+	charge  regmem.Share    // the device's budget is charged with bytes
 }
 
-// copyToChunk copies a payload and returns the copy, and the chunk that it lies in.
-func (q *recvQueue) copyToChunk(payload []byte) ([]byte, *copyBreakChunk) {
-	k := q.copyBreak
-	if k == nil || cap(k.b)-len(k.b) < len(payload) {
+// copyBreakChunk has payloads of one connection. A long payload has a chunk of its own.
+type copyBreakChunk struct {
+	b    []byte
+	long bool // there is one payload, which is long
+	size int  // in bytes, as the chunk is charged
+	used int  // counts the bytes, and copyBreakCost for each payload
+	refs int  // counts the payloads that are unread
+}
+
+var copyBreakChunks = sync.Pool{New: func() any { return &copyBreakChunk{b: make([]byte, 0, copyBreakSize), size: copyBreakSize} }}
+
+// copy copies a payload. It returns the copy, and the chunk that it lies in, which is nil if no
+// more may be copied.
+func (c *copyBreak) copy(payload []byte) ([]byte, *copyBreakChunk) {
+	n := copyBreakCost + len(payload)
+	k := c.filling
+	switch {
+	case len(payload) > copyBreakSize/4:
+		if !c.take(n) {
+			return nil, nil
+		}
+		k = &copyBreakChunk{b: make([]byte, 0, len(payload)), long: true, size: n}
+	case k == nil || k.used+n > k.size:
+		if !c.take(copyBreakSize) {
+			return nil, nil
+		}
 		k = copyBreakChunks.Get().(*copyBreakChunk)
-		q.copyBreak = k
+		c.filling = k
 	}
 	at := len(k.b)
 	k.b = append(k.b, payload...)
+	k.used += n
 	k.refs++
-	q.copyBreakBytes += copyBreakCost + len(payload)
 	return k.b[at:len(k.b):len(k.b)], k
 }
 
-// releaseFromChunk notes that a payload of n bytes in k was read or dropped.
-func (q *recvQueue) releaseFromChunk(k *copyBreakChunk, n int) {
-	q.copyBreakBytes -= copyBreakCost + n
+// take charges a chunk of n bytes, and reports whether it may be used.
+func (c *copyBreak) take(n int) bool {
+	if c.bytes+n > c.limit || c.charge.Raise(c.bytes+n) < c.bytes+n {
+		c.charge.Lower(c.bytes)
+		return false
+	}
+	c.bytes += n
+	return true
+}
+
+// release notes that a payload in k was read or dropped.
+func (c *copyBreak) release(k *copyBreakChunk) {
 	if k.refs--; k.refs > 0 {
 		return
 	}
-	k.b = k.b[:0]
-	if q.copyBreak == k {
-		q.copyBreak = nil
+	c.bytes -= k.size
+	c.charge.Lower(c.bytes)
+	if c.filling == k {
+		c.filling = nil
 	}
-	copyBreakChunks.Put(k)
+	if !k.long {
+		k.b, k.used = k.b[:0], 0
+		copyBreakChunks.Put(k)
+	}
 }

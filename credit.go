@@ -110,6 +110,15 @@ func (c *credits) grow() {
 	}
 }
 
+// keptUnread returns how many receives unread payloads may keep while nobody reads: half of those
+// for payload. But two are left: the peer may use up one by a message without payload, which alone
+// is not granted again. unread are kept already. There may be fewer receives than the window says,
+// for want of memory.
+func (c *credits) keptUnread(unread int) int {
+	n := min(c.window, c.target, c.posted+unread-c.transferReserve) - c.peerReserve()
+	return max(min(n/2, n-2), 0)
+}
+
 // idleReceives returns how many receives, and how many credits, an idle connection keeps.
 // These are more than the initial ones, because the peer cannot use up receives that it was
 // not granted yet. So many are not charged. Otherwise idle connections would take the

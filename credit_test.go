@@ -143,9 +143,10 @@ type creditSide struct {
 	ended   bool        // FIN was sent
 	lenient bool        // the peer says of most of what it sends that there is no hurry
 	reads   int
-	memory  int // buffers that can be had
-	arrived int // of those of the peer's program
-	control int // messages without payload that were sent
+	memory  int  // buffers that can be had
+	copies  bool // nobody reads, and what is unread is copied
+	arrived int  // of those of the peer's program
+	control int  // messages without payload that were sent
 
 	awaited   int // answers of the peer's
 	asking    int // grants of memory, and the like, that the peer is to be told of,
@@ -233,9 +234,21 @@ func (s *creditSide) write(t *testing.T) bool {
 	return true
 }
 
+// copyUnread is what is done where nobody reads.
+func (s *creditSide) copyUnread() {
+	for s.copies && s.unread > s.keptUnread(s.unread) {
+		s.unread--
+		s.oweGrant(s.lenient)
+		if s.room(s.unread, s.toSend > 0) > 0 {
+			s.postSome(1)
+		}
+	}
+}
+
 // shrinkIdle is what the timer does after a while without payload.
 func (s *creditSide) shrinkIdle(t *testing.T) {
 	s.window, s.idle, s.large.on = s.initial, true, false
+	s.copyUnread()
 	for max(s.have-s.initial, s.granted.untilNormal()) > 0 && s.maySendControl() {
 		s.send(t, creditMsg{})
 	}
@@ -280,6 +293,7 @@ func (s *creditSide) poll(t *testing.T) bool {
 	} else if s.room(s.unread, s.toSend > 0) > 0 {
 		s.postSome(1)
 	}
+	s.copyUnread()
 	s.replenish(t)
 	s.sendControl(t, false)
 	return true
@@ -320,6 +334,7 @@ func TestCreditsModel(t *testing.T) {
 					ends[i].large = largeReceives{known: true, on: true, weight: 1, most: ends[i].maximum}
 				}
 			}
+			ends[i].copies = rnd.IntN(2) == 0
 			ends[i].memory = ends[i].maximum + 1
 			if rnd.IntN(3) == 0 { // no more than it started with
 				ends[i].memory = initial + ends[i].transferReserve
@@ -381,6 +396,7 @@ func TestCreditsModel(t *testing.T) {
 		settle(2) // nobody reads
 		for i, e := range ends {
 			require.Zero(t, e.asking+e.awaited, "seed %d: end %d: a transfer is stuck: %+v against %+v", seed, i, e, e.peer)
+			must(t, reserve == 0 || !e.peer.copies || e.toSend == 0, "seed %d: end %d waits for a reader: %+v against %+v", seed, i, e, e.peer)
 		}
 		if reserve > 0 {
 			// What one writes reaches the other, though it does not read itself.

@@ -89,6 +89,8 @@ func (c *conn) received(wc *ibv.WC) {
 		c.credits.observe(m.h.Remaining > 0 || len(m.payload) > segmentData(len(m.payload), int(c.agreed.maxReceive)))
 	}
 	c.store(&m, last)
+	c.copyUnread()
+	c.watchUnread()
 	c.trimAfter(len(m.payload))
 	c.wait.Interrupt()
 	if m.transfer {
@@ -134,16 +136,7 @@ func (c *conn) store(m *delivery, last bool) {
 	} else {
 		s := segment{data: m.payload, buf: m.buf, size: c.in.opening, last: last, flags: m.flags}
 		c.in.opening = 0
-		if c.in.copyBreaks(len(m.payload), min(c.credits.window, c.credits.target), c.receiveSize(m.buf)) {
-			s.n = len(m.payload)
-			s.data, s.copyBreak = c.in.copyToChunk(m.payload)
-			c.stats.BytesCopied += uint64(len(m.payload))
-			s.buf = nil
-			c.reuse(m.buf)
-			c.credits.oweGrant(m.flags&NoResponse != 0)
-		} else {
-			c.in.held++
-		}
+		c.in.held++
 		c.in.unread.Push(s)
 	}
 	if m.opens || c.in.discarding && len(m.payload) > 0 {

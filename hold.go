@@ -25,6 +25,7 @@ import "github.com/rdmanet/rdmanet/ibv"
 func (c *conn) goWithoutCredits() {
 	c.lane.inPlace, _ = c.lane.qp.(ibv.InPlaceQP)
 	c.in.reasm.cuts = true
+	c.in.copies.limit = heldMemory
 	if c.tx.mode != TransferNone {
 		c.agreed.maxFragmentedSend, c.in.reasm.max = sizeCeiling, sizeCeiling
 	}

@@ -31,53 +31,6 @@ func heldPipe(t *testing.T) (a, b *Conn) {
 // heldBulk is more than the kernels of both ends hold.
 const heldBulk = 64 << 20
 
-// A connection that nobody reads takes as much as TCP does, in Writes of any size, in both
-// directions at once, and all of it arrives.
-func TestRoomForWriter(t *testing.T) {
-	for _, w := range []struct{ size, count int }{{1 << 20, 1}, {64 << 10, 16}, {2000, 600}, {200, 10000}, {1, 10000}} {
-		a, b := heldPipe(t)
-		want := pattern(1, w.size*w.count)
-		errs := make(chan error, 2)
-		for _, c := range []*Conn{a, b} {
-			go func() {
-				var err error
-				for p := want; len(p) > 0 && err == nil; p = p[w.size:] {
-					_, err = c.Write(p[:w.size])
-				}
-				errs <- err
-			}()
-		}
-		for range 2 {
-			within(t, "Writes", func() { require.NoError(t, <-errs) })
-		}
-		for _, c := range []*Conn{a, b} {
-			require.NoError(t, defect.ReadFull(c, want))
-		}
-		closeBoth(t, a, b)
-	}
-}
-
-// Data that was written before the other end has accepted the connection has as much room.
-func TestRoomBeforeAccept(t *testing.T) {
-	c, d := heldPipe(t)
-	closeBoth(t, c, d)
-	ln, err := Listen("rdma4", local4)
-	require.NoError(t, err)
-	defer ln.Close()
-	a, err := Dial("rdma4", ln.Addr().String())
-	require.NoError(t, err)
-	defer a.Close()
-	want := pattern(2, 1<<20)
-	for p := want; len(p) > 0; p = p[1<<10:] {
-		_, err := a.Write(p[:1<<10])
-		require.NoError(t, err)
-	}
-	b, err := ln.Accept()
-	require.NoError(t, err)
-	defer b.Close()
-	require.NoError(t, defect.ReadFull(b, want))
-}
-
 // A Write that is cut in the middle says how much was taken. The memory is the caller's then,
 // the peer gets exactly that much, and the stream goes on.
 func TestWriteCut(t *testing.T) {

@@ -235,6 +235,7 @@ func (c *conn) sendProbe() {
 func (c *conn) shrinkIdle() {
 	c.credits.window = c.credits.initial
 	c.credits.large.on, c.credits.large.score = false, 0
+	c.copyUnread()
 	// The timer looks once more, because the peer's last messages arrive later and touch
 	// pages again.
 	again := !c.idle.trimmed

@@ -344,7 +344,7 @@ func TestKeepAliveDuringPost(t *testing.T) {
 		pass(t, b, a)
 		time.Sleep(time.Minute) // what an idle connection gives back, it has given back
 		open := m.end(a).Gate()
-		want := pattern(1, 1<<20)
+		want := pattern(1, 8<<20)
 		wrote := writing(a, want) // the first post takes all credits
 		sleepUntil(l.lastHeard().Add(time.Hour))
 		require.Equal(t, 1, m.end(a).Blocked())

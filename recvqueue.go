@@ -15,8 +15,8 @@ type recvQueue struct {
 	unread ring.Ring[segment]        // unread has what waits for the reader, oldest first.
 	held   int                       // held counts the unread segments that keep the buffer of a receive.
 
-	copyBreak      *copyBreakChunk // copyBreak is the chunk that the next payload is copied to, or nil.
-	copyBreakBytes int             // copyBreakBytes is how many bytes of payloads are in chunks, each with copyBreakCost more.
+	copies copyBreak
+	watch  unreadWatch
 
 	reasm      reassembler
 	opening    int  // opening is the length of a message that has begun and has no unread segment yet.
@@ -32,12 +32,10 @@ type recvQueue struct {
 type segment struct {
 	transfer *recvTransfer // transfer is the transfer, or nil for payload.
 
-	// data is the payload. It lies in buf, or in a chunk of copyBreak, or else in memory of
-	// its own.
-	data      []byte
-	buf       *regmem.Buffer
-	copyBreak *copyBreakChunk
-	n         int // n is how many bytes the payload had when it arrived.
+	// data is the payload. It lies in buf, or in chunk, or else in memory of its own.
+	data  []byte
+	buf   *regmem.Buffer
+	chunk *copyBreakChunk
 
 	size  int  // size is the length of the whole message if the segment begins one, and otherwise 0.
 	last  bool // last is set if the segment ends its message.
@@ -93,16 +91,4 @@ func (q *recvQueue) evict(stats *Stats) *regmem.Buffer {
 		}
 	}
 	return nil
-}
-
-// copyBreakChunk is ordinary memory that small payloads are copied to.
-//
-// A receive buffer has the size of the longest segment, whatever arrived in it. When the
-// reader lags behind and payloads are small, they would use up the window with few bytes if
-// each kept its buffer. Two programs that write before they read could then block each
-// other, where the buffers of TCP would carry them. So such payloads are copied together,
-// and their buffers posted again.
-type copyBreakChunk struct {
-	b    []byte
-	refs int // refs counts the segments in b.
 }

@@ -380,6 +380,7 @@ func TestEmptyMessages(t *testing.T) {
 func TestEmptyMessageFlood(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, Config{MaxReceiveCredits: 8})
+	most := uint64(server.in.copies.limit / copyBreakCost)
 	wrote := make(chan result, 1)
 	go func() {
 		for sent := 0; ; sent++ {
@@ -389,14 +390,14 @@ func TestEmptyMessageFlood(t *testing.T) {
 			}
 		}
 	}()
-	require.True(t, eventually(func() bool { return server.Stats().MessagesReceived >= copyBreakLimit/copyBreakCost }), "the memory is not used")
+	require.True(t, eventually(func() bool { return server.Stats().MessagesReceived >= most }), "the memory is not used")
 	requireSilence(t, client, server)
 	require.NoError(t, client.SetWriteDeadline(past))
 	var r result
 	within(t, "WriteMsg", func() { r = <-wrote })
 	requireTimeout(t, r.err)
 	sent := r.n
-	require.LessOrEqual(t, server.Stats().MessagesReceived, uint64(copyBreakLimit/copyBreakCost+2*8))
+	require.LessOrEqual(t, server.Stats().MessagesReceived, most+2*8)
 	require.NoError(t, client.SetWriteDeadline(time.Time{}))
 	for range sent {
 		requirePiece(t, piece{}, server, nil)

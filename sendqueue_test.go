@@ -40,7 +40,7 @@ func numbered(number, n int) []byte {
 	return p
 }
 
-// With 8 MiB of normal messages queued an expedited one overtakes all of which
+// With 16 MiB of normal messages queued an expedited one overtakes all of which
 // nothing has been sent, the one that waits for credits too; several keep their
 // order, and nothing is lost.
 func TestExpeditedOvertakes(t *testing.T) {
@@ -50,7 +50,7 @@ func TestExpeditedOvertakes(t *testing.T) {
 			w.cfg.MaxReceiveCredits = 8
 			client, server := messagePipe(t, withCredits(t, w.cfg))
 			const size, expeditedSends = 128 << 10, 3
-			count := max(heavy(8<<20)/size, 32) // transfers begin ahead of the reader, some nine of these
+			const count = 16 << 20 / size // more than twice what is received without a reader
 			var queued []*PendingMessage
 			for i := range count {
 				queued = append(queued, client.QueueMsg(numbered(i, size)))
@@ -94,7 +94,7 @@ func TestExpeditedOvertakes(t *testing.T) {
 func TestExpeditedOvertakesWrite(t *testing.T) {
 	checkLeaks(t)
 	client, server := messagePipe(t, withCredits(t, Config{TransferSize: -1, MaxReceiveCredits: 8}))
-	want := pattern(3, heavy(8<<20))
+	want := pattern(3, 16<<20) // more than twice what is received without a reader
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := client.Write(want)

@@ -34,7 +34,7 @@ func (c *conn) markAccepted() *conn {
 	defer c.unlock()
 	c.rx.notAccepted = false
 	if c.rx.live.Len() > 0 && c.rx.reading == 0 && !c.life.closed {
-		c.rx.startPrefetchTimer()
+		c.rx.startPrefetchTimer() // There may be more memory now.
 	}
 	return c
 }
@@ -43,7 +43,7 @@ func (c *conn) markAccepted() *conn {
 func (c *conn) prefetch() {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.rx.reading == 0 && !c.rx.notAccepted && !c.in.discarding && !c.life.over() {
+	if c.rx.reading == 0 && !c.in.discarding && !c.life.over() {
 		c.rx.readAhead()
 	}
 }

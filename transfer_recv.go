@@ -20,8 +20,8 @@ import (
 //  4. Data that no call reads for prefetchAfter is fetched into bounce buffers too.
 //     Otherwise two programs that write before they read would wait for each other.
 //
-// Nothing is fetched before the program has accepted the connection. Otherwise any peer
-// could use up the bounce buffers.
+// Connections that the program has not accepted use half of the memory for bounce buffers at
+// most. Otherwise any peer could use up all of it.
 //
 // With RDMA Writes the steps are the same. The receiver sends a memory grant where it would
 // otherwise post an RDMA Read.
@@ -63,8 +63,7 @@ type transferReceiver struct {
 
 	prefetchTimer *time.Timer // prefetchTimer calls prefetch.
 
-	// notAccepted is set until Accept returns the connection: nothing is fetched.
-	notAccepted bool
+	notAccepted bool // until Accept returns the connection, which may use less memory before
 }
 
 // receiverParts is what a transferReceiver uses of its connection.

@@ -1,5 +1,7 @@
 package rdmanet
 
+import "time"
+
 // This file removes segments from the unread queue and gives back what they hold.
 // delivery.go adds the segments, and recv.go has the calls that read them.
 
@@ -21,8 +23,8 @@ func (c *conn) done(s segment) {
 		c.rx.dropFetches(s.transfer)
 		return
 	}
-	if s.copyBreak != nil {
-		c.in.releaseFromChunk(s.copyBreak, s.n)
+	if s.chunk != nil {
+		c.in.copies.release(s.chunk)
 		return
 	}
 	c.in.held--
@@ -32,6 +34,81 @@ func (c *conn) done(s segment) {
 		c.replenish()
 	} else {
 		c.reuse(s.buf)
+	}
+}
+
+// unreadWatch finds out that nobody reads while unread payloads hold the peer back. Two programs
+// that write before they read would wait for each other, where TCP's buffers would carry what
+// they write. Programs that read now and then are spared copies that way.
+type unreadWatch struct {
+	timer *time.Timer
+	set   bool   // the timer is set
+	reads uint64 // how often the last of the calls that read at a time has ended
+	since uint64 // the value of reads when the timer was set
+	alone bool   // nobody has read for unreadFor, and nobody reads
+}
+
+// unreadFor is how long nobody reads until unread payloads leave their receives.
+const unreadFor = 10 * time.Millisecond
+
+// watchUnread sets the timer if nobody reads and the peer may wait for that.
+func (c *conn) watchUnread() {
+	w, q := &c.in.watch, &c.credits
+	if w.set || w.alone || c.rx.reading > 0 || c.in.held == 0 || q.off || q.peerCredits() > max(q.peerReserve(), 1) || !c.life.posts() {
+		return
+	}
+	w.set, w.since = true, w.reads
+	if w.timer == nil {
+		w.timer = time.AfterFunc(unreadFor, c.leftUnread)
+	} else {
+		w.timer.Reset(unreadFor)
+	}
+}
+
+// leftUnread is called by the timer.
+func (c *conn) leftUnread() {
+	c.mu.Lock()
+	defer c.unlock()
+	w := &c.in.watch
+	w.set = false
+	if c.life.closed {
+		return
+	}
+	if w.alone = w.reads == w.since && c.rx.reading == 0; w.alone {
+		c.copyUnread()
+		c.replenish()
+	} else {
+		c.watchUnread()
+	}
+}
+
+// copyUnread copies payloads out of their receives, which are posted again: small ones while the
+// reader lags behind, and all while nobody reads. So many as half of the window may keep theirs.
+// The latest are copied first.
+func (c *conn) copyUnread() {
+	q := &c.in
+	for i := q.unread.Len() - 1; i >= 0; i-- {
+		s := q.unread.At(i)
+		kept, alone := min(c.credits.window, c.credits.target)/2, q.watch.alone && c.rx.reading == 0
+		if alone {
+			kept = c.credits.keptUnread(q.held)
+		}
+		if q.held <= kept || !alone && (s.buf == nil || len(s.data) > min(c.receiveSize(s.buf), copyBreakSize)/2) {
+			return
+		}
+		if s.buf == nil {
+			continue
+		}
+		data, chunk := q.copies.copy(s.data)
+		if chunk == nil {
+			return
+		}
+		buf := s.buf
+		s.data, s.buf, s.chunk = data, nil, chunk
+		q.held--
+		c.stats.BytesCopied += uint64(len(data))
+		c.credits.oweGrant(s.flags&NoResponse != 0)
+		c.reuse(buf)
 	}
 }
 
@@ -45,7 +122,10 @@ func (c *conn) dropUnread() {
 // doneReading notes that a call that reads has ended. If no other call follows, the rest of
 // an offer is prefetched.
 func (c *conn) doneReading() {
-	c.rx.reading--
+	if c.rx.reading--; c.rx.reading == 0 {
+		c.in.watch.reads++
+		c.in.watch.alone = false
+	}
 	if c.life.closed {
 		// Close leaves this to the calls that read.
 		c.dropUnread()
@@ -55,6 +135,7 @@ func (c *conn) doneReading() {
 			c.rx.startPrefetchTimer()
 		}
 	}
+	c.watchUnread()
 }
 
 // popFinished removes the transfers at the head of the unread queue that were read as a

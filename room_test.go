@@ -1,0 +1,200 @@
+package rdmanet
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/rdmanet/rdmanet/internal/defect"
+	"github.com/rdmanet/rdmanet/internal/regmem"
+)
+
+// roomWays are ways in which a connection keeps what nobody reads: in the kernels of both hosts
+// over the software device, and else in receives and in copies.
+var roomWays = []struct {
+	name string
+	cfg  func(t *testing.T) Config
+}{
+	{"default", func(t *testing.T) Config { return Config{} }},
+	{"credits", func(t *testing.T) Config { return withCredits(t, Config{}) }},
+	{"pinned", func(t *testing.T) Config {
+		if onRDMA {
+			return Config{}
+		}
+		return Config{Provider: newModest(t, 64, 1<<14, true)}
+	}},
+	{"few receives", func(t *testing.T) Config { return withCredits(t, Config{MaxReceiveCredits: minCredits}) }},
+	{"few pinned receives", func(t *testing.T) Config {
+		if onRDMA {
+			return Config{MaxReceiveCredits: minCredits}
+		}
+		return Config{Provider: newModest(t, 64, 1<<14, true), MaxReceiveCredits: minCredits}
+	}},
+	{"writes", func(t *testing.T) Config { return withCredits(t, Config{NoRDMARead: true}) }},
+}
+
+// roomWrites are Writes that a connection takes though nobody reads.
+var roomWrites = []struct{ size, count int }{{1 << 20, 1}, {512 << 10, 2}, {64 << 10, 16}, {8 << 10, 128}, {5000, 210}, {2000, 600}, {200, 10000}, {1, 10000}}
+
+// writeInParts makes Writes of that many bytes.
+func writeInParts(c *Conn, p []byte, size int) error {
+	for ; len(p) > 0; p = p[size:] {
+		if _, err := c.Write(p[:size]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A connection that nobody reads takes about as much as TCP does, in Writes of any size, in both
+// directions at once, and all of it arrives.
+func TestRoomForWriter(t *testing.T) {
+	for _, way := range roomWays {
+		t.Run(way.name, func(t *testing.T) {
+			checkLeaks(t)
+			cfg := way.cfg(t)
+			for _, w := range roomWrites {
+				a, b := pipeOn(t, cfg)
+				want := pattern(1, w.size*w.count)
+				errs := make(chan error, 2)
+				for _, c := range []*Conn{a, b} {
+					go func() { errs <- writeInParts(c, want, w.size) }()
+				}
+				for range 2 {
+					within(t, "Writes", func() { require.NoError(t, <-errs) })
+				}
+				for _, c := range []*Conn{a, b} {
+					require.NoError(t, defect.ReadFull(c, want))
+				}
+				closeBoth(t, a, b)
+			}
+		})
+	}
+}
+
+// Data that was written before the other end has accepted the connection has as much room.
+func TestRoomBeforeAccept(t *testing.T) {
+	for _, way := range roomWays {
+		t.Run(way.name, func(t *testing.T) {
+			checkLeaks(t)
+			cfg := way.cfg(t)
+			ln, err := (&ListenConfig{Config: cfg}).Listen(tctx, "rdma4", local4)
+			require.NoError(t, err)
+			defer ln.Close()
+			for _, w := range roomWrites {
+				c, err := (&Dialer{Config: cfg}).DialContext(tctx, "rdma4", ln.Addr().String())
+				require.NoError(t, err)
+				a := c.(*Conn)
+				want := pattern(2, w.size*w.count)
+				within(t, "Writes", func() { require.NoError(t, writeInParts(a, want, w.size)) })
+				b, err := ln.Accept()
+				require.NoError(t, err)
+				require.NoError(t, defect.ReadFull(b, want))
+				closeBoth(t, a, b.(*Conn))
+			}
+		})
+	}
+}
+
+// The room is there again after a connection was idle, also while something is unread.
+func TestRoomAfterIdle(t *testing.T) {
+	for _, way := range roomWays {
+		t.Run(way.name, func(t *testing.T) {
+			checkLeaks(t)
+			a, b := pipeOn(t, way.cfg(t))
+			for range 2 {
+				want := pattern(3, 1<<20)
+				for p := want; len(p) > 0; p = p[256<<10:] {
+					within(t, "Writes", func() { require.NoError(t, writeInParts(a, p[:256<<10], 64<<10)) })
+					a.idleFor(idleAfter)
+					b.idleFor(idleAfter)
+				}
+				require.NoError(t, defect.ReadFull(b, want))
+			}
+			closeBoth(t, a, b)
+		})
+	}
+}
+
+// What is unread on all connections together stays within Config.ReceiveMemory. Who finds that
+// used up waits for the reader, nothing is lost, and the memory is given back.
+func TestRoomIsBounded(t *testing.T) {
+	const bound, count = 4 << 20, 6
+	for _, size := range []int{1, 200, 2000, 64 << 10} {
+		t.Run(strconv.Itoa(size), func(t *testing.T) {
+			checkLeaks(t)
+			cfg := Config{ReceiveMemory: bound, TransferSize: -1}
+			if !onRDMA {
+				cfg.Provider = newModest(t, 64, 1<<14, true)
+			}
+			var from, to [count]*Conn
+			wrote := make([]chan int, count)
+			for i := range count {
+				from[i], to[i] = pipeOn(t, cfg)
+				wrote[i] = make(chan int, 1)
+				go func() {
+					data, sent := pattern(uint64(i), 8<<20), 0
+					for n, err := 0, error(nil); err == nil; {
+						n, err = from[i].WriteMsg(data[sent:][:size])
+						sent += n
+					}
+					wrote[i] <- sent
+				}()
+			}
+			used := to[0].dom.Budget.Used
+			for i := range count {
+				stalled(t, from[i], to[i])
+				require.NoError(t, from[i].SetWriteDeadline(past))
+			}
+			require.LessOrEqual(t, used(), int64(bound))
+			require.Greater(t, used(), int64(bound/2))
+			for i := range count {
+				require.NoError(t, defect.ReadFull(to[i], pattern(uint64(i), 8<<20)[:<-wrote[i]]))
+				closeBoth(t, from[i], to[i])
+			}
+			require.True(t, eventually(func() bool { return used() == 0 }), "%d bytes are still charged", used())
+		})
+	}
+}
+
+// Payloads are copied to chunks, which are charged and given back.
+func TestCopyBreak(t *testing.T) {
+	budget := new(regmem.Budget)
+	c := copyBreak{limit: copyBreakLimit, charge: budget.Share(math.MaxInt64, 1)}
+	for _, n := range []int{0, 1, 4000, copyBreakSize / 4, copyBreakSize/4 + 1, copyBreakSize, 1 << 20} {
+		payload := pattern(5, n)
+		var copies [][]byte
+		var chunks []*copyBreakChunk
+		for {
+			b, k := c.copy(payload)
+			if k == nil {
+				break
+			}
+			copies, chunks = append(copies, b), append(chunks, k)
+		}
+		require.Greater(t, len(copies), copyBreakLimit*3/4/(n+copyBreakCost)-1)
+		require.LessOrEqual(t, len(copies), copyBreakLimit/(n+copyBreakCost))
+		require.LessOrEqual(t, budget.Used(), int64(copyBreakLimit))
+		require.GreaterOrEqual(t, budget.Used(), int64(len(copies)*(n+copyBreakCost)))
+		for i, b := range copies {
+			require.True(t, bytes.Equal(payload, b))
+			require.Equal(t, len(b), cap(b), "the next payload is behind it")
+			c.release(chunks[i])
+		}
+		require.Zero(t, budget.Used())
+		require.Nil(t, c.filling)
+	}
+	c.charge = budget.Share(2*copyBreakSize+10, 1)
+	for range 2 {
+		for range copyBreakSize / copyBreakCost {
+			_, k := c.copy(nil)
+			require.NotNil(t, k)
+		}
+	}
+	_, k := c.copy(nil)
+	require.Nil(t, k, "the budget is used up")
+	require.EqualValues(t, 2*copyBreakSize, budget.Used())
+}
