@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -258,11 +259,11 @@ func (f *fpdu) payload(c chunk) {
 			c.b = nil
 		}
 	}
-	if f.st.crc {
-		f.crc = iwarpwire.CRC(f.crc, c.b)
+	if f.st.crc && fault.Run(c.b, func() { f.crc = iwarpwire.CRC(f.crc, c.b) }) != nil {
+		t.unreadable = true
 	}
 	if small {
-		copy(f.grow(len(c.b)), c.b)
+		t.copyOut(f.grow(len(c.b)), c.b)
 		return
 	}
 	t.framed += uint64(len(c.b))

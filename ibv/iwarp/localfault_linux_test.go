@@ -11,20 +11,34 @@ import (
 )
 
 // A write that fails for a reason of this host's own, such as memory that cannot be read,
-// ends the connection at both ends. The peer would wait for ever otherwise.
+// ends the connection at both ends, whoever in this process finds that. The peer would wait for
+// ever otherwise.
 func TestWriteFailsHere(t *testing.T) {
+	for _, cfg := range []Config{{}, {CRC: true}, {portable: true}, {portable: true, CRC: true}} {
+		for _, size := range []int{100, 64 << 10} {
+			for _, inline := range []bool{false, true} {
+				writeFailsHere(t, cfg, size, inline)
+			}
+		}
+	}
+}
+
+func writeFailsHere(t *testing.T, cfg Config, size int, inline bool) {
 	leaktest.Check(t)
-	s := newSite(t, Config{})
+	s := newSite(t, cfg)
 	mem := newMemory(t, s.p)
-	v, p := s.connect(mem, false, 0)
-	const size = 64 << 10
+	v, p := s.connect(mem, cfg.CRC, 0)
 	gone, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	require.NoError(t, err)
 	defer syscall.Munmap(gone)
 	mr, err := mem.pd.RegMR(gone, 0)
 	require.NoError(t, err)
 	require.NoError(t, syscall.Mprotect(gone, syscall.PROT_NONE))
-	_, err = v.qp.PostSend([]ibv.SendWR{{ID: 1, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: gone, LKey: mr.LKey()}}}})
+	wr := ibv.SendWR{ID: 1, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: gone, LKey: mr.LKey()}}}
+	if inline {
+		wr.Flags |= ibv.SendInline
+	}
+	_, err = v.qp.PostSend([]ibv.SendWR{wr})
 	require.NoError(t, err)
 	require.ErrorIs(t, v.event().Err, syscall.EFAULT)
 	require.Equal(t, map[uint64]ibv.WCStatus{1: ibv.WCFlushErr}, v.completions(1))
@@ -32,6 +46,32 @@ func TestWriteFailsHere(t *testing.T) {
 	v.close()
 	require.NoError(t, mr.Close())
 	mem.close()
+}
+
+// A message that is received into memory that cannot be written ends the connection too.
+func TestReceiveFailsHere(t *testing.T) {
+	for _, cfg := range []Config{{}, {CRC: true}, {portable: true}, {portable: true, CRC: true}} {
+		for _, size := range []int{100, 32 << 10} {
+			leaktest.Check(t)
+			s := newSite(t, cfg)
+			mem := newMemory(t, s.p)
+			v, p := s.connect(mem, cfg.CRC, 0)
+			gone, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+			require.NoError(t, err)
+			mr, err := mem.pd.RegMR(gone, ibv.AccessLocalWrite)
+			require.NoError(t, err)
+			require.NoError(t, syscall.Mprotect(gone, syscall.PROT_NONE))
+			_, err = v.qp.PostRecv([]ibv.RecvWR{{ID: 1, SGL: []ibv.SGE{{Buf: gone, LKey: mr.LKey()}}}})
+			require.NoError(t, err)
+			p.send(seal(cfg.CRC, sendOf(1, 0, true, make([]byte, size))))
+			require.ErrorIs(t, v.event().Err, syscall.EFAULT)
+			p.drain()
+			v.close()
+			require.NoError(t, mr.Close())
+			require.NoError(t, syscall.Munmap(gone))
+			mem.close()
+		}
+	}
 }
 
 // Bytes that a peer does not take stay unsent, and Unsent counts them until the stream has

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/fault"
 )
 
 // portable is the link over TCP for systems that have only the blocking calls of package
@@ -105,9 +107,12 @@ func (p *portable) readv(_ uintptr, bufs [][]byte) (n int, wait bool, err error)
 		return 0, p.end == nil, p.end
 	}
 	for _, b := range bufs {
-		k := copy(b, (*p.in)[p.r:p.w])
+		k, err := fault.Copy(b, (*p.in)[p.r:p.w])
 		p.r += k
 		n += k
+		if err != nil {
+			return 0, false, err
+		}
 	}
 	if p.r == p.w {
 		p.empty()
@@ -152,7 +157,11 @@ func (p *portable) writev(_ uintptr, bufs [][]byte) (n int, wait bool, err error
 		p.out = getBlock(portableOut)
 	}
 	for _, b := range bufs {
-		k := copy((*p.out)[p.used:], b)
+		k, err := fault.Copy((*p.out)[p.used:], b)
+		if err != nil {
+			p.used -= n
+			return 0, false, err
+		}
 		p.used += k
 		n += k
 	}

@@ -255,7 +255,7 @@ func (q *qp) own(i int) {
 		r.copied = getBlock(r.size)
 		b := (*r.copied)[:0]
 		for _, seg := range r.sgl {
-			b = append(b, seg.buf...)
+			b = t.appendOut(b, seg.buf)
 		}
 		clear(r.sgl)
 		r.sgl = append(r.sgl[:0], segment{buf: b})

@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"net"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -138,7 +141,9 @@ func (st *stream) readSome(at uintptr) (n int, wait bool, err error) {
 	}
 	n, wait, err = st.link.readv(at, bufs)
 	k := min(n, rx.left)
-	rx.advance(k, st.crc)
+	if err := rx.advance(k, st.crc); err != nil {
+		return 0, false, err
+	}
 	rx.w += n - k
 	return n, wait, err
 }
@@ -182,6 +187,8 @@ func (st *stream) ending(err error) {
 		st.end(nil, nil, ibv.WCFlushErr)
 	case errors.Is(err, errRegionGone):
 		st.end(errRegionGone, &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
+	case errors.Is(err, errno.EFAULT):
+		st.end(fault.ErrMidway, &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
 	default:
 		st.end(&net.OpError{Op: "read", Net: Name, Err: err}, nil, ibv.WCFlushErr)
 	}
@@ -214,15 +221,16 @@ func (rx *receiver) release() {
 	rx.rest()
 }
 
-// advance notes that k payload bytes have been placed in the target.
-func (rx *receiver) advance(k int, crc bool) {
+// advance notes that k payload bytes have been placed in the target. The error is
+// errno.EFAULT if the CRC cannot be computed because the target cannot be read any more.
+func (rx *receiver) advance(k int, crc bool) (err error) {
 	rx.left -= k
 	t := &rx.target
 	for k > 0 {
 		b := t.segs[0].buf[t.off:]
 		n := min(k, len(b))
 		if crc {
-			rx.crc = iwarpwire.CRC(rx.crc, b[:n])
+			err = cmp.Or(err, fault.Run(b[:n], func() { rx.crc = iwarpwire.CRC(rx.crc, b[:n]) }))
 		}
 		t.off += n
 		k -= n
@@ -230,6 +238,7 @@ func (rx *receiver) advance(k int, crc bool) {
 			t.segs, t.off = t.segs[1:], 0
 		}
 	}
+	return err
 }
 
 // parse decodes the bytes in staging. It reports whether to read on.
@@ -322,25 +331,28 @@ func (st *stream) placeStaged() bool {
 	gate.RLock()
 	defer gate.RUnlock()
 	if !rx.valid() {
-		st.regionGone()
+		st.targetGone(errRegionGone)
 		return false
 	}
 	for rx.left > 0 && rx.w > rx.r {
 		t := &rx.target
-		n := copy(t.segs[0].buf[t.off:min(len(t.segs[0].buf), t.off+rx.left)], (*rx.staging)[rx.r:rx.w])
+		n, err := fault.Copy(t.segs[0].buf[t.off:min(len(t.segs[0].buf), t.off+rx.left)], (*rx.staging)[rx.r:rx.w])
 		rx.r += n
-		if n == 0 {
+		if n == 0 && err == nil {
 			t.segs, t.off = t.segs[1:], 0
 			continue
 		}
-		rx.advance(n, st.crc)
+		if err = cmp.Or(err, rx.advance(n, st.crc)); err != nil {
+			st.targetGone(fault.ErrMidway)
+			return false
+		}
 	}
 	return true
 }
 
-// regionGone ends the stream because the memory for a payload was taken away. Another
+// targetGone ends the stream because the memory for a payload was taken away. Another
 // goroutine does that, because the caller holds the role and the gate.
-func (st *stream) regionGone() { go st.abort(errRegionGone, true) }
+func (st *stream) targetGone(cause error) { go st.abort(cause, true) }
 
 // firstFrame lets a responder send. RFC 5044 makes a responder wait for the initiator's
 // first FPDU.

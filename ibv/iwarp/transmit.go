@@ -5,11 +5,13 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
 )
 
@@ -33,7 +35,11 @@ type transmitter struct {
 	stopped  bool        // stopped is set when nothing is sent any more.
 	told     bool        // told is set when that was told, or the end of the stream
 	faulted  bool        // faulted is set if the next request cannot be done. The stream is ending.
-	flushing bool        // flushing is set while a sender goroutine writes to the link, or is to.
+
+	// unreadable is set if memory that was to be sent could not be read. Nothing is sent any more.
+	unreadable bool
+
+	flushing bool // flushing is set while a sender goroutine writes to the link, or is to.
 	inPlace  inPlace
 
 	// The batch was framed, and the link has not taken all of it.
@@ -151,24 +157,29 @@ func (st *stream) push(waits bool) {
 func (st *stream) writeSome(at uintptr) bool {
 	t := &st.tx
 	t.n, t.wait, t.err = 0, false, nil
-	bufs, gated, ok := st.gather()
+	bufs, gated, err := st.gather()
 	if gated {
 		defer st.qp.pd.gate.RUnlock()
 	}
-	if !ok {
-		t.err = errRegionGone
-		return true
+	if err == nil {
+		t.n, t.wait, err = st.link.writev(at, bufs)
 	}
-	t.n, t.wait, t.err = st.link.writev(at, bufs)
+	if t.err = err; errors.Is(err, errno.EFAULT) {
+		t.err = fault.ErrMidway
+	}
 	return true
 }
 
 // gather lists the batch for writev. If the batch has registered memory, the gate is held
-// on return. ok is false if a region was taken away from the batch.
-func (st *stream) gather() (bufs [][]byte, gated, ok bool) {
+// on return. The batch cannot be sent if a region was taken away from it, or if a part of it
+// could not be read.
+func (st *stream) gather() (bufs [][]byte, gated bool, err error) {
 	t := &st.tx
-	if t.mem == nil {
-		return nil, false, true
+	switch {
+	case t.unreadable:
+		return nil, false, errno.EFAULT
+	case t.mem == nil:
+		return nil, false, nil
 	}
 	bufs = t.mem.iov[:0]
 	for i := range t.out {
@@ -182,12 +193,28 @@ func (st *stream) gather() (bufs [][]byte, gated, ok bool) {
 				gated = true
 			}
 			if c.gone() {
-				return nil, gated, false
+				return nil, gated, errRegionGone
 			}
 		}
 		bufs = append(bufs, c.b)
 	}
-	return bufs, gated, true
+	return bufs, gated, nil
+}
+
+// copyOut copies what is to be sent. The memory may be that of a mapped file that has been cut
+// short.
+func (t *transmitter) copyOut(dst, src []byte) {
+	if _, err := fault.Copy(dst, src); err != nil {
+		t.unreadable = true
+	}
+}
+
+// appendOut is copyOut to the end of b.
+func (t *transmitter) appendOut(b, src []byte) []byte {
+	at := len(b)
+	b = slices.Grow(b, len(src))[:at+len(src)]
+	t.copyOut(b[at:], src)
+	return b
 }
 
 // flush runs in the sender goroutine.
@@ -430,7 +457,7 @@ func (st *stream) ownOut() {
 		for i := range t.out {
 			if c := &t.out[i]; c.inline {
 				at := len(b)
-				b = append(b, c.b...)
+				b = t.appendOut(b, c.b)
 				c.b, c.inline = b[at:len(b):len(b)], false
 			}
 		}
@@ -438,7 +465,7 @@ func (st *stream) ownOut() {
 	if m := &t.msg; m.active && m.inline {
 		rest := make([]byte, 0, m.left)
 		for _, s := range m.segs {
-			rest = append(rest, s.buf...)
+			rest = t.appendOut(rest, s.buf)
 		}
 		m.segs, m.inline = []segment{{buf: rest[len(rest)-m.left:]}}, false
 	}
@@ -454,17 +481,15 @@ func (st *stream) lastWords(term *iwarpwire.TermMsg) []byte {
 	var words []byte
 	if t.taken > t.boundary {
 		need := int(t.ends[0] - t.taken)
-		bufs, gated, ok := st.gather()
+		bufs, gated, err := st.gather()
+		words = make([]byte, 0, need)
 		for _, b := range bufs {
-			if k := min(need, len(b)); ok {
-				words = append(words, b[:k]...)
-				need -= k
-			}
+			words = t.appendOut(words, b[:min(need-len(words), len(b))])
 		}
 		if gated {
 			st.qp.pd.gate.RUnlock()
 		}
-		if need > 0 {
+		if err != nil || t.unreadable || len(words) < need {
 			return nil
 		}
 	}

@@ -1,5 +1,7 @@
 package shmring
 
+import "github.com/rdmanet/rdmanet/internal/fault"
+
 // A Reader is the reading side of a direction. One goroutine uses it at a time, and another
 // one, at the same time, may use the Writer of the same end.
 type Reader struct {
@@ -112,7 +114,10 @@ func (r *Reader) Read(bufs [][]byte) (n int, wake bool, err error) {
 			}
 			origin := r.peer.origin(r.move).Load()
 			at := int(r.pos-origin) & (len(r.ring) - 1)
-			k := copy(b[:min(len(b), piece)], r.ring[at:min(at+ready, len(r.ring))])
+			k, err := fault.Copy(b[:min(len(b), piece)], r.ring[at:min(at+ready, len(r.ring))])
+			if err != nil {
+				return n, wake, err
+			}
 			b = b[k:]
 			n += k
 			r.pos += uint64(k)

@@ -1,6 +1,10 @@
 package shmring
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/rdmanet/rdmanet/internal/fault"
+)
 
 // A Writer is the writing side of a direction. One goroutine uses it at a time, and another
 // one, at the same time, may use the Reader of the same end.
@@ -63,7 +67,10 @@ buffers:
 				w.own.origin(w.move).Store(w.origin)
 			}
 			at := int(w.tail-w.origin) & (len(w.ring) - 1)
-			k := copy(w.ring[at:], b[:min(len(b), room, piece-hidden)])
+			var k int
+			if k, err = fault.Copy(w.ring[at:], b[:min(len(b), room, piece-hidden)]); err != nil {
+				break buffers
+			}
 			b = b[k:]
 			n += k
 			w.tail += uint64(k)
