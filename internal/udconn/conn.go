@@ -52,8 +52,7 @@ func (c *Conn) Read(b []byte) (int, netip.AddrPort, error) {
 	if err := c.recv.await(); err != nil {
 		return 0, netip.AddrPort{}, err
 	}
-	n, from := c.recv.take(b)
-	return n, from, nil
+	return c.recv.take(b)
 }
 
 // Write sends a datagram to an address that is as Normal returns it.
@@ -88,7 +87,9 @@ func (c *Conn) ReadBatch(ds []Datagram) (n int, err error) {
 	}
 	for n < len(ds) && c.recv.in.len() > 0 {
 		d := &ds[n]
-		d.N, d.Addr = c.recv.take(d.Buf)
+		if d.N, d.Addr, err = c.recv.take(d.Buf); err != nil {
+			return n, err
+		}
 		n++
 	}
 	return n, nil

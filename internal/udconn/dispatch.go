@@ -125,7 +125,7 @@ func (w *dispatcher) write(ds []Datagram) (n int, err error) {
 		w.res.await(pe)
 		return n, nil
 	case whenResolved:
-		w.res.keep(pe, d.Buf)
+		err = w.res.keep(pe, d.Buf)
 	case nowhere:
 		w.unsent.Add(1)
 	case byUDP:
@@ -133,9 +133,9 @@ func (w *dispatcher) write(ds []Datagram) (n int, err error) {
 		w.send.mu.Unlock()
 		err = udp.send(d.Buf, w.target(d))
 		w.send.mu.Lock()
-		if err != nil {
-			return n, err
-		}
+	}
+	if err != nil {
+		return n, err
 	}
 	return n + 1, nil
 }

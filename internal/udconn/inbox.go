@@ -3,6 +3,7 @@ package udconn
 import (
 	"net/netip"
 
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
@@ -48,17 +49,23 @@ func (q *inbox) push(from netip.AddrPort, b []byte) bool {
 	return true
 }
 
-// pop removes the oldest datagram, which must exist, and copies as much of it as fits.
-func (q *inbox) pop(b []byte) (n int, from netip.AddrPort) {
+// pop removes the oldest datagram, which must exist, and copies as much of it as fits. It is lost
+// if b cannot be written, as with UDP, and the error is errno.EFAULT then.
+func (q *inbox) pop(b []byte) (n int, from netip.AddrPort, err error) {
 	l := q.list.Pop()
-	n = min(len(b), l.n)
-	first := copy(b[:n], q.mem[q.head:])
-	copy(b[first:n], q.mem)
+	b = b[:min(len(b), l.n)]
+	n, err = fault.Copy(b, q.mem[q.head:])
+	if err == nil {
+		_, err = fault.Copy(b[n:], q.mem)
+	}
 	q.head = q.at(l.n)
 	if q.n -= l.n; q.n == 0 {
 		q.head = 0 // The start of the memory is in the caches.
 	}
-	return n, l.from
+	if err != nil {
+		return 0, l.from, err
+	}
+	return len(b), l.from, nil
 }
 
 // at returns the place of the i-th byte.

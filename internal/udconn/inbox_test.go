@@ -39,7 +39,10 @@ func FuzzInbox(f *testing.F) {
 				if op == 1 {
 					buf = buf[:len(want.b)/2]
 				}
-				n, from := q.pop(buf)
+				n, from, err := q.pop(buf)
+				if err != nil {
+					t.Fatalf("operation %d: %v", i, err)
+				}
 				defect.Bytes(t, want.b[:min(len(buf), len(want.b))], buf[:n], "operation %d", i)
 				if from != want.from {
 					t.Fatalf("operation %d: from %v, want %v", i, from, want.from)

@@ -129,11 +129,13 @@ func (r *receiver) idle() bool {
 }
 
 // take takes a datagram that is there. The caller holds mu.
-func (r *receiver) take(b []byte) (n int, from netip.AddrPort) {
-	n, from = r.in.pop(b)
+func (r *receiver) take(b []byte) (n int, from netip.AddrPort, err error) {
+	if n, from, err = r.in.pop(b); err != nil {
+		return 0, from, err
+	}
 	r.datagramsReceived.Add(1)
 	r.bytesReceived.Add(uint64(n))
-	return n, from
+	return n, from, nil
 }
 
 // deliver puts a datagram into the inbox. own is set if this Conn has sent it to a group. The

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/neterr"
 )
 
@@ -46,12 +47,17 @@ func (r *resolver) peer(addr netip.AddrPort) *peer {
 }
 
 // keep copies a datagram for a peer that is being resolved. The caller holds sender.mu.
-func (r *resolver) keep(pe *peer, b []byte) {
+func (r *resolver) keep(pe *peer, b []byte) error {
 	if len(pe.waiting) >= r.Bounds.Waiting {
 		r.unsent.Add(1)
-		return
+		return nil
 	}
-	pe.waiting = append(pe.waiting, slices.Clone(b))
+	kept := make([]byte, len(b))
+	if _, err := fault.Copy(kept, b); err != nil {
+		return err
+	}
+	pe.waiting = append(pe.waiting, kept)
+	return nil
 }
 
 // start has a peer resolved, once at a time. The caller holds sender.mu.

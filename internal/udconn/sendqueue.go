@@ -9,6 +9,7 @@ import (
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -107,12 +108,19 @@ func (q *sendQueue) stage(b []byte, to *destination) error {
 	switch {
 	case len(b) == 0:
 	case len(b) <= q.inline:
+		if fault.Readable(b) < len(b) {
+			return errno.EFAULT
+		}
 		sge[0].Buf = b
 		wr.Flags |= ibv.SendInline
 		wr.SGL = sge
 	default:
 		slot := q.mem.B[int(next%q.room)*SlotSize:]
-		sge[0] = ibv.SGE{Buf: slot[:copy(slot[:SlotSize], b)], LKey: q.mem.LKey}
+		n, err := fault.Copy(slot[:SlotSize], b)
+		if err != nil {
+			return err
+		}
+		sge[0] = ibv.SGE{Buf: slot[:n], LKey: q.mem.LKey}
 		wr.SGL = sge
 	}
 	q.staged++
