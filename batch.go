@@ -1,7 +1,10 @@
 package rdmanet
 
 import (
+	"cmp"
+
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -94,7 +97,11 @@ func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 			staged.Push(o.joined)
 		case len(header)+n > l.inline:
 			buf := o.bufs.Pop()
-			c.stats.BytesCopied += uint64(stage(wr, buf))
+			copied, err := stage(wr, buf)
+			if err != nil {
+				c.fail(fault.ErrMidway) // So the batch is canceled.
+			}
+			c.stats.BytesCopied += uint64(copied)
 			staged.Push(buf)
 			if buf.Pool() == l.large {
 				takes = l.large.Size
@@ -144,14 +151,15 @@ func (s *Stats) countSent(n int) {
 }
 
 // stage copies what wr sends into a registered buffer, because it is too long to go inline,
-// and returns how many bytes that are.
-func stage(wr *ibv.SendWR, buf *regmem.Buffer) (n int) {
+// and returns how many bytes that are. An error says that not all of it could be read.
+func stage(wr *ibv.SendWR, buf *regmem.Buffer) (n int, err error) {
 	for _, e := range wr.SGL {
-		n += copy(buf.B[n:], e.Buf)
+		k, failed := fault.Copy(buf.B[n:], e.Buf)
+		n, err = n+k, cmp.Or(err, failed)
 	}
 	wr.SGL = append(wr.SGL[:0], buf.SGE(n))
 	wr.Flags &^= ibv.SendInline
-	return n
+	return n, err
 }
 
 // answerFlags returns the flags of a message that is sent in place of the answer and the

@@ -3,6 +3,9 @@ package rdmanet
 import (
 	"slices"
 	"time"
+
+	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 )
 
 // This file lets the device put transfers straight into the memory of a Read, so that the
@@ -121,12 +124,17 @@ func (into *directRead) registered() *registeredRange {
 }
 
 // registerRange registers memory that this side's device, or the peer, is to fill. It lets
-// go of mu meanwhile.
+// go of mu meanwhile. Memory that cannot be written is refused, because the software device
+// registers any memory. A byte of each page is written for that: to be readable is not enough,
+// and nobody else uses the memory of a Read.
 func (c *conn) registerRange(b []byte) (o registeredRange, err error) {
 	c.unlocked(func() {
-		if c.rx.mode == TransferRead {
+		switch {
+		case fault.Writable(b) < len(b):
+			err = errno.EFAULT
+		case c.rx.mode == TransferRead:
 			o.target, err = c.dom.RegisterTarget(b)
-		} else {
+		default:
 			o.mr, err = c.dom.Expose(c.lane.qp, b, peerWrites)
 		}
 	})

@@ -96,5 +96,5 @@ var (
 	errTruncated   = &resetError{errno.ECONNRESET, errors.New("the peer went away in the middle of its stream")}
 	errNoReason    = &resetError{errno.ECONNRESET, errors.New("the queue pair failed, and the device did not say why")}
 	errSilent      = &resetError{syscall.ETIMEDOUT, errors.New("no answer to keep-alive")}
-	errMessageCut  = errors.New("message cut short by an earlier deadline: the connection is unusable")
+	errMessageCut  = errors.New("message cut short by an earlier deadline or by bad memory: the connection is unusable")
 )

@@ -1,6 +1,10 @@
 package rdmanet
 
-import "time"
+import (
+	"time"
+
+	"github.com/rdmanet/rdmanet/internal/fault"
+)
 
 // This file joins small Writes of a stream into one segment.
 //
@@ -51,24 +55,25 @@ func (c *conn) ahead() bool {
 }
 
 // join appends what there is room for of p, and returns how many bytes that is. Without a
-// buffer it is 0. The connection's own buffer is for messages without payload.
-func (c *conn) join(p []byte) int {
+// buffer it is 0. The connection's own buffer is for messages without payload. An error says
+// that the next byte cannot be read.
+func (c *conn) join(p []byte) (n int, err error) {
 	j := &c.send.joined
 	if j.sealed {
-		return 0
+		return 0, nil
 	}
 	if j.buf == nil {
 		buf, err := c.lane.buffers.Get()
 		if err != nil {
-			return 0
+			return 0, nil
 		}
 		j.buf = buf
 	}
-	n := copy(j.buf.B[dataOffset+j.n:c.agreed.maxSend], p)
+	n, err = fault.Copy(j.buf.B[dataOffset+j.n:c.agreed.maxSend], p)
 	j.n += n
 	c.send.idle = false
 	c.stats.BytesCopied += uint64(n)
-	return n
+	return n, err
 }
 
 // queueJoined queues the segment if that is possible now, and reports whether nothing is

@@ -1,5 +1,7 @@
 package rdmanet
 
+import "github.com/rdmanet/rdmanet/internal/fault"
+
 // This file has the calls that read take data of transfers. directread.go has Reads whose
 // memory the device fills, fetch.go fills bounce buffers, and recv.go has the calls.
 
@@ -102,12 +104,15 @@ func (c *conn) copyFetch(p []byte, wait bool) (n int, last bool, err error) {
 	}
 	data := f.b[f.taken:f.got]
 	// Only the reader, which holds readMu, removes from the queue, so the copy needs no mu.
-	c.unlocked(func() { n = copy(p, data) })
+	c.unlocked(func() { n, err = fault.Copy(p, data) })
+	if n == 0 && err != nil {
+		return 0, false, err
+	}
 	c.stats.BytesCopied += uint64(n)
 	f.taken += n
 	x.taken += n
 	if f.taken == f.got {
 		c.rx.releaseFetch(x.fetches.Pop())
 	}
-	return n, c.popFinished(), nil
+	return n, c.popFinished(), err
 }

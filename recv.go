@@ -5,6 +5,8 @@ import (
 	"net"
 	"os"
 
+	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -37,26 +39,30 @@ func (c *conn) waitReadable() error {
 // copyUnlocked is the length from which a copy is made without holding mu.
 const copyUnlocked = 4 << 10
 
-// take copies from the head of the unread queue into p.
-func (c *conn) take(p []byte) (n int, last bool) {
+// take copies from the head of the unread queue into p. What does not get there, because p
+// cannot be written, stays in the queue.
+func (c *conn) take(p []byte) (n int, last bool, err error) {
 	s := c.in.unread.At(0)
 	data := s.data
-	if n = min(len(p), len(data)); n >= copyUnlocked {
+	if min(len(p), len(data)) >= copyUnlocked {
 		// Only the call that holds readMu removes from the queue, so the copy needs no mu.
-		c.unlocked(func() { copy(p, data[:n]) })
+		c.unlocked(func() { n, err = fault.Copy(p, data) })
 		s = c.in.unread.At(0)
 	} else {
-		copy(p, data[:n])
+		n, err = fault.Copy(p, data)
+	}
+	if n == 0 && err != nil {
+		return 0, false, err
 	}
 	c.stats.BytesCopied += uint64(n)
 	s.data = data[n:]
 	s.size = 0 // The message has begun, so ReadMsg takes the rest as it is.
 	if len(s.data) > 0 {
-		return n, false
+		return n, false, err
 	}
 	last = s.last
 	c.consumed()
-	return n, last
+	return n, last, nil
 }
 
 // read reads what has arrived, and waits if that is nothing.
@@ -109,8 +115,7 @@ func (c *conn) next(p []byte, wait, message bool) (n int, last bool, err error) 
 	if c.in.unread.At(0).transfer != nil {
 		return c.takeTransfer(p, wait, message)
 	}
-	n, last = c.take(p)
-	return n, last, nil
+	return c.take(p)
 }
 
 // readMsg reads a message. With pieces set it reads a piece of one, and flags says whether
@@ -150,6 +155,8 @@ func (c *conn) readUnreadMsg(p []byte, pieces bool) (n int, flags MsgFlags, err 
 			return s.size, flags, io.ErrShortBuffer
 		case n == len(p) && !empty: // p is full, and the message goes on.
 			return n, flags | Partial, io.ErrShortBuffer
+		case n == 0 && !c.writable(p[:s.size]): // The message stays whole, as one that does not fit.
+			return 0, flags, errno.EFAULT
 		}
 		k, last, err := c.next(p[n:], true, true)
 		n += k
@@ -165,6 +172,18 @@ func (c *conn) readUnreadMsg(p []byte, pieces bool) (n int, flags MsgFlags, err 
 			begun = false
 		}
 	}
+}
+
+// writable reports whether all of p can be written. Only the reader that p was passed to may
+// use it.
+func (c *conn) writable(p []byte) (all bool) {
+	check := func() { all = fault.Writable(p) == len(p) }
+	if len(p) < copyUnlocked {
+		check()
+	} else {
+		c.unlocked(check)
+	}
+	return all
 }
 
 // writeSegment passes the next unread bytes to w without copying them. Meanwhile the bytes

@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -14,7 +15,9 @@ import (
 //     own, so no message of a stream straddles a wait. The message of a WriteMsg may.
 //  3. Payload goes inline if the device takes that much, and otherwise through registered
 //     buffers. Either way the caller's memory is free on return.
-//  4. Only some sends are signaled. A completion stands for all sends before it (sent,
+//  4. A batch of a stream ends in front of memory that cannot be read, as with TCP, and the call
+//     fails behind it. A message fails before its first segment (readable, write.go).
+//  5. Only some sends are signaled. A completion stands for all sends before it (sent,
 //     completion.go).
 //
 // write_transfer.go sends data by transfers, control.go messages without payload. batch.go
@@ -59,6 +62,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			return 0, errTooLongNow
 		}
 	}
+	var cut error // cut is set when p ends in front of memory that cannot be read.
 	for {
 		if err := c.sendErr(m.call()); err != nil {
 			c.send.truncated = c.send.truncated || c.send.midMessage
@@ -79,13 +83,16 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		}
 		small := c.joins(len(p), &m)
 		if small && (c.send.joined.n > 0 || c.ahead()) {
-			k := c.join(p)
+			k, err := c.join(p)
 			n, p = n+k, p[k:]
+			if err != nil {
+				return n, err
+			}
 			if len(p) == 0 {
 				for c.lane.crowded() {
 					c.lane.waitTurn()
 				}
-				return n, nil
+				return n, cut
 			}
 			if k > 0 && c.queueJoined() {
 				continue
@@ -126,6 +133,15 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			c.waitToSend()
 			continue
 		}
+		if good := fault.Readable(p[:size]); good < size {
+			c.lane.putBuffers(bufs)
+			if good == 0 || m.message {
+				c.send.truncated = c.send.truncated || c.send.midMessage
+				return n, errno.EFAULT
+			}
+			p, cut = p[:good], errno.EFAULT
+			continue
+		}
 		o := sendBatch{p: p[:size], segs: segs, full: full, token: m.token, bufs: bufs, more: size < len(p)}
 		if small {
 			o.flags = c.sendsSmall()
@@ -136,7 +152,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		switch left := len(p) - size; {
 		case !pieces:
 			o.rest = left
-		case left > 0 && (m.message || c.queue.partial):
+		case (left > 0 || cut != nil) && (m.message || c.queue.partial):
 			o.all |= flagPartial
 		}
 		c.send.idle, c.send.midMessage = false, o.rest > 0
@@ -150,7 +166,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		n += size
 		if p = p[size:]; len(p) == 0 {
 			// All of it was taken, whatever has happened meanwhile.
-			return n, nil
+			return n, cut
 		}
 	}
 }

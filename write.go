@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -34,11 +36,25 @@ func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 // writeInTurn sends p. The caller has acquired the send queue.
 func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
 	m.ends = c.queue.partial
+	if m.message && !c.readable(p) {
+		return 0, errno.EFAULT // A message goes as a whole or not at all.
+	}
 	if c.large(p, m) {
 		c.unlocked(func() { n, err = c.writeLarge(p, m) })
 		return n, err
 	}
 	return c.writeSegments(p, m)
+}
+
+// readable reports whether all of p can be read.
+func (c *conn) readable(p []byte) (all bool) {
+	check := func() { all = fault.Readable(p) == len(p) }
+	if len(p) < copyUnlocked {
+		check()
+	} else {
+		c.unlocked(check)
+	}
+	return all
 }
 
 // writingOver reports whether CloseWrite has nothing to do: FIN was sent, or the peer has

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/errno"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
 
@@ -42,7 +44,7 @@ func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
 	for len(p) > 0 {
 		size := min(len(p), initial+transferCeiling)
 		o := &sendTransfer{p: p[initial:size:size], message: m.message}
-		if err := c.openMemory(o); err != nil {
+		if fault.Readable(p[:size]) < size || c.openMemory(o) != nil {
 			k, err := c.writeCopying(p, n > 0, m)
 			return n + k, err
 		}
@@ -137,7 +139,8 @@ func (c *conn) openChunk(o *sendTransfer) (err error) {
 	return err
 }
 
-// writeCopying sends p without a transfer, because the memory of p cannot be registered.
+// writeCopying sends p without a transfer, because the memory of p cannot be registered, or
+// not all of it can be read.
 // begun is set if p is the rest of a message that began with a transfer.
 func (c *conn) writeCopying(p []byte, begun bool, m sendOptions) (n int, err error) {
 	if !m.message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
@@ -203,6 +206,10 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 			}
 		}
 		c.waitToSend()
+	}
+	if fault.Readable(initial) < len(initial) {
+		c.lane.putBuffers(bufs)
+		return false, errno.EFAULT
 	}
 	var all uint16
 	if c.messages {

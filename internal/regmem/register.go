@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/fault"
 )
 
 // Memory of the Go heap may be registered for the time of a call: the garbage collector
@@ -22,10 +23,14 @@ import (
 // of a region returns an error and does nothing.
 func (d *Domain) Expose(qp ibv.QP, b []byte, access ibv.Access) (ibv.MR, error) {
 	m := shareMemory(b)
+	var err error
 	if access&ibv.AccessRemoteWrite != 0 {
-		clear(b)
+		err = fault.Run(b, func() { clear(b) })
 	}
-	mr, err := d.regMR(qp, b, access)
+	var mr ibv.MR
+	if err == nil {
+		mr, err = d.regMR(qp, b, access)
+	}
 	switch {
 	case err != nil:
 		m.Return(nil)
@@ -87,7 +92,9 @@ func (r *Registration) Close() (err error) {
 // peer's data. Where the device cannot register b the error matches syscall.ENOBUFS.
 func (d *Domain) RegisterTarget(b []byte) (Registration, error) {
 	if d.unchecked {
-		clear(b)
+		if err := fault.Run(b, func() { clear(b) }); err != nil {
+			return Registration{}, err
+		}
 	}
 	return d.register(b, ibv.AccessLocalWrite)
 }
