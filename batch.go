@@ -1,8 +1,6 @@
 package rdmanet
 
 import (
-	"cmp"
-
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/regmem"
@@ -27,12 +25,10 @@ type sendBatch struct {
 	all   uint16          // all has the flags of each segment.
 	flags uint16          // flags has further flags of the last segment.
 	token uint32          // token is the key that the first segment invalidates, or 0.
-	bufs  regmem.Buffers  // bufs are for the segments that do not go inline.
+	bufs  regmem.Buffers  // bufs are for the segments that do not go inline, whose payload is there (fill).
 	head  *transferHeader // head is the transfer header of the only segment, or nil.
 
-	// joined is the buffer that p lies in behind room for the header of the only segment, or
-	// nil.
-	joined *regmem.Buffer
+	joined bool // joined is set if the only segment has a buffer although it could go inline.
 
 	// grant is answered by an RDMA Write in front of the message, or is nil.
 	grant *memoryGrant
@@ -46,9 +42,6 @@ type sendBatch struct {
 func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 	l := &c.lane
 	if c.life.over() {
-		if o.joined != nil {
-			o.bufs.Push(o.joined)
-		}
 		l.putBuffers(o.bufs)
 		return nil, c.life.cause
 	}
@@ -80,33 +73,26 @@ func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 		header := b.hdrs[i][:h.putWith(o.head, b.hdrs[i][:])]
 		wr := b.next()
 		wr.Op, wr.Flags = ibv.OpSend, ibv.SendSolicited|ibv.SendInline
-		b.element(wr, header, 0)
-		if n > 0 {
-			b.element(wr, p[:n], 0)
-			p = p[n:]
-		}
 		if o.token != 0 && i == 0 && l.invalidates {
 			wr.Op, wr.InvKey = ibv.OpSendInv, o.token
 		}
 		takes := n // takes is how many bytes of memory the send takes until it has completed, about.
-		switch {
-		case o.joined != nil:
-			copy(o.joined.B, header)
-			wr.SGL = append(wr.SGL[:0], o.joined.SGE(dataOffset+n))
-			wr.Flags &^= ibv.SendInline
-			staged.Push(o.joined)
-		case len(header)+n > l.inline:
+		if o.joined || len(header)+n > l.inline {
 			buf := o.bufs.Pop()
-			copied, err := stage(wr, buf)
-			if err != nil {
-				c.fail(fault.ErrMidway) // So the batch is canceled.
-			}
-			c.stats.BytesCopied += uint64(copied)
+			c.stats.BytesCopied += uint64(copy(buf.B, header))
+			b.element(wr, buf.B[:len(header)+n], buf.LKey)
+			wr.Flags &^= ibv.SendInline
 			staged.Push(buf)
 			if buf.Pool() == l.large {
 				takes = l.large.Size
 			}
+		} else {
+			b.element(wr, header, 0)
+			if n > 0 {
+				b.element(wr, p[:n], 0)
+			}
 		}
+		p = p[n:]
 		if l.number(wr, takes, o.flags&flagFIN != 0 || !staged.Empty() && (l.signalEach || last)) {
 			l.signal(wr, staged, nil, 0)
 			staged = regmem.Buffers{}
@@ -150,16 +136,36 @@ func (s *Stats) countSent(n int) {
 	s.BytesSent += uint64(n)
 }
 
-// stage copies what wr sends into a registered buffer, because it is too long to go inline,
-// and returns how many bytes that are. An error says that not all of it could be read.
-func stage(wr *ibv.SendWR, buf *regmem.Buffer) (n int, err error) {
-	for _, e := range wr.SGL {
-		k, failed := fault.Copy(buf.B[n:], e.Buf)
-		n, err = n+k, cmp.Or(err, failed)
+// fill copies the payload of o to its buffers, behind room for the headers, as far as it does not
+// go inline. It returns how many bytes of the payload can be read. Only a batch for which these
+// are all may be queued.
+func (c *conn) fill(o *sendBatch) (good int) {
+	good = len(o.p)
+	var filled regmem.Buffers // filled is a stack, so the last segment comes first.
+	for i := o.segs - 1; i >= 0; i-- {
+		from, header := i*o.full, dataOffset
+		if o.head != nil {
+			header = transferOffset
+		}
+		p := o.p[from:]
+		if i < o.segs-1 {
+			p = p[:o.full]
+		}
+		var n int
+		if header+len(p) > c.lane.inline {
+			buf := o.bufs.Pop()
+			n, _ = fault.Copy(buf.B[header:], p)
+			filled.Push(buf)
+			c.stats.BytesCopied += uint64(n)
+		} else {
+			n = fault.Readable(p)
+		}
+		if n < len(p) {
+			good = from + n
+		}
 	}
-	wr.SGL = append(wr.SGL[:0], buf.SGE(n))
-	wr.Flags &^= ibv.SendInline
-	return n, err
+	o.bufs = filled
+	return good
 }
 
 // answerFlags returns the flags of a message that is sent in place of the answer and the

@@ -17,6 +17,8 @@ import (
 //
 //   - os.ErrDeadlineExceeded: a deadline has passed, and the connection goes on;
 //   - net.ErrClosed: the program has called Close;
+//   - syscall.EFAULT: memory of the call cannot be accessed, and the connection goes on unless
+//     the error matches syscall.ECONNRESET too;
 //   - syscall.ECONNRESET: the connection broke;
 //   - syscall.ETIMEDOUT: the peer has gone silent;
 //   - syscall.EPIPE: a Write after CloseWrite, or after the peer has closed.

@@ -96,7 +96,8 @@ func (c *conn) takeJoined() (o sendBatch, ok bool) {
 	if j.n == 0 {
 		return o, false
 	}
-	o = sendBatch{p: j.buf.B[dataOffset:][:j.n], segs: 1, joined: j.buf}
+	o = sendBatch{p: j.buf.B[dataOffset:][:j.n], segs: 1, joined: true}
+	o.bufs.Push(j.buf)
 	j.buf, j.n, j.sealed, j.watch = nil, 0, false, false
 	return o, true
 }

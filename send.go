@@ -62,6 +62,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			return 0, errTooLongNow
 		}
 	}
+	checked := 0  // checked is how many bytes of p can be read, where they are not copied.
 	var cut error // cut is set when p ends in front of memory that cannot be read.
 	for {
 		if err := c.sendErr(m.call()); err != nil {
@@ -133,8 +134,20 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			c.waitToSend()
 			continue
 		}
-		if good := fault.Readable(p[:size]); good < size {
-			c.lane.putBuffers(bufs)
+		o := sendBatch{p: p[:size], segs: segs, full: full, token: m.token, bufs: bufs, more: size < len(p)}
+		good := size
+		switch {
+		case c.lane.inPlace == nil || size < copyUnlocked || !bufs.Empty():
+			good = c.fill(&o)
+		case checked < size:
+			// Pages of a mapped file may have to be read from the disk first.
+			c.unlocked(func() { good = fault.Readable(p[:size]) })
+			if checked = good; good == size {
+				continue
+			}
+		}
+		if good < size {
+			c.lane.putBuffers(o.bufs)
 			if good == 0 || m.message {
 				c.send.truncated = c.send.truncated || c.send.midMessage
 				return n, errno.EFAULT
@@ -142,7 +155,6 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			p, cut = p[:good], errno.EFAULT
 			continue
 		}
-		o := sendBatch{p: p[:size], segs: segs, full: full, token: m.token, bufs: bufs, more: size < len(p)}
 		if small {
 			o.flags = c.sendsSmall()
 		}
@@ -162,6 +174,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		if err := c.post(&o, &m); err != nil {
 			return n, err
 		}
+		checked = 0
 		m.token = 0 // Exactly one segment carries the token, [MS-SMBD] 3.1.5.4.
 		n += size
 		if p = p[size:]; len(p) == 0 {

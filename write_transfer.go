@@ -207,8 +207,10 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 		}
 		c.waitToSend()
 	}
-	if fault.Readable(initial) < len(initial) {
-		c.lane.putBuffers(bufs)
+	t := transferHeader{Kind: transferOffer}
+	b := sendBatch{p: initial, segs: 1, bufs: bufs, head: &t}
+	if c.fill(&b) < len(initial) {
+		c.lane.putBuffers(b.bufs)
 		return false, errno.EFAULT
 	}
 	var all uint16
@@ -221,7 +223,7 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 	} else if left > 0 && c.queue.partial {
 		all |= flagPartial
 	}
-	t := transferHeader{Kind: transferOffer, Rest: uint64(rest)}
+	t.Rest = uint64(rest)
 	if c.tx.mode == TransferWrite {
 		t.Kind = transferRequest
 	}
@@ -242,7 +244,8 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 		c.queue.partial, c.queue.partialKind = all&flagPartial != 0, c.queue.kind
 		c.stats.MessagesSent++
 	}
-	return true, c.post(&sendBatch{p: initial, segs: 1, all: all, bufs: bufs, head: &t}, &m)
+	b.all = all
+	return true, c.post(&b, &m)
 }
 
 // awaitTransfer waits until o is over, or withdraws it, and returns how many bytes were

@@ -64,27 +64,32 @@ func Run(p []byte, access func()) error {
 func guard(a, b []byte, access func(a, b []byte)) (good int, ok bool) {
 	old := debug.SetPanicOnFault(true)
 	defer func() {
-		debug.SetPanicOnFault(old)
-		if ok {
-			return
-		}
-		cause := recover()
-		e, isFault := cause.(interface {
-			runtime.Error
-			Addr() uintptr
-		})
-		found := false
-		if isFault {
-			if good, found = before(e.Addr(), a); !found {
-				good, found = before(e.Addr(), b)
-			}
-		}
-		if !found && cause != nil {
-			panic(cause)
+		if debug.SetPanicOnFault(old); !ok {
+			good = caught(recover(), a, b)
 		}
 	}()
 	access(a, b)
 	return len(a), true
+}
+
+// caught returns how many bytes of a or b there are in front of the page whose fault is the
+// cause of a panic. It panics again because of anything else.
+func caught(cause any, a, b []byte) int {
+	e, ok := cause.(interface {
+		runtime.Error
+		Addr() uintptr
+	})
+	if ok {
+		for _, p := range [...][]byte{a, b} {
+			if n, found := before(e.Addr(), p); found {
+				return n
+			}
+		}
+	}
+	if cause != nil {
+		panic(cause)
+	}
+	return 0 // The goroutine ends.
 }
 
 // before returns how many bytes of p are in front of the page of an address, and whether a part
