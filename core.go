@@ -252,6 +252,19 @@ func (c *conn) unlocked(f func()) {
 	f()
 }
 
+// touchUnlocked is how many bytes f of touch takes at least for it to run without mu.
+const touchUnlocked = 4 << 10
+
+// touch runs f, which reads or writes n bytes of the program's memory, without mu if they are
+// many: that takes time, and they may have to come from a file.
+func (c *conn) touch(n int, f func()) {
+	if n < touchUnlocked {
+		f()
+	} else {
+		c.unlocked(f)
+	}
+}
+
 // locker is mu as a sync.Locker, for goroutines that wait under mu. Its Unlock is
 // conn.unlock, which flushes the lane. So a goroutine that begins to wait in a cqwait.Group,
 // or as the leader, first hands to the device what is queued and what has become due.

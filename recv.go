@@ -36,21 +36,14 @@ func (c *conn) waitReadable() error {
 	}
 }
 
-// copyUnlocked is the length from which a copy is made without holding mu.
-const copyUnlocked = 4 << 10
-
 // take copies from the head of the unread queue into p. What does not get there, because p
 // cannot be written, stays in the queue.
 func (c *conn) take(p []byte) (n int, last bool, err error) {
 	s := c.in.unread.At(0)
 	data := s.data
-	if min(len(p), len(data)) >= copyUnlocked {
-		// Only the call that holds readMu removes from the queue, so the copy needs no mu.
-		c.unlocked(func() { n, err = fault.Copy(p, data) })
-		s = c.in.unread.At(0)
-	} else {
-		n, err = fault.Copy(p, data)
-	}
+	// Only the call that holds readMu removes from the queue, so the copy needs no mu.
+	c.touch(min(len(p), len(data)), func() { n, err = fault.Copy(p, data) })
+	s = c.in.unread.At(0)
 	if n == 0 && err != nil {
 		return 0, false, err
 	}
@@ -177,12 +170,7 @@ func (c *conn) readUnreadMsg(p []byte, pieces bool) (n int, flags MsgFlags, err 
 // writable reports whether all of p can be written. Only the reader that p was passed to may
 // use it.
 func (c *conn) writable(p []byte) (all bool) {
-	check := func() { all = fault.Writable(p) == len(p) }
-	if len(p) < copyUnlocked {
-		check()
-	} else {
-		c.unlocked(check)
-	}
+	c.touch(len(p), func() { all = fault.Writable(p) == len(p) })
 	return all
 }
 

@@ -137,13 +137,12 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		o := sendBatch{p: p[:size], segs: segs, full: full, token: m.token, bufs: bufs, more: size < len(p)}
 		good := size
 		switch {
-		case c.lane.inPlace == nil || size < copyUnlocked || !bufs.Empty():
+		case c.lane.inPlace == nil || size < touchUnlocked || !bufs.Empty():
 			good = c.fill(&o)
 		case checked < size:
-			// Pages of a mapped file may have to be read from the disk first.
-			c.unlocked(func() { good = fault.Readable(p[:size]) })
+			c.touch(size, func() { good = fault.Readable(p[:size]) })
 			if checked = good; good == size {
-				continue
+				continue // The state may have changed meanwhile.
 			}
 		}
 		if good < size {

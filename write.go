@@ -48,12 +48,7 @@ func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
 
 // readable reports whether all of p can be read.
 func (c *conn) readable(p []byte) (all bool) {
-	check := func() { all = fault.Readable(p) == len(p) }
-	if len(p) < copyUnlocked {
-		check()
-	} else {
-		c.unlocked(check)
-	}
+	c.touch(len(p), func() { all = fault.Readable(p) == len(p) })
 	return all
 }
 
