@@ -137,8 +137,8 @@ func (s *Stats) countSent(n int) {
 }
 
 // fill copies the payload of o to its buffers, behind room for the headers, as far as it does not
-// go inline. It returns how many bytes of the payload can be read. Only a batch for which these
-// are all may be queued.
+// go inline. It returns how many bytes of that can be read. Only a batch for which these are all
+// may be queued. What goes inline has been checked.
 func (c *conn) fill(o *sendBatch) (good int) {
 	good = len(o.p)
 	var filled regmem.Buffers // filled is a stack, so the last segment comes first.
@@ -151,15 +151,13 @@ func (c *conn) fill(o *sendBatch) (good int) {
 		if i < o.segs-1 {
 			p = p[:o.full]
 		}
-		var n int
-		if header+len(p) > c.lane.inline {
-			buf := o.bufs.Pop()
-			n, _ = fault.Copy(buf.B[header:], p)
-			filled.Push(buf)
-			c.stats.BytesCopied += uint64(n)
-		} else {
-			n = fault.Readable(p)
+		if header+len(p) <= c.lane.inline {
+			continue
 		}
+		buf := o.bufs.Pop()
+		n, _ := fault.Copy(buf.B[header:], p)
+		filled.Push(buf)
+		c.stats.BytesCopied += uint64(n)
 		if n < len(p) {
 			good = from + n
 		}

@@ -26,10 +26,7 @@ func (l *bounceBuffer) release() {
 func (in *transferReceiver) getBounceBuffer() *bounceBuffer {
 	var s *regmem.Chunk
 	var err error
-	limit := in.memory
-	if in.notAccepted {
-		limit /= 2 // Peers that no program knows of leave memory to the others.
-	}
+	limit := in.limit(in.memory)
 	// For RDMA Writes the chunk is registered anew for each memory grant.
 	if in.mode == TransferWrite {
 		s = in.dom.GetChunk(limit)
@@ -50,6 +47,15 @@ func (in *transferReceiver) getBounceBuffer() *bounceBuffer {
 		return nil
 	}
 	return &bounceBuffer{b: buf.B, lkey: buf.LKey, buf: buf}
+}
+
+// limit returns how much of the memory that connections share this one may use up. Peers that no
+// program has accepted leave half of it to the others.
+func (in *transferReceiver) limit(memory int) int {
+	if in.notAccepted {
+		return memory / 2
+	}
+	return memory
 }
 
 // takeReserved returns the reserved bounce buffer, or nil. It returns nil also while any

@@ -90,8 +90,9 @@ type Config struct {
 	MaxReceiveCredits int
 
 	// ReceiveMemory bounds the memory in bytes that all connections of a device together
-	// use for receive buffers: 64 KiB to 1 TiB. 0 means 1 GiB. Twice InitialReceiveCredits
-	// of each connection do not count, because an idle connection may keep that many.
+	// use for receive buffers and for copies of what nobody has read: 64 KiB to 1 TiB. 0 means
+	// 1 GiB. Twice InitialReceiveCredits of each connection do not count, because an idle
+	// connection may keep that many.
 	//
 	// A connection that finds the memory used up keeps its buffers. It grows when other
 	// connections have given buffers back, which they do when they are idle. So peers that

@@ -13,6 +13,10 @@ const (
 	// copyBreakLimit is how many bytes of chunks one connection has at most, unless the kernels
 	// hold back what is unread. They take about as many small Writes as the buffers of TCP.
 	copyBreakLimit = 4 << 20
+
+	// copyBreakFree is how many bytes of chunks are not charged, so that a connection has them even
+	// if others have used up all receive memory.
+	copyBreakFree = 256 << 10
 )
 
 // copyBreak is ordinary memory that unread payloads are copied to.
@@ -26,7 +30,7 @@ type copyBreak struct {
 	filling *copyBreakChunk // the chunk that the next payload is copied to, or nil
 	bytes   int             // of chunks with unread payloads
 	limit   int             // for bytes
-	charge  regmem.Share    // the device's budget is charged with bytes
+	charge  regmem.Share    // the device's budget is charged with bytes beyond copyBreakFree
 }
 
 // copyBreakChunk has payloads of one connection. A long payload has a chunk of its own.
@@ -65,10 +69,14 @@ func (c *copyBreak) copy(payload []byte) ([]byte, *copyBreakChunk) {
 	return k.b[at:len(k.b):len(k.b)], k
 }
 
+// full reports whether no more may be copied, whatever memory other connections use.
+func (c *copyBreak) full() bool { return c.bytes+copyBreakSize > c.limit }
+
 // take charges a chunk of n bytes, and reports whether it may be used.
 func (c *copyBreak) take(n int) bool {
-	if c.bytes+n > c.limit || c.charge.Raise(c.bytes+n) < c.bytes+n {
-		c.charge.Lower(c.bytes)
+	charged := max(c.bytes+n-copyBreakFree, 0)
+	if c.bytes+n > c.limit || c.charge.Raise(charged) < charged {
+		c.charge.Lower(c.bytes - copyBreakFree)
 		return false
 	}
 	c.bytes += n
@@ -81,7 +89,7 @@ func (c *copyBreak) release(k *copyBreakChunk) {
 		return
 	}
 	c.bytes -= k.size
-	c.charge.Lower(c.bytes)
+	c.charge.Lower(c.bytes - copyBreakFree)
 	if c.filling == k {
 		c.filling = nil
 	}

@@ -112,11 +112,15 @@ func (c *credits) grow() {
 
 // keptUnread returns how many receives unread payloads may keep while nobody reads: half of those
 // for payload. But two are left: the peer may use up one by a message without payload, which alone
-// is not granted again. unread are kept already. There may be fewer receives than the window says,
-// for want of memory.
+// is not granted again. A peer without a reserve needs a third, because its last one goes with a
+// grant. unread are kept already. There may be fewer receives than the window says, for want of
+// memory.
 func (c *credits) keptUnread(unread int) int {
-	n := min(c.window, c.target, c.posted+unread-c.transferReserve) - c.peerReserve()
-	return max(min(n/2, n-2), 0)
+	n, left := min(c.window, c.target, c.posted+unread-c.transferReserve)-c.peerReserve(), 2
+	if c.reserveIn == 0 {
+		left++
+	}
+	return max(min(n/2, n-left), 0)
 }
 
 // idleReceives returns how many receives, and how many credits, an idle connection keeps.

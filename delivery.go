@@ -136,8 +136,7 @@ func (c *conn) store(m *delivery, last bool) {
 	} else {
 		s := segment{data: m.payload, buf: m.buf, size: c.in.opening, last: last, flags: m.flags}
 		c.in.opening = 0
-		c.in.held++
-		c.in.unread.Push(s)
+		c.in.push(s)
 	}
 	if m.opens || c.in.discarding && len(m.payload) > 0 {
 		c.credits.oweGrant(m.flags&NoResponse != 0)

@@ -165,20 +165,25 @@ func (in *transferReceiver) findWithdrawn(t *transferHeader) (*recvTransfer, err
 	return *live.At(0), nil
 }
 
-// readAhead fetches offered data into bounce buffers, as far as it may.
-func (in *transferReceiver) readAhead() {
+// readAhead fetches offered data into bounce buffers, as far as it may. It reports whether there
+// was memory for that.
+func (in *transferReceiver) readAhead() bool {
 	for i := 0; i < in.live.Len(); i++ {
 		x := *in.live.At(i)
 		for x.asked < x.length {
-			if in.filling == nil && in.bounceBuffers >= maxBounceBuffers || !in.canAsk() || !in.beginFetch(x) {
-				return
+			if in.filling == nil && in.bounceBuffers >= maxBounceBuffers || !in.canAsk() {
+				return true
+			}
+			if !in.beginFetch(x) {
+				return false
 			}
 		}
 	}
+	return true
 }
 
 // beginFetch asks for the next bytes of x, into a bounce buffer, and reports whether it
-// could. Short fetches of the same transfer share a bounce buffer.
+// could. Short fetches share a bounce buffer.
 func (in *transferReceiver) beginFetch(x *recvTransfer) bool {
 	l := in.filling
 	if l == nil {
@@ -197,7 +202,7 @@ func (in *transferReceiver) beginFetch(x *recvTransfer) bool {
 	}
 	l.used += len(f.b)
 	in.filling = nil
-	if l.used < len(l.b) && x.asked+len(f.b) < x.length {
+	if l.used < len(l.b) {
 		in.filling = l
 	}
 	x.fetches.Push(f)

@@ -73,6 +73,10 @@ func (c *conn) join(p []byte) (n int, err error) {
 	j.n += n
 	c.send.idle = false
 	c.stats.BytesCopied += uint64(n)
+	if j.n == 0 {
+		j.buf.Release()
+		j.buf = nil
+	}
 	return n, err
 }
 

@@ -108,7 +108,7 @@ func (c *conn) sendQueued(s *PendingMessage) {
 // when the transfer has been announced to the peer: the next message may follow while the
 // peer fetches this one. The caller has the send queue and holds mu.
 func (c *conn) sendLarge(s *PendingMessage) bool {
-	if c.writeErr() != nil || len(s.p) > transferCeiling || !c.large(s.p, s.m) || !c.readable(s.p) {
+	if c.writeErr() != nil || len(s.p) > transferCeiling || !c.large(s.p, s.m) || !c.readable(s.p, 0) {
 		return false
 	}
 	var sent bool

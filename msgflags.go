@@ -78,6 +78,7 @@ type sendOptions struct {
 	ends    bool // data of the stream that ends a message
 	flags   MsgFlags
 	token   uint32 // token is the key of the peer's that the first segment takes back; 0 means none.
+	checked int    // how many bytes of the payload have been found readable
 }
 
 // call returns what ends a call that sends so.

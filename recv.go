@@ -19,7 +19,7 @@ import (
 //  3. Read copies from the queue. A buffer without unread bytes is posted again, and granted
 //     to the peer with the next message or with a message of its own.
 //
-// Only long copies run without mu.
+// Only long copies and checks of memory run without mu.
 
 // waitReadable waits until there is something to read, or returns why there will be
 // nothing. A deadline that has passed counts even if there is data.
@@ -167,8 +167,8 @@ func (c *conn) readUnreadMsg(p []byte, pieces bool) (n int, flags MsgFlags, err 
 	}
 }
 
-// writable reports whether all of p can be written. Only the reader that p was passed to may
-// use it.
+// writable reports whether all of p can be written. It lets go of mu if p is long. Only the reader
+// that p was passed to may use it.
 func (c *conn) writable(p []byte) (all bool) {
 	c.touch(len(p), func() { all = fault.Writable(p) == len(p) })
 	return all
@@ -214,7 +214,7 @@ func (c *conn) detach() (data []byte, done func(), err error) {
 			continue
 		}
 		if c.in.unread.At(0).transfer == nil {
-			s := c.in.unread.Pop()
+			s := c.in.pop()
 			return s.data, func() { c.done(s) }, nil
 		}
 		f, err := c.takeFetch()

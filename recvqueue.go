@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"bytes"
+	"time"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/regmem"
@@ -14,6 +15,7 @@ type recvQueue struct {
 	posted ring.Ring[*regmem.Buffer] // posted has the receives in the queue pair, oldest first.
 	unread ring.Ring[segment]        // unread has what waits for the reader, oldest first.
 	held   int                       // held counts the unread segments that keep the buffer of a receive.
+	inBufs int                       // inBufs counts the segments in unread whose payload lies in such a buffer.
 
 	copies copyBreak
 	watch  unreadWatch
@@ -40,6 +42,36 @@ type segment struct {
 	size  int  // size is the length of the whole message if the segment begins one, and otherwise 0.
 	last  bool // last is set if the segment ends its message.
 	flags MsgFlags
+}
+
+// unreadWatch finds out that nobody reads while unread payloads hold the peer back. Two programs
+// that write before they read would wait for each other, where TCP's buffers would carry what
+// they write. Programs that read now and then are spared copies that way.
+type unreadWatch struct {
+	timer *time.Timer
+	set   bool   // the timer is set
+	reads uint64 // counts the moments at which the last call that reads has ended
+	since uint64 // the value of reads when the timer was set
+	alone bool   // nobody has read for unreadFor, and nobody reads
+	short bool   // other connections had used up the memory for the last copy
+}
+
+const (
+	// unreadFor is how long nobody reads until unread payloads leave their receives.
+	unreadFor = 10 * time.Millisecond
+
+	// unreadAgain is when memory is looked for again that other connections have used up.
+	unreadAgain = 100 * time.Millisecond
+)
+
+// start sets the timer.
+func (w *unreadWatch) start(d time.Duration, f func()) {
+	w.set, w.since = true, w.reads
+	if w.timer == nil {
+		w.timer = time.AfterFunc(d, f)
+	} else {
+		w.timer.Reset(d)
+	}
 }
 
 // offeredBytes returns how many of n bytes can be asked for at the head of the unread
@@ -78,6 +110,22 @@ func (q *recvQueue) nextTransfer(message bool) *recvTransfer {
 	return nil
 }
 
+// push adds a segment whose payload lies in the buffer of a receive.
+func (q *recvQueue) push(s segment) {
+	q.unread.Push(s)
+	q.held++
+	q.inBufs++
+}
+
+// pop removes the head of the unread queue. What it holds is still to be given back.
+func (q *recvQueue) pop() segment {
+	s := q.unread.Pop()
+	if s.buf != nil {
+		q.inBufs--
+	}
+	return s
+}
+
 // evict moves the latest payload in the unread queue to ordinary memory, and returns the
 // buffer that it was in, or nil. The head of the queue stays where it is, because a reader
 // may be copying from it.
@@ -86,6 +134,7 @@ func (q *recvQueue) evict(stats *Stats) *regmem.Buffer {
 		if s := q.unread.At(i); s.buf != nil {
 			buf := s.buf
 			s.data, s.buf = bytes.Clone(s.data), nil
+			q.inBufs--
 			stats.BytesCopied += uint64(len(s.data))
 			return buf
 		}

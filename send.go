@@ -62,8 +62,8 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			return 0, errTooLongNow
 		}
 	}
-	checked := 0  // checked is how many bytes of p can be read, where they are not copied.
-	var cut error // cut is set when p ends in front of memory that cannot be read.
+	checked := m.checked // checked is how many bytes of p have been found readable.
+	var cut error        // cut is set when p ends in front of memory that cannot be read.
 	for {
 		if err := c.sendErr(m.call()); err != nil {
 			c.send.truncated = c.send.truncated || c.send.midMessage
@@ -111,6 +111,19 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		}
 		longest, _ := c.sendSize()
 		segs, size, full := c.sendable(len(p), longest)
+		if good := checked; size > checked {
+			c.unlocked(func() { good += fault.Readable(p[checked:size]) })
+			if good == size {
+				checked = good
+				continue // The state may have changed meanwhile.
+			}
+			if good == 0 || m.message {
+				c.send.truncated = c.send.truncated || c.send.midMessage
+				return n, errno.EFAULT
+			}
+			p, checked, cut = p[:good], good, errno.EFAULT
+			continue
+		}
 		room := size
 		var bufs regmem.Buffers
 		if segs > 0 {
@@ -132,26 +145,18 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1, buffer: size < room})
 		case segs == 0:
 			c.waitToSend()
+			checked = 0 // That may have taken long.
 			continue
 		}
 		o := sendBatch{p: p[:size], segs: segs, full: full, token: m.token, bufs: bufs, more: size < len(p)}
-		good := size
-		switch {
-		case c.lane.inPlace == nil || size < touchUnlocked || !bufs.Empty():
-			good = c.fill(&o)
-		case checked < size:
-			c.touch(size, func() { good = fault.Readable(p[:size]) })
-			if checked = good; good == size {
-				continue // The state may have changed meanwhile.
-			}
-		}
-		if good < size {
+		if good := c.fill(&o); good < size {
+			// The memory has gone since it was checked.
 			c.lane.putBuffers(o.bufs)
 			if good == 0 || m.message {
 				c.send.truncated = c.send.truncated || c.send.midMessage
 				return n, errno.EFAULT
 			}
-			p, cut = p[:good], errno.EFAULT
+			p, checked, cut = p[:good], good, errno.EFAULT
 			continue
 		}
 		if small {
@@ -173,9 +178,8 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		if err := c.post(&o, &m); err != nil {
 			return n, err
 		}
-		checked = 0
 		m.token = 0 // Exactly one segment carries the token, [MS-SMBD] 3.1.5.4.
-		n += size
+		n, checked = n+size, max(checked-size, 0)
 		if p = p[size:]; len(p) == 0 {
 			// All of it was taken, whatever has happened meanwhile.
 			return n, cut

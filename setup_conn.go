@@ -76,15 +76,14 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	c.rx.receiverParts = receiverParts{lane: &c.lane, life: &c.life, stats: &c.stats, dom: c.dom, pool: c.pool, memory: s.set.transferMemory,
 		readers: &c.readers, wait: &c.wait, prefetch: c.prefetch}
 	c.tx.writers, c.tx.wait = &c.writers, &c.wait
-	budget := func(size int) regmem.Share { return s.dom.Budget.Share(int64(s.set.receiveMemory), int64(size)) }
-	c.in.copies = copyBreak{limit: copyBreakLimit, charge: budget(1)}
+	c.in.copies = copyBreak{limit: copyBreakLimit, charge: s.dom.Budget.Share(int64(c.rx.limit(s.set.receiveMemory)), 1)}
 	c.credits = credits{
 		have:         int(a.sendCredits),
 		target:       max(int(a.receiveCreditTarget), minCredits),
 		window:       s.set.initial,
 		initial:      s.set.initial,
 		maximum:      s.set.maximum,
-		charge:       budget(c.pool.Size),
+		charge:       s.dom.Budget.Share(int64(s.set.receiveMemory), int64(c.pool.Size)),
 		readerWaited: true,
 	}
 	if c.rx.mode != TransferNone {

@@ -33,6 +33,7 @@ func (c *conn) markAccepted() *conn {
 	c.mu.Lock()
 	defer c.unlock()
 	c.rx.notAccepted = false
+	c.in.copies.charge.SetBound(int64(c.set.receiveMemory))
 	if c.rx.live.Len() > 0 && c.rx.reading == 0 && !c.life.closed {
 		c.rx.startPrefetchTimer() // There may be more memory now.
 	}
@@ -43,8 +44,8 @@ func (c *conn) markAccepted() *conn {
 func (c *conn) prefetch() {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.rx.reading == 0 && !c.in.discarding && !c.life.over() {
-		c.rx.readAhead()
+	if c.rx.reading == 0 && !c.in.discarding && !c.life.closed && !c.life.over() && !c.rx.readAhead() {
+		c.rx.prefetchTimer.Reset(unreadAgain)
 	}
 }
 

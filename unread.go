@@ -1,20 +1,18 @@
 package rdmanet
 
-import "time"
-
 // This file removes segments from the unread queue and gives back what they hold.
 // delivery.go adds the segments, and recv.go has the calls that read them.
 
 // consumed removes the head of the unread queue, after its last byte was read or to drop
 // it.
-func (c *conn) consumed() { c.done(c.in.unread.Pop()) }
+func (c *conn) consumed() { c.done(c.in.pop()) }
 
 // done gives back what a segment holds that was removed from the unread queue: fetched data
 // of a transfer, room in a chunk, or a receive buffer. A transfer that was not read to its
 // end is discarded.
 //
-// The receive of a segment that was held is noted to be granted again. For a transfer, and
-// for a payload in a chunk, that was noted on arrival (store).
+// The receive of a segment that was held is noted to be granted again. For a transfer, and for a
+// payload in a chunk, that was noted before (store, copyUnread).
 func (c *conn) done(s segment) {
 	if s.transfer != nil {
 		if s.transfer.taken < s.transfer.length {
@@ -37,32 +35,22 @@ func (c *conn) done(s segment) {
 	}
 }
 
-// unreadWatch finds out that nobody reads while unread payloads hold the peer back. Two programs
-// that write before they read would wait for each other, where TCP's buffers would carry what
-// they write. Programs that read now and then are spared copies that way.
-type unreadWatch struct {
-	timer *time.Timer
-	set   bool   // the timer is set
-	reads uint64 // how often the last of the calls that read at a time has ended
-	since uint64 // the value of reads when the timer was set
-	alone bool   // nobody has read for unreadFor, and nobody reads
-}
-
-// unreadFor is how long nobody reads until unread payloads leave their receives.
-const unreadFor = 10 * time.Millisecond
-
 // watchUnread sets the timer if nobody reads and the peer may wait for that.
 func (c *conn) watchUnread() {
-	w, q := &c.in.watch, &c.credits
-	if w.set || w.alone || c.rx.reading > 0 || c.in.held == 0 || q.off || q.peerCredits() > max(q.peerReserve(), 1) || !c.life.posts() {
-		return
+	w := &c.in.watch
+	switch {
+	case w.set || w.alone && !w.short || !c.holdsPeerBack():
+	case w.alone:
+		w.start(unreadAgain, c.leftUnread)
+	default:
+		w.start(unreadFor, c.leftUnread)
 	}
-	w.set, w.since = true, w.reads
-	if w.timer == nil {
-		w.timer = time.AfterFunc(unreadFor, c.leftUnread)
-	} else {
-		w.timer.Reset(unreadFor)
-	}
+}
+
+// holdsPeerBack reports whether the peer may wait for somebody to read, and nobody does.
+func (c *conn) holdsPeerBack() bool {
+	q := &c.credits
+	return c.rx.reading == 0 && c.in.held > 0 && !q.off && q.peerCredits() <= max(q.peerReserve(), 1) && c.life.posts()
 }
 
 // leftUnread is called by the timer.
@@ -77,23 +65,24 @@ func (c *conn) leftUnread() {
 	if w.alone = w.reads == w.since && c.rx.reading == 0; w.alone {
 		c.copyUnread()
 		c.replenish()
-	} else {
-		c.watchUnread()
 	}
+	c.watchUnread()
 }
 
 // copyUnread copies payloads out of their receives, which are posted again: small ones while the
-// reader lags behind, and all while nobody reads. So many as half of the window may keep theirs.
-// The latest are copied first.
+// reader lags behind, and all while nobody reads. As many as make half of the window may keep
+// theirs. The latest are copied first.
 func (c *conn) copyUnread() {
 	q := &c.in
-	for i := q.unread.Len() - 1; i >= 0; i-- {
+	q.watch.short = false
+	for i := q.unread.Len() - 1; i >= 0 && q.inBufs > 0; i-- {
 		s := q.unread.At(i)
-		kept, alone := min(c.credits.window, c.credits.target)/2, q.watch.alone && c.rx.reading == 0
-		if alone {
-			kept = c.credits.keptUnread(q.held)
-		}
-		if q.held <= kept || !alone && (s.buf == nil || len(s.data) > min(c.receiveSize(s.buf), copyBreakSize)/2) {
+		if q.watch.alone && c.rx.reading == 0 {
+			if q.held <= c.credits.keptUnread(q.held) {
+				return
+			}
+		} else if q.held <= min(c.credits.window, c.credits.target)/2 || s.buf == nil || len(s.data) > min(c.receiveSize(s.buf), copyBreakSize)/2 ||
+			i == 0 && c.rx.reading > 0 { // A reader may be copying from the head.
 			return
 		}
 		if s.buf == nil {
@@ -101,11 +90,13 @@ func (c *conn) copyUnread() {
 		}
 		data, chunk := q.copies.copy(s.data)
 		if chunk == nil {
+			q.watch.short = !q.copies.full()
 			return
 		}
 		buf := s.buf
 		s.data, s.buf, s.chunk = data, nil, chunk
 		q.held--
+		q.inBufs--
 		c.stats.BytesCopied += uint64(len(data))
 		c.credits.oweGrant(s.flags&NoResponse != 0)
 		c.reuse(buf)

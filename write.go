@@ -16,6 +16,8 @@ func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 		return 0, err
 	}
 	defer buf.Return(nil)
+	// Pages that have to come from a file do so before the lock is held.
+	m.checked = fault.Readable(p[:min(len(p), batchBudget)])
 	c.mu.Lock()
 	defer c.unlock()
 	kind := m.flags.kind()
@@ -25,6 +27,9 @@ func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 	if m.flags&NonBlocking != 0 && !c.queue.available(kind) {
 		return c.wouldBlock(0, shortage{kind: kind, segments: 1})
 	}
+	if !c.queue.available(kind) {
+		m.checked = 0 // It may take long until this call has its turn.
+	}
 	if err := c.acquireQueue(kind, m.call()); err != nil {
 		return 0, err
 	}
@@ -33,11 +38,14 @@ func (c *conn) write(p []byte, m sendOptions) (n int, err error) {
 	return n, err
 }
 
-// writeInTurn sends p. The caller has acquired the send queue.
+// writeInTurn sends p. The caller has acquired the send queue. mu is let go of meanwhile.
 func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
 	m.ends = c.queue.partial
-	if m.message && !c.readable(p) {
-		return 0, errno.EFAULT // A message goes as a whole or not at all.
+	if m.message {
+		if !c.readable(p, m.checked) {
+			return 0, errno.EFAULT // A message goes as a whole or not at all.
+		}
+		m.checked = len(p)
 	}
 	if c.large(p, m) {
 		c.unlocked(func() { n, err = c.writeLarge(p, m) })
@@ -46,9 +54,13 @@ func (c *conn) writeInTurn(p []byte, m sendOptions) (n int, err error) {
 	return c.writeSegments(p, m)
 }
 
-// readable reports whether all of p can be read.
-func (c *conn) readable(p []byte) (all bool) {
-	c.touch(len(p), func() { all = fault.Readable(p) == len(p) })
+// readable reports whether all of p can be read, of which the first bytes have been checked. It
+// lets go of mu for the others, which may have to come from a file.
+func (c *conn) readable(p []byte, checked int) (all bool) {
+	if p = p[checked:]; len(p) == 0 {
+		return true
+	}
+	c.unlocked(func() { all = fault.Readable(p) == len(p) })
 	return all
 }
 

@@ -37,6 +37,7 @@ func (c *conn) large(p []byte, m sendOptions) bool {
 func (c *conn) writeLarge(p []byte, m sendOptions) (n int, err error) {
 	// Only the send that has the queue changes partial, so mu is not needed.
 	initial, open := 0, c.queue.partial
+	m.checked = 0 // It counts from the beginning of the first part.
 	if regmem.Find(p) == nil {
 		// The beginning of data outside a Buffer goes as payload, and can be read at once.
 		initial = min(int(c.agreed.maxSend)-transferOffset, len(p)-1)
@@ -87,7 +88,7 @@ func (c *conn) writeCopied(p []byte) (int, error) {
 		return 0, err
 	}
 	defer c.releaseQueue()
-	return c.writeSegments(p, sendOptions{ends: c.queue.partial})
+	return c.writeSegments(p, sendOptions{ends: c.queue.partial, checked: len(p)})
 }
 
 // writeChunk sends the first n bytes of s, by a transfer if they are enough for one. s is
@@ -101,7 +102,7 @@ func (c *conn) writeChunk(s *regmem.Chunk, n int) (int, error) {
 	}
 	defer c.releaseQueue()
 	o := &sendTransfer{p: s.B[:n:n], chunk: s, detached: true}
-	m := sendOptions{ends: c.queue.partial}
+	m := sendOptions{ends: c.queue.partial, checked: n}
 	if n < c.set.readFromTransferMin || c.openChunk(o) != nil {
 		defer s.Release()
 		return c.writeSegments(o.p, m)
@@ -139,9 +140,8 @@ func (c *conn) openChunk(o *sendTransfer) (err error) {
 	return err
 }
 
-// writeCopying sends p without a transfer, because the memory of p cannot be registered, or
-// not all of it can be read.
-// begun is set if p is the rest of a message that began with a transfer.
+// writeCopying sends p without a transfer, because the memory of p cannot be registered, or not
+// all of it can be read. begun is set if p is the rest of a message that began with a transfer.
 func (c *conn) writeCopying(p []byte, begun bool, m sendOptions) (n int, err error) {
 	if !m.message || !begun && len(p) <= int(c.agreed.maxFragmentedSend) {
 		c.mu.Lock()
@@ -184,6 +184,9 @@ func (c *conn) reopen(open bool) {
 // offer reports whether o is under way. It is under way with an error too, if the device
 // has refused the message.
 func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (bool, error) {
+	if fault.Readable(initial) < len(initial) {
+		return false, errno.EFAULT
+	}
 	c.mu.Lock()
 	defer c.unlock()
 	var bufs regmem.Buffers

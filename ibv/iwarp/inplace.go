@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/fault"
 )
 
 // This file implements ibv.InPlaceQP: data is sent from where it lies, and the poster waits
@@ -160,6 +161,11 @@ func (q *qp) Keep() error {
 		q.sq.at(i).held = false
 	}
 	p.n = 0
+	if t.unreadable {
+		t.err = fault.ErrMidway
+		st.txFailed()
+		return t.err
+	}
 	if p.parked {
 		p.parked = false
 		go st.flush()

@@ -38,8 +38,12 @@ func writeFailsHere(t *testing.T, cfg Config, size int, inline bool) {
 	if inline {
 		wr.Flags |= ibv.SendInline
 	}
-	_, err = v.qp.PostSend([]ibv.SendWR{wr})
-	require.NoError(t, err)
+	n, err := v.qp.PostSend([]ibv.SendWR{wr})
+	require.Equal(t, 1, n)
+	if err != nil {
+		require.True(t, inline, "the device has copied nothing yet")
+		require.ErrorIs(t, err, syscall.EFAULT)
+	}
 	require.ErrorIs(t, v.event().Err, syscall.EFAULT)
 	require.Equal(t, map[uint64]ibv.WCStatus{1: ibv.WCFlushErr}, v.completions(1))
 	p.drain()

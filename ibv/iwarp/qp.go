@@ -1,12 +1,14 @@
 package iwarp
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
 	"github.com/rdmanet/rdmanet/ibv"
+	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/ring"
 )
 
@@ -145,6 +147,10 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (n int, err error) {
 			st.ownOut()
 		}
 		q.own(q.sq.reqs.Len() - n)
+		if st.tx.unreadable {
+			// What has begun cannot be sent to its end.
+			err = cmp.Or(err, fault.ErrMidway)
+		}
 	}
 	return n, err
 }

@@ -61,6 +61,9 @@ type Share struct {
 	n      int   // n is how many receives are charged.
 }
 
+// SetBound changes the bound.
+func (s *Share) SetBound(bound int64) { s.bound = bound }
+
 // Charged returns how many receives are charged.
 func (s *Share) Charged() int { return s.n }
 
