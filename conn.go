@@ -266,7 +266,9 @@ func (c *Conn) Close() error {
 // Only the peer's program can tell whether it has read what its device has taken. An RDMA
 // device knows what the peer's device has taken. The software device knows what the kernel
 // has taken, and that the peer has ended the connection in an orderly way. If the peer ends
-// the connection by itself while bytes are on their way, those may not have reached it.
+// the connection by itself while bytes are on their way, those may not have reached it. Where a
+// program on the path passes on a TCP connection of the software device, as a proxy does, what
+// has reached that program's host counts.
 func (c *Conn) CloseContext(ctx context.Context) error {
 	err := c.closeContext(ctx)
 	runtime.KeepAlive(c)

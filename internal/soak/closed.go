@@ -98,7 +98,7 @@ func (e *end) writeAndClose(c *rdmanet.Conn, t target, h header, sure bool) erro
 	} else if err := c.Close(); err != nil {
 		return err
 	}
-	if !t.own || t.killed && !sure {
+	if !t.own || t.killed && (!sure || t.relayed) {
 		return nil
 	}
 	var err error

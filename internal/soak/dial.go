@@ -24,6 +24,7 @@ type target struct {
 	stream, packet string
 	killed         bool // killed is set if the target may be killed at any time.
 	own            bool // own is set if it is this process.
+	relayed        bool // relayed is set if another program's kernel acknowledges for it.
 }
 
 // dialOn makes one connection after another until ctx ends.

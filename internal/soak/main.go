@@ -230,7 +230,7 @@ func soak(o options, w *os.File) error {
 			home.dialOn(ctx, func() target {
 				switch {
 				case link != nil && i%8 == 0:
-					return target{stream: link.addr(), killed: true, own: true}
+					return target{stream: link.addr(), killed: true, own: true, relayed: true}
 				case i%2 == 0 && len(children) > 0:
 					return children[i/2%len(children)].target()
 				}
