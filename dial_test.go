@@ -123,8 +123,9 @@ func TestDialOptions(t *testing.T) {
 	require.NoError(t, err)
 	defer ln.Close()
 	port := ln.Addr().(*net.TCPAddr).Port
+	// The ports of RDMA devices are not those of TCP, so a listener of the same devices finds one.
 	free := func(t *testing.T) int {
-		l, err := net.Listen("tcp", ":0")
+		l, err := Listen("rdma", ":0")
 		require.NoError(t, err)
 		defer l.Close()
 		return l.Addr().(*net.TCPAddr).Port
