@@ -65,7 +65,11 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 	checked := m.checked // checked is how many bytes of p have been found readable.
 	var cut error        // cut is set when p ends in front of memory that cannot be read.
 	for {
-		if err := c.sendErr(m.call()); err != nil {
+		err = c.sendErr(m.call())
+		if cut != nil && (m.message || len(p) == 0) {
+			err = cut // A message goes as a whole or not at all, and of a stream nothing more can go.
+		}
+		if err != nil {
 			c.send.truncated = c.send.truncated || c.send.midMessage
 			return n, err
 		}
@@ -113,16 +117,11 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		segs, size, full := c.sendable(len(p), longest)
 		if good := checked; size > checked {
 			c.unlocked(func() { good += fault.Readable(p[checked:size]) })
-			if good == size {
-				checked = good
-				continue // The state may have changed meanwhile.
+			if good < size {
+				p, cut = p[:good], errno.EFAULT
 			}
-			if good == 0 || m.message {
-				c.send.truncated = c.send.truncated || c.send.midMessage
-				return n, errno.EFAULT
-			}
-			p, checked, cut = p[:good], good, errno.EFAULT
-			continue
+			checked = good
+			continue // The state may have changed meanwhile.
 		}
 		room := size
 		var bufs regmem.Buffers
@@ -152,10 +151,6 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		if good := c.fill(&o); good < size {
 			// The memory has gone since it was checked.
 			c.lane.putBuffers(o.bufs)
-			if good == 0 || m.message {
-				c.send.truncated = c.send.truncated || c.send.midMessage
-				return n, errno.EFAULT
-			}
 			p, checked, cut = p[:good], good, errno.EFAULT
 			continue
 		}
