@@ -346,6 +346,32 @@ func TestJoinNothingBadMemory(t *testing.T) {
 	}
 }
 
+// Of a small Write only a part may have room to join others. Of the rest, too, no more is sent than
+// can be read.
+func TestJoinPartBadMemory(t *testing.T) {
+	for _, kind := range badMemories {
+		t.Run(kind.name, func(t *testing.T) {
+			s := newJoinScene(t, joinFeatures, 0)
+			s.exhaust()
+			s.write(s.room - 100)
+			p := kind.of(t, badAt{300, 500})
+			stalls := s.c.Stats().CreditStalls
+			wrote := writing(s.c, p)
+			require.True(t, eventually(func() bool { return s.c.Stats().CreditStalls > stalls }))
+			s.grant(2)
+			r := s.await(wrote)
+			require.ErrorIs(t, r.err, errno.EFAULT)
+			require.Equal(t, 300, r.n)
+			s.sent = append(s.sent, p[:r.n]...)
+			s.expect(s.room)
+			s.expect(200)
+			s.grant(1)
+			s.write(10)
+			s.expect(10)
+		})
+	}
+}
+
 // A Read into bad memory fails, or takes no more than there is room for in front of it. The rest
 // stays for the next Read.
 func TestReadBadMemory(t *testing.T) {

@@ -84,12 +84,13 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 				return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1})
 			}
 			c.yieldQueue(m.call())
+			checked = 0 // That may have taken long.
 			continue
 		}
 		small := c.joins(len(p), &m)
 		if small && (c.send.joined.n > 0 || c.ahead()) {
 			k, err := c.join(p)
-			n, p = n+k, p[k:]
+			n, p, checked = n+k, p[k:], max(checked-k, 0)
 			if err != nil {
 				return n, err
 			}
@@ -111,6 +112,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1})
 		default:
 			c.waitToSend()
+			checked = 0
 			continue
 		}
 		longest, _ := c.sendSize()
@@ -144,7 +146,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			return c.wouldBlock(n, shortage{kind: c.queue.kind, segments: 1, buffer: size < room})
 		case segs == 0:
 			c.waitToSend()
-			checked = 0 // That may have taken long.
+			checked = 0
 			continue
 		}
 		o := sendBatch{p: p[:size], segs: segs, full: full, token: m.token, bufs: bufs, more: size < len(p)}
