@@ -116,7 +116,7 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			continue
 		}
 		longest, _ := c.sendSize()
-		segs, size, full := c.sendable(len(p), longest)
+		segs, size, full := c.sendable(len(p), len(p), longest)
 		if good := checked; size > checked {
 			c.unlocked(func() { good += fault.Readable(p[checked:size]) })
 			if good < size {
@@ -131,8 +131,8 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 			segs, size, bufs = c.lane.sendBuffers(segs, size, full)
 		}
 		if segs == 0 && headerLen(full)+full > int(c.agreed.maxSend) {
-			// There is no memory for large sends.
-			if segs, size, full = c.sendable(len(p), int(c.agreed.maxSend)); segs > 0 {
+			// There is no memory for large sends. More might go by short ones than was checked.
+			if segs, size, full = c.sendable(len(p), checked, int(c.agreed.maxSend)); segs > 0 {
 				segs, size, bufs = c.lane.sendBuffers(segs, size, full)
 			}
 		}
@@ -185,9 +185,9 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 }
 
 // sendable returns how many segments may be posted now of n bytes to be sent, how many bytes
-// of payload these carry, and how many each but the last one carries. longest is the most
-// bytes of a Send.
-func (c *conn) sendable(n, longest int) (segs, size, full int) {
+// of payload these carry, most at the most, and how many each but the last one carries. longest
+// is the most bytes of a Send.
+func (c *conn) sendable(n, most, longest int) (segs, size, full int) {
 	budget := batchBudget - c.lane.inFlight
 	if budget <= 0 && c.wait.Poll() > 0 {
 		budget = batchBudget - c.lane.inFlight
@@ -198,7 +198,7 @@ func (c *conn) sendable(n, longest int) (segs, size, full int) {
 		return 0, 0, 0
 	}
 	full = segmentData(n, longest)
-	size = min(n, segs*full, max(budget, full), int(c.agreed.maxFragmentedSend))
+	size = min(most, segs*full, max(budget, full), int(c.agreed.maxFragmentedSend))
 	if size < n && size > full {
 		size -= size % full // Only the last segment is short.
 	}
