@@ -69,22 +69,13 @@ func (c *conn) leftUnread() {
 	c.watchUnread()
 }
 
-// copyUnread copies payloads out of their receives, which are posted again: small ones while the
-// reader lags behind, and all while nobody reads. As many as make half of the window may keep
-// theirs. The latest are copied first.
+// copyUnread copies payloads out of their receives, which are posted again, until those that are
+// left may keep theirs. The latest are copied first.
 func (c *conn) copyUnread() {
 	q := &c.in
 	q.watch.short = false
-	for i := q.unread.Len() - 1; i >= 0 && q.inBufs > 0; i-- {
+	for i := q.unread.Len() - 1; i >= 0 && q.inBufs > 0 && !c.mayKeep(i); i-- {
 		s := q.unread.At(i)
-		if q.watch.alone && c.rx.reading == 0 {
-			if q.held <= c.credits.keptUnread(q.held) {
-				return
-			}
-		} else if q.held <= min(c.credits.window, c.credits.target)/2 || s.buf == nil || len(s.data) > min(c.receiveSize(s.buf), copyBreakSize)/2 ||
-			i == 0 && c.rx.reading > 0 { // A reader may be copying from the head.
-			return
-		}
 		if s.buf == nil {
 			continue
 		}
@@ -101,6 +92,24 @@ func (c *conn) copyUnread() {
 		c.credits.oweGrant(s.flags&NoResponse != 0)
 		c.reuse(buf)
 	}
+}
+
+// mayKeep reports whether the unread segment of that index, and those before it, may keep their
+// receives.
+func (c *conn) mayKeep(i int) bool {
+	q := &c.in
+	s := q.unread.At(i)
+	switch {
+	case q.watch.alone && c.rx.reading == 0:
+		// While nobody reads, the peer needs the receives, whatever they hold.
+		return q.held <= c.credits.keptUnread(q.held)
+	case q.held <= min(c.credits.window, c.credits.target)/2:
+		return true // The reader does not lag behind.
+	case i == 0 && c.rx.reading > 0:
+		return true // A reader may be copying from the head.
+	}
+	// While the reader lags behind, payloads that leave half of a receive empty are copied.
+	return s.buf == nil || len(s.data) > min(c.receiveSize(s.buf), copyBreakSize)/2
 }
 
 // dropUnread removes all segments, which no call will read.
