@@ -30,6 +30,7 @@ func (in *transferReceiver) checkOffer(opens bool, t *transferHeader) error {
 
 // startPrefetchTimer has prefetch called after prefetchAfter.
 func (in *transferReceiver) startPrefetchTimer() {
+	in.again = unreadAgain
 	if in.prefetchTimer == nil {
 		in.prefetchTimer = time.AfterFunc(prefetchAfter, in.prefetch)
 	} else {

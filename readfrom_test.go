@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/ibv/verbstest"
 	"github.com/rdmanet/rdmanet/internal/defect"
 	"github.com/rdmanet/rdmanet/internal/regmem"
 )
@@ -137,5 +138,43 @@ func TestUnacceptedTakeHalf(t *testing.T) {
 		}
 		require.EqualValues(t, maxBounceBuffers, accepted.Stats().TransfersReceived)
 		closeBoth(t, client, accepted)
+	})
+}
+
+// While nobody reads and no more memory can be registered, what is offered asks for some now and
+// then, more and more seldom. It is fetched when there is some.
+func TestPrefetchWithoutMemory(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		m := fabricModest(t)
+		sw := newSwitch(t, m)
+		a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{Provider: sw, TransferSize: minTransfer, KeepAlive: -1}}, &Dialer{Config: Config{Provider: m, TransferSize: minTransfer}})
+		sw.LimitMemory(1)
+		var taken []*regmem.Buffer
+		for buf, err := b.pool.Get(); err == nil; buf, err = b.pool.Get() {
+			taken = append(taken, buf)
+		}
+		asked := func(d time.Duration) int64 {
+			before := sw.Calls(verbstest.RegMR)
+			time.Sleep(d)
+			return sw.Calls(verbstest.RegMR) - before
+		}
+		data := pattern(1, 4*regmem.ChunkSize)
+		sent := a.QueueMsg(data)
+		require.Greater(t, asked(time.Second), int64(2))
+		asked(time.Minute)
+		seldom := asked(time.Minute)
+		require.Positive(t, seldom)
+		require.LessOrEqual(t, seldom, 3*int64(time.Minute/prefetchAgain))
+		sw.LimitMemory(0)
+		for _, buf := range taken {
+			buf.Release()
+		}
+		within(t, "the send", func() {
+			n, err := sent.Result()
+			require.NoError(t, err)
+			require.Equal(t, len(data), n)
+		})
+		require.NoError(t, defect.ReadFull(b, data))
+		closeBoth(t, a, b)
 	})
 }

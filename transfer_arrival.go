@@ -44,8 +44,18 @@ func (c *conn) markAccepted() *conn {
 func (c *conn) prefetch() {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.rx.reading == 0 && !c.in.discarding && !c.life.closed && !c.life.over() && !c.rx.readAhead() {
-		c.rx.prefetchTimer.Reset(unreadAgain)
+	in := &c.rx
+	if in.reading > 0 || c.in.discarding || c.life.closed || c.life.over() {
+		return
+	}
+	in.refused = nil
+	if in.readAhead() {
+		return
+	}
+	in.prefetchTimer.Reset(in.again)
+	if in.refused != nil {
+		// Other connections give memory back soon. A device may never register more.
+		in.again = min(2*in.again, prefetchAgain)
 	}
 }
 

@@ -61,7 +61,8 @@ type transferReceiver struct {
 	// reserved is the connection's own bounce buffer, nil while it is in use.
 	reserved *bounceBuffer
 
-	prefetchTimer *time.Timer // prefetchTimer calls prefetch.
+	prefetchTimer *time.Timer   // prefetchTimer calls prefetch.
+	again         time.Duration // again is after how long prefetch tries again if there was no memory.
 
 	notAccepted bool // until Accept returns the connection, which may use less memory before
 }
@@ -142,6 +143,10 @@ const (
 	// prefetchAfter is how long an offer waits for a call that reads until its data is
 	// fetched.
 	prefetchAfter = 10 * time.Millisecond
+
+	// prefetchAgain is how long prefetch waits at most until it tries again to register memory.
+	// It begins with unreadAgain, and waits twice as long each time.
+	prefetchAgain = 5 * time.Second
 )
 
 // hasControl reports whether nextControl has a message to send.
