@@ -10,6 +10,19 @@ import (
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
+// goneMemory returns memory that can no longer be accessed since it was registered. It goes with
+// the test.
+func goneMemory(t *testing.T, m *memory, size int, access ibv.Access) ([]byte, ibv.MR) {
+	t.Helper()
+	gone, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, syscall.Munmap(gone)) })
+	mr, err := m.pd.RegMR(gone, access)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Mprotect(gone, syscall.PROT_NONE))
+	return gone, mr
+}
+
 // A write that fails for a reason of this host's own, such as memory that cannot be read,
 // ends the connection at both ends, whoever in this process finds that. The peer would wait for
 // ever otherwise.
@@ -28,12 +41,7 @@ func writeFailsHere(t *testing.T, cfg Config, size int, inline bool) {
 	s := newSite(t, cfg)
 	mem := newMemory(t, s.p)
 	v, p := s.connect(mem, cfg.CRC, 0)
-	gone, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	require.NoError(t, err)
-	defer syscall.Munmap(gone)
-	mr, err := mem.pd.RegMR(gone, 0)
-	require.NoError(t, err)
-	require.NoError(t, syscall.Mprotect(gone, syscall.PROT_NONE))
+	gone, mr := goneMemory(t, mem, size, 0)
 	wr := ibv.SendWR{ID: 1, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: gone, LKey: mr.LKey()}}}
 	if inline {
 		wr.Flags |= ibv.SendInline
@@ -60,19 +68,14 @@ func TestReceiveFailsHere(t *testing.T) {
 			s := newSite(t, cfg)
 			mem := newMemory(t, s.p)
 			v, p := s.connect(mem, cfg.CRC, 0)
-			gone, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-			require.NoError(t, err)
-			mr, err := mem.pd.RegMR(gone, ibv.AccessLocalWrite)
-			require.NoError(t, err)
-			require.NoError(t, syscall.Mprotect(gone, syscall.PROT_NONE))
-			_, err = v.qp.PostRecv([]ibv.RecvWR{{ID: 1, SGL: []ibv.SGE{{Buf: gone, LKey: mr.LKey()}}}})
+			gone, mr := goneMemory(t, mem, size, ibv.AccessLocalWrite)
+			_, err := v.qp.PostRecv([]ibv.RecvWR{{ID: 1, SGL: []ibv.SGE{{Buf: gone, LKey: mr.LKey()}}}})
 			require.NoError(t, err)
 			p.send(seal(cfg.CRC, sendOf(1, 0, true, make([]byte, size))))
 			require.ErrorIs(t, v.event().Err, syscall.EFAULT)
 			p.drain()
 			v.close()
 			require.NoError(t, mr.Close())
-			require.NoError(t, syscall.Munmap(gone))
 			mem.close()
 		}
 	}
