@@ -48,6 +48,21 @@ func writeInParts(c *Conn, p []byte, size int) error {
 	return nil
 }
 
+// atBothEnds runs a program at both ends at once, and then reads what each has left unread.
+func atBothEnds(t testing.TB, a, b *Conn, left []byte, program func(c *Conn) error) {
+	t.Helper()
+	errs := make(chan error, 2)
+	for _, c := range []*Conn{a, b} {
+		go func() { errs <- program(c) }()
+	}
+	for range 2 {
+		within(t, "a program", func() { require.NoError(t, <-errs) })
+	}
+	for _, c := range []*Conn{a, b} {
+		require.NoError(t, defect.ReadFull(c, left))
+	}
+}
+
 // A connection that nobody reads takes about as much as TCP does, in Writes of any size, in both
 // directions at once, and all of it arrives.
 func TestRoomForWriter(t *testing.T) {
@@ -58,16 +73,7 @@ func TestRoomForWriter(t *testing.T) {
 			for _, w := range roomWrites {
 				a, b := pipeOn(t, cfg)
 				want := pattern(1, w.size*w.count)
-				errs := make(chan error, 2)
-				for _, c := range []*Conn{a, b} {
-					go func() { errs <- writeInParts(c, want, w.size) }()
-				}
-				for range 2 {
-					within(t, "Writes", func() { require.NoError(t, <-errs) })
-				}
-				for _, c := range []*Conn{a, b} {
-					require.NoError(t, defect.ReadFull(c, want))
-				}
+				atBothEnds(t, a, b, want, func(c *Conn) error { return writeInParts(c, want, w.size) })
 				closeBoth(t, a, b)
 			}
 		})
@@ -129,26 +135,15 @@ func TestRoomAfterReading(t *testing.T) {
 					exchange(t, a, b, 8<<20)
 				}
 				want := pattern(4, 1<<20)
-				errs := make(chan error, 2)
-				for _, c := range []*Conn{a, b} {
-					go func() {
-						if err := writeInParts(c, want[:64<<10], 64<<10); err != nil {
-							errs <- err
-							return
-						}
-						err := defect.ReadFull(c, want[:1])
-						if err == nil {
-							err = writeInParts(c, want[64<<10:], 64<<10)
-						}
-						errs <- err
-					}()
-				}
-				for range 2 {
-					within(t, "the programs", func() { require.NoError(t, <-errs) })
-				}
-				for _, c := range []*Conn{a, b} {
-					require.NoError(t, defect.ReadFull(c, want[1:]))
-				}
+				atBothEnds(t, a, b, want[1:], func(c *Conn) error {
+					if err := writeInParts(c, want[:64<<10], 64<<10); err != nil {
+						return err
+					}
+					if err := defect.ReadFull(c, want[:1]); err != nil {
+						return err
+					}
+					return writeInParts(c, want[64<<10:], 64<<10)
+				})
 			}
 			closeBoth(t, a, b)
 		})
@@ -192,16 +187,7 @@ func TestRoomBesideBusy(t *testing.T) {
 	}))
 	c, d := pipeOn(t, cfg)
 	want := pattern(7, 100<<10)
-	errs := make(chan error, 2)
-	for _, c := range []*Conn{c, d} {
-		go func() { errs <- writeInParts(c, want, 200) }()
-	}
-	for range 2 {
-		within(t, "Writes", func() { require.NoError(t, <-errs) })
-	}
-	for _, c := range []*Conn{c, d} {
-		require.NoError(t, defect.ReadFull(c, want))
-	}
+	atBothEnds(t, c, d, want, func(c *Conn) error { return writeInParts(c, want, 200) })
 	closeBoth(t, a, b)
 	closeBoth(t, c, d)
 }
