@@ -159,7 +159,8 @@ func (q *slowPost) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
 	return n, held, err
 }
 
-// What ends a Write counts at whatever moment it comes, also before the Write waits.
+// A deadline, CloseWrite or Close ends a Write at whatever moment it comes, also before the Write
+// waits.
 func TestWriteCutBeforeItWaits(t *testing.T) {
 	for name, cut := range map[string]func(c *Conn){
 		"deadline":   func(c *Conn) { c.SetWriteDeadline(past) },

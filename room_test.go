@@ -150,8 +150,8 @@ func TestRoomAfterReading(t *testing.T) {
 	}
 }
 
-// Who has found Config.ReceiveMemory used up goes on when other connections have given some back,
-// though nobody reads.
+// A writer that has found Config.ReceiveMemory used up goes on when other connections have given
+// some back, though nobody reads.
 func TestRoomComesBack(t *testing.T) {
 	checkLeaks(t)
 	cfg := withCredits(t, Config{ReceiveMemory: 2 << 20, TransferSize: -1})
@@ -192,8 +192,8 @@ func TestRoomBesideBusy(t *testing.T) {
 	closeBoth(t, c, d)
 }
 
-// What is unread on all connections together stays within Config.ReceiveMemory. Who finds that
-// used up waits for the reader, nothing is lost, and the memory is given back.
+// Unread data takes no more than Config.ReceiveMemory on all connections together. A writer that
+// finds that used up waits for the reader, nothing is lost, and the memory is given back.
 func TestRoomIsBounded(t *testing.T) {
 	const bound, count = 3 << 20, 4
 	for _, size := range []int{20, 2000, 64 << 10} {

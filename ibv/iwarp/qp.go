@@ -148,7 +148,7 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (n int, err error) {
 		}
 		q.own(q.sq.reqs.Len() - n)
 		if st.tx.unreadable {
-			// What has begun cannot be sent to its end.
+			// A message has begun and cannot be sent to its end.
 			err = cmp.Or(err, fault.ErrMidway)
 		}
 	}
