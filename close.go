@@ -161,14 +161,7 @@ func (c *conn) closeWithin(p bound) {
 	}
 	c.beginWait(p)
 	defer c.writeDue.Stop()
-	done := c.endStream()
-	for pause := 20 * time.Microsecond; done && c.lane.unsent() > 0; pause = min(2*pause, time.Millisecond) {
-		if !c.lingers() {
-			done = false
-			break
-		}
-		c.unlocked(func() { time.Sleep(pause) })
-	}
+	done := c.endStream() && c.lookUntil(func() bool { return c.lane.unsent() == 0 })
 	if !done && c.writeDue.Expired() {
 		lingering.mu.Lock()
 		lingering.stalled = time.Now()
@@ -183,10 +176,8 @@ func (c *conn) lingerOn(place *list.Element) {
 	if c.set.linger >= 0 {
 		c.beginWait(bound{stall: c.set.linger, ends: time.Now().Add(lingerTimes * c.set.linger)})
 		if c.endStream() {
-			if c.holds && c.end.over != nil {
-				if c.awaitAcknowledged(); c.acknowledged() {
-					c.tellResult()
-				}
+			if c.end.over != nil && c.awaitAcknowledged() {
+				c.tellResult()
 			}
 			c.awaitPeer()
 		}
@@ -355,13 +346,27 @@ func (c *conn) awaitPeer() {
 	}
 }
 
-// awaitAcknowledged waits until the peer's host has everything that was sent, with the end of the
-// stream. Its reader may take its time then. The caller has disconnected.
-func (c *conn) awaitAcknowledged() {
-	a, ok := c.lane.id.(ibv.Acknowledger)
-	for pause := 20 * time.Microsecond; ok && c.event.Load() == nil && c.lingers() && !a.Acknowledged(); pause = min(2*pause, time.Millisecond) {
+// lookUntil waits until done reports true, and looks again and again because nothing wakes it. It
+// reports false if lingers ends the wait.
+func (c *conn) lookUntil(done func() bool) bool {
+	for pause := 20 * time.Microsecond; !done(); pause = min(2*pause, time.Millisecond) {
+		if !c.lingers() {
+			return false
+		}
 		c.unlocked(func() { time.Sleep(pause) })
 	}
+	return true
+}
+
+// awaitAcknowledged waits until the peer's host has everything that was sent, with the end of the
+// stream, and reports whether it has. Its reader may take its time then. The caller has
+// disconnected.
+func (c *conn) awaitAcknowledged() bool {
+	if _, tells := c.lane.id.(ibv.Acknowledger); !c.holds || !tells {
+		return false
+	}
+	c.lookUntil(func() bool { return c.event.Load() != nil || c.acknowledged() })
+	return c.acknowledged()
 }
 
 // acknowledged reports whether the peer's host has everything that was sent.
