@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
@@ -111,7 +112,8 @@ func (st *stream) aimSend() *iwarpwire.TermError {
 		}
 	}
 	if rx.dropping {
-		rx.target.one[0] = segment{buf: make([]byte, rx.left)}
+		rx.sink = slices.Grow(rx.sink[:0], rx.left)[:rx.left]
+		rx.target.one[0] = segment{buf: rx.sink}
 		rx.target.segs = rx.target.one[:]
 		return nil
 	}
