@@ -164,8 +164,8 @@ func (q *slowPost) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
 func TestWriteCutBeforeItWaits(t *testing.T) {
 	for name, cut := range map[string]func(c *Conn){
 		"deadline":   func(c *Conn) { c.SetWriteDeadline(past) },
-		"CloseWrite": func(c *Conn) { go c.CloseWrite(); time.Sleep(10 * time.Millisecond) },
-		"Close":      func(c *Conn) { go c.Close(); time.Sleep(10 * time.Millisecond) },
+		"CloseWrite": func(c *Conn) { parked(t, func() { c.CloseWrite() }) },
+		"Close":      func(c *Conn) { parked(t, func() { c.Close() }) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := heldPipe(t)
