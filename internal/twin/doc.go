@@ -2,9 +2,11 @@
 // rdmanet, and checks that both do what the contract of net.Conn permits.
 //
 // A [Program] has the operations of each end: writes and reads of all kinds, messages,
-// half-close, Close at any moment, deadlines that are set, moved and expire, and pauses. It
-// also has the [Link] between the ends, which delays, limits the rate, stops for a while or
-// is cut. [Generate] makes a program from a seed, and [Program.GoString] prints it as Go
+// half-close, Close at any moment, deadlines that are set, moved and expire, and pauses. The
+// memory may be that of a file, which may have been cut short. An end may write everything before
+// it reads anything. The second end may have a process of its own, which ends without Close, or is
+// stopped for a while. A program also has the [Link] between the ends, which delays, limits the
+// rate, stops for a while or is cut. [Generate] makes a program from a seed, and [Program.GoString] prints it as Go
 // code.
 //
 // [Run] runs a program and records a [Trace]: each call with its times, its result, and

@@ -44,6 +44,12 @@ var exemptions = []exemption{
 	{"rdma", maySlow, queuedLarge, "a deadline of a queued send"},
 	{"rdma", mayCount, untold, "n of a large Write when the connection is over"},
 	{"rdma", mayFail, plainEnd, "the peer is not rdmanet"},
+	{"tcp", mayStall, func(f *facts, _ *Call) bool { return f.p.ahead() }, "unread bytes until Write waits"},
+	{"rdma", mayStall, largeAhead, "unread bytes until Write waits"},
+	{"rdma", mayLose, exitUnread, "a process that ends without Close"},
+	{"rdma", mayLose, exitMetEnd, "a process that ends without Close"},
+	{"rdma", mayLose, exitOnDevice, "a process that ends without Close"},
+	{"rdma", mayLose, exitCutShort, "Write, and the process ends without Close"},
 }
 
 // allowed reports whether there is an exemption.
@@ -73,6 +79,45 @@ func tcpDeaf(f *facts, c *Call) bool {
 // either direction, and reads EOF from then on. That call may return later than the one
 // that reads EOF.
 func tcpTold(f *facts, c *Call) bool { return f.ends[c.End].told <= c.Return }
+
+// exitUnread is the same reset, of a process that has ended without Close.
+func exitUnread(f *facts, c *Call) bool {
+	return f.ends[1-c.End].exited <= c.Return && tcpUnread(f, c)
+}
+
+// exitMetEnd is the reset of a process that had not taken the end of this end's stream when it
+// ended, or to which that came afterwards. The end is a message, which TCP's is not.
+func exitMetEnd(f *facts, c *Call) bool {
+	return c.Class == ResetByPeer && f.ends[1-c.End].exited <= c.Return && f.ends[c.End].closeWrite <= c.Return
+}
+
+// exitOnDevice is the end of a process whose device ends with it, and loses what the other device
+// has not acknowledged.
+func exitOnDevice(f *facts, c *Call) bool {
+	return (c.Class == ResetByPeer || c.Class == Pipe) && f.ends[1-c.End].exited <= c.Return && !f.t.Held
+}
+
+// exitCutShort is the end of a process whose last call was cut short. The rest of its last bytes
+// may be in the process.
+func exitCutShort(f *facts, c *Call) bool {
+	const inProcess = 256 << 10
+	peer := &f.ends[1-c.End]
+	return peer.exited <= c.Return && peer.cutShort && f.readBy(c) >= peer.taken-inProcess
+}
+
+// largeAhead is for large writes of more than 1 MiB that nobody reads.
+func largeAhead(f *facts, _ *Call) bool {
+	if !f.p.ahead() || f.t.Held {
+		return false
+	}
+	var n [2]int64
+	for i := range f.t.Calls {
+		if c := &f.t.Calls[i]; c.Do.writes() && f.large(c) {
+			n[c.End] += c.Asked
+		}
+	}
+	return max(n[0], n[1]) > 1<<20
+}
 
 // asked is how many bytes the calls of an end have tried to write and did not.
 func asked(f *facts, end int) (n int64) {
@@ -115,10 +160,11 @@ func holdsOn(f *facts, c *Call) bool {
 	return c.Return <= closed || c.Return <= max(f.freeze, closed)+time.Second+late
 }
 
-// stood returns for how long the link carried nothing between two moments.
+// stood returns for how long the link carried nothing between two moments, or the process of an
+// end was stopped.
 func (f *facts) stood(from, to time.Duration) (sum time.Duration) {
 	for _, e := range f.t.Link {
-		if e.Do == Stop {
+		if e.Do == Stop || e.Do == Suspend {
 			sum += max(0, min(e.When+e.For, to)-max(e.When, from))
 		}
 	}
@@ -194,6 +240,9 @@ func (f *facts) large(c *Call) bool {
 		least = min(least, 128<<10) // What is too long for segments is a large transfer.
 	case c.Do.reads():
 		least = min(least, 512<<10) // That is enough room.
+	}
+	if c.Each > 0 {
+		return c.Each >= least
 	}
 	return c.Asked >= least
 }

@@ -18,15 +18,18 @@ var shapes = []struct {
 	weight int
 	make   func(g *generator)
 }{
-	{30, (*generator).mixed},
+	{24, (*generator).mixed},
 	{4, (*generator).unread},
-	{22, (*generator).burst},
+	{16, (*generator).burst},
 	{7, (*generator).silent},
 	{4, (*generator).slow},
-	{11, (*generator).timed},
+	{8, (*generator).timed},
 	{6, (*generator).breaking},
-	{8, (*generator).plain},
-	{8, (*generator).severed},
+	{6, (*generator).plain},
+	{7, (*generator).severed},
+	{8, (*generator).exiting},
+	{6, (*generator).ahead},
+	{4, (*generator).suspended},
 }
 
 // Generate makes the program of a seed.
@@ -160,15 +163,18 @@ func (g *generator) fault(do FaultKind, total int) Fault {
 // size returns the length of a write.
 func (g *generator) size(most int) int { return g.between(1, most) }
 
-var writeKinds = []Kind{Write, Write, Write, Write, ReadFrom, ReadFrom, Buffers, WriteMsg, Pieces, TryMsg, Queue}
+var writeKinds = []Kind{Write, Write, Write, Write, Writes, ReadFrom, ReadFrom, Buffers, WriteMsg, Pieces, TryMsg, Queue}
 
 func (g *generator) writeOp(most int) Op {
 	return g.writeSized(g.size(most))
 }
 
 func (g *generator) writeSized(n int) Op {
-	op := Op{Do: writeKinds[g.IntN(len(writeKinds))], Size: n, Own: g.one(4)}
+	op := Op{Do: writeKinds[g.IntN(len(writeKinds))], Size: n}
+	op.Memory = g.memory(op.Do)
 	switch op.Do {
+	case Writes:
+		op.Part = max(1, op.Size/(1+g.IntN(200)))
 	case ReadFrom:
 		op.Part = g.between(max(1, op.Size/64), 300<<10)
 	case Buffers, Pieces, Queue:
@@ -183,7 +189,7 @@ func (g *generator) writeSized(n int) Op {
 func (g *generator) readOp(most int) Op {
 	switch g.IntN(10) {
 	case 0, 1:
-		return Op{Do: Read, Size: g.size(most), Own: g.one(4)}
+		return Op{Do: Read, Size: g.size(most), Memory: g.memory(Read)}
 	case 2, 3:
 		return Op{Do: WriteTo, Size: g.size(most)}
 	case 4:
@@ -192,7 +198,31 @@ func (g *generator) readOp(most int) Op {
 		return Op{Do: ReadPiece, Size: g.size(most)}
 	}
 	n := g.size(most)
-	return Op{Do: ReadFull, Size: n, Part: g.between(max(1, n/64), max(1, n)), Own: g.one(4)}
+	return Op{Do: ReadFull, Size: n, Part: g.between(max(1, n/64), max(1, n)), Memory: g.memory(ReadFull)}
+}
+
+// memory returns the memory for an operation. That of the Go heap is the most frequent.
+func (g *generator) memory(do Kind) Memory {
+	switch g.IntN(24) {
+	case 0, 1, 2, 3, 4, 5:
+		return Own
+	case 6, 7:
+		return Mapped
+	case 8:
+		if do.mayBeCut() {
+			return Cut
+		}
+		return Mapped
+	}
+	return Heap
+}
+
+// large returns the memory for an operation that is to succeed with many bytes.
+func (g *generator) large() Memory {
+	if g.one(2) {
+		return Own
+	}
+	return Heap
 }
 
 // mixed is a program with operations of all kinds in both directions.
@@ -445,7 +475,7 @@ func (g *generator) slow() {
 		a.InitialCredits, b.InitialCredits = 64, 64
 		g.p.First.Control = []Op{{Do: Pause, Wait: 3 * time.Second}}
 	}
-	g.p.First.Writing = []Op{{Do: Write, Size: total, Own: g.one(2)}}
+	g.p.First.Writing = []Op{{Do: Write, Size: total, Memory: g.large()}}
 	if g.one(3) {
 		g.p.Other.Writing = []Op{{Do: Write, Size: g.size(1 << 20)}}
 	}
@@ -476,7 +506,7 @@ func (g *generator) timed() {
 	}
 	total := 1<<20 + g.IntN(2<<20)
 	write := func(n int) Op {
-		op := Op{Do: Write, Size: n, Own: g.one(2)}
+		op := Op{Do: Write, Size: n, Memory: g.large()}
 		switch g.IntN(6) {
 		case 0:
 			op.Do, op.Part = ReadFrom, 256<<10
@@ -499,7 +529,7 @@ func (g *generator) timed() {
 		if g.one(2) {
 			other.Reading = append(other.Reading, Op{Do: SetRead, Wait: g.ms(50, 500)})
 		}
-		other.Reading = append(other.Reading, Op{Do: ReadFull, Size: n, Part: n, Own: g.one(2)}, Op{Do: ClearRead})
+		other.Reading = append(other.Reading, Op{Do: ReadFull, Size: n, Part: n, Memory: g.large()}, Op{Do: ClearRead})
 	}
 	if g.one(3) {
 		other.Writing = append(other.Writing, write(g.size(1<<20)))
@@ -582,6 +612,121 @@ func (g *generator) breaking() {
 	if g.one(3) {
 		g.p.Link = g.link(most)
 	}
+}
+
+// exiting is a program in which the process of one end ends without Close, most often as soon as
+// its writes have returned.
+func (g *generator) exiting() {
+	g.p.Apart = true
+	first, other := &g.p.First, &g.p.Other
+	if g.one(3) {
+		first.Setup, other.Setup = g.setup(), g.setup()
+	}
+	most := 4096 << g.IntN(11)
+	for range 1 + g.IntN(4) {
+		other.Writing = append(other.Writing, g.writeOp(most))
+		if g.one(8) {
+			other.Writing = append(other.Writing, g.aside(SetWrite, ClearWrite))
+		}
+	}
+	switch g.IntN(8) {
+	case 0:
+		other.Control = []Op{{Do: Pause, Wait: g.ms(1, 60)}, {Do: Exit}}
+	case 1:
+		other.Control = []Op{{Do: AwaitTaken, Size: g.between(1, most)}, {Do: Exit}}
+	case 2:
+		other.Writing = append(other.Writing, Op{Do: CloseWrite}, Op{Do: Exit})
+	default:
+		other.Writing = append(other.Writing, Op{Do: Exit})
+	}
+	if g.one(4) {
+		first.Writing = append(first.Writing, g.writeOp(most))
+		if g.one(2) {
+			other.Reading = append(other.Reading, g.readOp(most))
+		} else {
+			other.Reading = append(other.Reading, Op{Do: Pause, Wait: time.Second}) // Nothing is read.
+		}
+	}
+	if !g.one(4) {
+		// What the first end sends, and be it the end of its stream, may meet a process that has ended.
+		first.Writing = append(first.Writing, Op{Do: AwaitEnd})
+	}
+	switch g.IntN(3) {
+	case 0:
+		first.Reading = append(first.Reading, Op{Do: Pause, Wait: g.ms(1, 300)})
+	case 1:
+		first.Reading = append(first.Reading, g.readOp(most), Op{Do: Pause, Wait: g.ms(1, 60)}, g.readOp(most))
+	}
+	if g.one(3) {
+		g.p.Link = g.link(int(other.bytes()))
+	}
+}
+
+// ahead is a program whose ends write everything before they read anything, as pipelines of
+// requests do. TCP has room for that.
+func (g *generator) ahead() {
+	const most, writes = 3200 << 10, 10_000
+	transfer := 0
+	switch g.IntN(4) {
+	case 0:
+		transfer = -1
+	case 1:
+		transfer = 64 << 10 << g.IntN(5)
+	}
+	for i := range 2 {
+		e := g.p.end(i)
+		e.Setup.TransferSize = transfer
+		if i == 1 && g.one(4) {
+			continue
+		}
+		each := 1 + g.IntN(2<<g.IntN(17))
+		left := min(most, writes*each)
+		if transfer > 0 && each >= transfer {
+			left = 1 << 20
+		}
+		for range 1 + g.IntN(3) {
+			if n := min(left, each*(1+g.IntN(left/each))); n > 0 {
+				e.Writing = append(e.Writing, Op{Do: Writes, Size: n, Part: each})
+				left -= n
+			}
+			if left < each {
+				break
+			}
+		}
+		e.Reading = []Op{{Do: AwaitWrote}}
+		if g.one(2) {
+			e.Reading = append(e.Reading, g.readOp(most))
+		}
+	}
+}
+
+// suspended is a program in which the process of one end is stopped for longer than keep-alive
+// waits, and goes on.
+func (g *generator) suspended() {
+	g.p.Apart = true
+	for i := range 2 {
+		e := g.p.end(i)
+		e.Setup.KeepAlive = g.ms(300, 600)
+		if g.one(4) {
+			e.Setup.TransferSize = 64 << 10 << g.IntN(5)
+		}
+		for range 1 + g.IntN(3) {
+			e.Writing = append(e.Writing, g.writeOp(1<<20))
+			if g.one(2) {
+				e.Writing = append(e.Writing, Op{Do: Pause, Wait: g.ms(1, 800)})
+			}
+		}
+		for range g.IntN(3) {
+			e.Reading = append(e.Reading, g.readOp(1<<20))
+		}
+		if g.one(6) {
+			e.Control = []Op{{Do: Pause, Wait: g.ms(100, 800)}, {Do: SetWrite, Wait: g.ms(1, 100)}}
+		}
+		if i == 0 && g.one(6) {
+			e.Control = append(e.Control, Op{Do: Pause, Wait: g.ms(60, 500)}, Op{Do: Close})
+		}
+	}
+	g.p.Link.Faults = []Fault{{Do: Suspend, At: g.ms(1, 150), For: g.ms(700, 2500)}}
 }
 
 // severed is a program whose connection is reset in the middle.

@@ -72,6 +72,8 @@ type endFacts struct {
 	lost                          time.Duration // lost is when a call reported an end after which nothing can be read.
 	told                          time.Duration // told is when the first call began that reported the end.
 	broke                         time.Duration // broke is when it sent a malformed message.
+	exited                        time.Duration // exited is when its process ended without Close.
+	cutShort                      bool          // cutShort is set if its last call that writes was cut short, or did not block.
 }
 
 // Judge returns the results in a trace that the contract of net.Conn does not permit.
@@ -87,6 +89,9 @@ func Judge(p *Program, t *Trace) []Violation {
 	}
 	if t.Hang != "" {
 		found(false, "calls return after Close", "%v", t.Hang)
+	}
+	if t.Died != "" {
+		found(false, "a process ends when it is told to", "%s", t.Died)
 	}
 	if t.GaveUp > 0 && !p.Link.frozen() && !f.allowed(mayStall, nil) {
 		found(false, "what is written arrives", "nothing had moved for long at %.0f ms: end 0 has written %d and read %d bytes, end 1 %d and %d",
@@ -129,7 +134,7 @@ func (f *facts) foreign(end int) bool {
 func gather(p *Program, t *Trace) *facts {
 	f := &facts{p: p, t: t, reset: never, freeze: never}
 	for i := range f.ends {
-		f.ends[i] = endFacts{closed: never, closeWrite: never, closeRead: never, cut: never, over: never, dead: never, lost: never, told: never, broke: never}
+		f.ends[i] = endFacts{closed: never, closeWrite: never, closeRead: never, cut: never, over: never, dead: never, lost: never, told: never, broke: never, exited: never}
 	}
 	for _, e := range t.Link {
 		switch {
@@ -148,6 +153,8 @@ func gather(p *Program, t *Trace) *facts {
 			if c.Class == OK {
 				e.over = min(e.over, c.Return)
 			}
+		case c.Do == Exit:
+			e.exited, e.closed = c.Start, min(e.closed, c.Start) // The process ends as if it called Close.
 		case c.Do == CloseWrite:
 			e.closeWrite = min(e.closeWrite, c.Start)
 		case c.Do == CloseRead:
@@ -164,6 +171,7 @@ func gather(p *Program, t *Trace) *facts {
 			case c.Class != OK && (c.More > 0 || c.N > 0 && (c.Do == Pieces || c.Do == TryMsg || c.Do == Queue)):
 				e.cut = min(e.cut, c.Start)
 			}
+			e.cutShort = c.Class != OK || c.Do == TryMsg
 			switch c.Do {
 			case Pieces, TryMsg:
 				if c.N > 0 {
@@ -202,6 +210,9 @@ type report func(timing bool, rule, format string, args ...any)
 func (f *facts) judgeResult(c *Call, found report) {
 	me, peer := &f.ends[c.End], &f.ends[1-c.End]
 	data := c.Do.writes() || c.Do.reads()
+	if c.Do.writes() && c.N > c.Asked-c.Bad {
+		found(false, "n is what was taken", "%v", c)
+	}
 	if data && (c.N < 0 || c.N > max(c.Asked, 0) && c.Do != WriteTo) {
 		found(false, "n", "%v", c)
 	}
@@ -254,6 +265,10 @@ func (f *facts) judgeResult(c *Call, found report) {
 		}
 	case TimedOut:
 		permitted = f.silent(c)
+	case BadAddress:
+		permitted = c.Bad > 0
+	case Ended:
+		permitted = me.exited != never
 	case Again:
 		permitted = c.Do == TryMsg && c.N == 0
 	case Short:
@@ -284,7 +299,7 @@ func (f *facts) judgeEnd(c *Call, found report) {
 		found(false, "a malformed message is an error, not the end", "%v", c)
 	case min(peer.closeWrite, peer.closed) > c.Return:
 		found(false, "the stream ends when the peer ends it", "%v", c)
-	case read < peer.taken:
+	case read < peer.taken && !f.allowed(mayLose, c):
 		found(false, "EOF comes behind all that was written", "%v; end %d had read %d of %d bytes", c, c.End, read, peer.taken)
 	}
 }
@@ -339,11 +354,12 @@ func (f *facts) returned(end int, do Kind) time.Duration {
 	return never
 }
 
-// gone returns when an end found that the other end was silent, and closed the connection.
+// gone returns when an end may have found that the other end was silent, and have closed the
+// connection. The calls that report it return a little later.
 func (f *facts) gone(end int) time.Duration {
 	for i := range f.t.Calls {
 		if c := &f.t.Calls[i]; c.End == end && c.Class == TimedOut {
-			return c.Return
+			return max(c.Start, c.Return-f.slack())
 		}
 	}
 	return never
@@ -459,9 +475,23 @@ func (f *facts) overrun() time.Duration {
 	return bound + 4*f.p.Link.Delay
 }
 
+// took returns how long the call took from a moment on, but for the time for which its process was
+// stopped.
+func (f *facts) took(c *Call, from time.Duration) time.Duration {
+	d := c.Return - from
+	if c.End == 1 {
+		for _, e := range f.t.Link {
+			if e.Do == Suspend {
+				d -= max(0, min(e.When+e.For, c.Return)-max(e.When, from))
+			}
+		}
+	}
+	return d
+}
+
 // atOnce checks that a call did not wait for the peer.
 func (f *facts) atOnce(c *Call, slack time.Duration, found report) {
-	if took := c.Return - c.Start; took > closeBound+slack && !f.allowed(maySlow, c) {
+	if took := f.took(c, c.Start); took > closeBound+slack && !f.allowed(maySlow, c) {
 		found(true, fmt.Sprintf("%v returns within %v", c.Do, closeBound), "%v, which is %.0f ms", c, ms(took))
 	}
 }
@@ -481,10 +511,10 @@ func (f *facts) judgeTime(c *Call, found report) {
 	if !c.Do.reads() && !c.Do.writes() && c.Do != CloseWrite {
 		return
 	}
-	if d := f.overdue(c); d != never && c.Return-d > bound+slack && !f.allowed(maySlow, c) {
+	if d := f.overdue(c); d != never && f.took(c, d) > bound+slack && !f.allowed(maySlow, c) {
 		found(true, fmt.Sprintf("a deadline is overrun by %v at most", deadlineBound), "%v, which is %.0f ms behind it", c, ms(c.Return-d))
 	}
-	if d := f.ends[c.End].closed; d != never && c.Return-max(d, c.Start) > bound+slack && !f.allowed(maySlow, c) {
+	if d := f.ends[c.End].closed; d != never && f.took(c, max(d, c.Start)) > bound+slack && !f.allowed(maySlow, c) {
 		found(true, fmt.Sprintf("calls return within %v of Close", deadlineBound), "%v, which is %.0f ms behind Close", c, ms(c.Return-max(d, c.Start)))
 	}
 	s := f.p.end(c.End).Setup

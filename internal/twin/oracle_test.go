@@ -59,6 +59,23 @@ func TestOracle(t *testing.T) {
 	dueFirst.End = 0
 	gaveUp := other(call(Closing, Close, 1390, 1400, 0, 0, OK))
 	const transfer = 128 << 10
+	exit := call(Writing, Exit, 4, 4, 0, 0, OK)
+	ended := call(Writing, Write, 3, 4, 0, 100, Ended)
+	ended.More = 100
+	cutShort := call(Writing, Write, 1, 3, 300<<10, 400<<10, Deadline)
+	bad := call(Writing, Write, 1, 2, 50, 100, BadAddress)
+	bad.Bad = 50
+	tooGood := bad
+	tooGood.N = 60
+	suspend := []Event{{Fault{Do: Suspend, For: 400 * at}, 1 * at}}
+	var ahead, aheadLarge Program
+	ahead.Other.Reading = []Op{{Do: AwaitWrote}}
+	aheadLarge.Other.Reading = ahead.Other.Reading
+	aheadLarge.First.Setup.TransferSize = transfer
+	wroteLarge := call(Writing, Writes, 1, 2, 2<<20, 2<<20, OK)
+	wroteLarge.Each = transfer
+	wroteSmall := wroteLarge
+	wroteSmall.Each = 100
 	for _, tt := range []struct {
 		name  string
 		rule  string // the beginning of the one that is broken, empty for none
@@ -211,6 +228,40 @@ func TestOracle(t *testing.T) {
 			[]Call{other(call(Reading, Read, 1, 2000, 0, 100, Closed)), other(call(Closing, Close, 1990, 2000, 0, 0, OK))}},
 		{"silence of a link that carries", "the error has a cause", impatient, Trace{}, []Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
 		{"silence of a machine that runs nobody", "", impatient, Trace{Noise: 100 * at}, []Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
+		{"a process ends", "", Program{}, Trace{Held: true}, []Call{wrote, exit, read, eof}},
+		{"a process ends, and bytes are lost", "EOF comes behind", Program{}, Trace{Held: true}, []Call{wrote, exit, eof}},
+		{"a process ends with a reset", "what was written before Close", Program{}, Trace{Held: true},
+			[]Call{wrote, exit, read, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
+		{"a process ends, and its peer had more for it", "", Program{}, Trace{Held: true},
+			[]Call{wrote, other(wrote), exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
+		{"a process ends, and its peer had ended its stream", "", Program{}, Trace{Held: true},
+			[]Call{wrote, other(closeWrite), exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
+		{"a process ends, and its device with it", "", Program{}, Trace{}, []Call{wrote, exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
+		{"a process ends, and its device loses bytes in silence", "EOF comes behind", Program{}, Trace{}, []Call{wrote, exit, eof}},
+		{"a process ends behind a call that was cut short", "", Program{}, Trace{Held: true},
+			[]Call{dueFirst, cutShort, exit, other(call(Reading, Read, 1, 3, 44<<10, 64<<10, OK)), eof}},
+		{"a process ends behind a call that was cut short, and too much is lost", "EOF comes behind", Program{}, Trace{Held: true},
+			[]Call{dueFirst, cutShort, exit, other(call(Reading, Read, 1, 3, 43<<10, 64<<10, OK)), eof}},
+		{"a process ends during a call", "", Program{}, Trace{Held: true}, []Call{wrote, exit, ended, other(call(Reading, Read, 1, 5, 150, 200, OK)), eof}},
+		{"a process ends during a call that had taken less", "n is what", Program{}, Trace{Held: true},
+			[]Call{wrote, exit, ended, other(call(Reading, Read, 1, 5, 201, 300, OK)), eof}},
+		{"a call is ended by nothing", "the error has", Program{}, Trace{Held: true}, []Call{ended}},
+		{"a process ends by itself", "a process ends when", Program{}, Trace{Died: "exit status 2"}, nil},
+		{"memory that cannot be accessed", "", Program{}, Trace{}, []Call{bad, other(call(Reading, Read, 1, 3, 50, 200, OK))}},
+		{"more was taken than can be accessed", "n is what", Program{}, Trace{}, []Call{tooGood}},
+		{"memory that can be accessed", "the error has", Program{}, Trace{}, []Call{call(Writing, Write, 1, 2, 50, 100, BadAddress)}},
+		{"a deadline of a process that is stopped", "", Program{}, Trace{Link: suspend}, []Call{due, other(call(Reading, Read, 1, 650, 0, 100, Deadline))}},
+		{"a deadline overrun by a process that goes on", "a deadline is overrun", Program{}, Trace{Link: suspend},
+			[]Call{due, other(call(Reading, Read, 1, 750, 0, 100, Deadline))}},
+		{"a deadline beside a process that is stopped", "a deadline is overrun", Program{}, Trace{Link: suspend},
+			[]Call{dueFirst, call(Writing, Write, 1, 650, 0, 100, Deadline)}},
+		{"a process that is stopped", "", impatient, Trace{Link: suspend}, []Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
+		{"a process that is stopped, and its kernel answers", "the error has", impatient, Trace{Link: suspend, Answered: true},
+			[]Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
+		{"nobody reads", "what is written", ahead, Trace{Held: true, GaveUp: 1000 * at}, []Call{wroteLarge}},
+		{"nobody reads, over TCP", "", ahead, Trace{Network: "tcp", GaveUp: 1000 * at}, []Call{wroteLarge}},
+		{"nobody reads small writes", "what is written", aheadLarge, Trace{GaveUp: 1000 * at}, []Call{wroteSmall}},
+		{"nobody reads large writes", "", aheadLarge, Trace{GaveUp: 1000 * at}, []Call{wroteLarge}},
 		{"nothing moves", "what is written arrives", Program{}, Trace{GaveUp: 1000 * at}, nil},
 		{"nothing moves on a cut link", "", frozen, Trace{GaveUp: 1000 * at, Link: freeze}, nil},
 		{"a call hangs", "calls return after Close", Program{}, Trace{Hang: "stacks"}, nil},
@@ -300,7 +351,7 @@ func TestExemptions(t *testing.T) {
 // TestGenerate checks that programs depend on their seed alone, that they are Go code when
 // they are printed, and that there are some of each kind.
 func TestGenerate(t *testing.T) {
-	kinds, peers, faults := make(map[Kind]int), make(map[Peer]int), make(map[FaultKind]int)
+	kinds, peers, faults, memories := make(map[Kind]int), make(map[Peer]int), make(map[FaultKind]int), make(map[Memory]int)
 	for seed := range uint64(500) {
 		p := Generate(seed)
 		text := p.GoString()
@@ -313,6 +364,7 @@ func TestGenerate(t *testing.T) {
 		for _, l := range p.lanes() {
 			for _, op := range *l {
 				kinds[op.Do]++
+				memories[op.Memory]++
 			}
 		}
 		for _, f := range p.Link.Faults {
@@ -325,9 +377,14 @@ func TestGenerate(t *testing.T) {
 			t.Errorf("no %v", name)
 		}
 	}
-	for k := Stop; k <= Reset; k++ {
+	for k := Stop; k <= Suspend; k++ {
 		if faults[k] == 0 {
 			t.Errorf("no %v", k)
+		}
+	}
+	for k, name := range memoryNames {
+		if memories[Memory(k)] == 0 {
+			t.Errorf("no memory %v", name)
 		}
 	}
 	for k, name := range peerNames {
@@ -340,7 +397,7 @@ func TestGenerate(t *testing.T) {
 // TestShrink has a program shrunk to what a condition needs.
 func TestShrink(t *testing.T) {
 	p := Generate(1)
-	p.First.Writing = append(p.First.Writing, Op{Do: Write, Size: 100_000, Own: true})
+	p.First.Writing = append(p.First.Writing, Op{Do: Write, Size: 100_000, Memory: Own})
 	got := Shrink(p, 1000, func(p *Program) bool {
 		for _, op := range p.First.Writing {
 			if op.Do == Write && op.Size >= 1000 {
@@ -353,7 +410,7 @@ func TestShrink(t *testing.T) {
 	for _, l := range got.lanes() {
 		total += len(*l)
 	}
-	if total != 1 || got.First.Writing[0].Size > 1400 || got.First.Writing[0].Own || !got.Link.direct() || got.First.Setup != (Setup{}) {
+	if total != 1 || got.First.Writing[0].Size > 1400 || got.First.Writing[0].Memory != Heap || !got.Link.direct() || got.First.Setup != (Setup{}) {
 		t.Errorf("%#v", got)
 	}
 }

@@ -31,12 +31,12 @@ func (c *plainConn) SetWriteDeadline(time.Time) error { return errors.ErrUnsuppo
 func (c *plainConn) LocalAddr() net.Addr              { return nil }
 func (c *plainConn) RemoteAddr() net.Addr             { return nil }
 
-func (r *run) dialPlain(ctx context.Context, to netip.AddrPort) (conn, error) {
+func (r *run) dialPlain(ctx context.Context, to netip.AddrPort) (player, error) {
 	p, err := smbdpeer.Dial(ctx, r.m.Provider, to)
 	if err != nil {
 		return nil, err
 	}
-	return &plainConn{p}, nil
+	return r.newEnd(1, &plainConn{p}), nil
 }
 
 func (r *run) listenPlain(ctx context.Context) (*listener, error) {
@@ -50,12 +50,12 @@ func (r *run) listenPlain(ctx context.Context) (*listener, error) {
 	}
 	return &listener{
 		addr: ln.Addr().String(),
-		accept: func() (conn, error) {
+		accept: func() (player, error) {
 			p, err := ln.Accept(ctx)
 			if err != nil {
 				return nil, err
 			}
-			return &plainConn{p}, nil
+			return r.newEnd(1, &plainConn{p}), nil
 		},
 		close: ln.Close,
 	}, nil

@@ -16,7 +16,10 @@ func (p *Program) GoString() string {
 	if p.Swap {
 		b.WriteString("\tSwap: true,\n")
 	}
-	if !p.Link.direct() {
+	if p.Apart {
+		b.WriteString("\tApart: true,\n")
+	}
+	if !p.Link.direct() || len(p.Link.Faults) > 0 {
 		b.WriteString("\tLink: Link{")
 		var f fields
 		f.duration("Delay", p.Link.Delay)
@@ -80,8 +83,8 @@ func (op Op) String() string {
 	f.number("Size", int64(op.Size))
 	f.number("Part", int64(op.Part))
 	f.duration("Wait", op.Wait)
-	if op.Own {
-		f = append(f, "Own: true")
+	if op.Memory != Heap {
+		f = append(f, "Memory: "+op.Memory.String())
 	}
 	return f.String()
 }

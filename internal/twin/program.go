@@ -1,6 +1,7 @@
 package twin
 
 import (
+	"slices"
 	"time"
 
 	"github.com/rdmanet/rdmanet"
@@ -18,6 +19,7 @@ const (
 	// time.
 	ReadFrom
 
+	Writes   // Writes writes Size bytes by Writes of Part bytes each.
 	Buffers  // Buffers writes Size bytes by net.Buffers of Part bytes each.
 	WriteMsg // WriteMsg writes Size bytes by WriteMsg.
 	Pieces   // Pieces writes Size bytes by WriteMsg with Partial, Part bytes at a time.
@@ -39,6 +41,8 @@ const (
 	Meet       // Meet waits for every lane that has a Meet of the same Size.
 	AwaitTaken // AwaitTaken waits until this end's calls have written Size bytes.
 	AwaitRead  // AwaitRead waits until this end has read Size bytes.
+	AwaitWrote // AwaitWrote waits, without a limit, until this end's writing lane has done all of its operations.
+	AwaitEnd   // AwaitEnd waits, without a limit, until this end's reading lane is done.
 	SetRead    // SetRead calls SetReadDeadline, Wait from now.
 	SetWrite   // SetWrite calls SetWriteDeadline, Wait from now.
 	SetBoth    // SetBoth calls SetDeadline, Wait from now.
@@ -47,14 +51,15 @@ const (
 	CloseWrite // CloseWrite calls CloseWrite.
 	CloseRead  // CloseRead calls CloseRead.
 	Close      // Close calls Close.
+	Exit       // Exit ends the process of the second end, without Close. The program is Apart.
 )
 
 var kindNames = map[Kind]string{
-	Write: "Write", ReadFrom: "ReadFrom", Buffers: "Buffers", WriteMsg: "WriteMsg", Pieces: "Pieces", TryMsg: "TryMsg",
+	Write: "Write", ReadFrom: "ReadFrom", Writes: "Writes", Buffers: "Buffers", WriteMsg: "WriteMsg", Pieces: "Pieces", TryMsg: "TryMsg",
 	Queue: "Queue", Malformed: "Malformed", Read: "Read", ReadFull: "ReadFull", WriteTo: "WriteTo", ReadMsg: "ReadMsg",
-	ReadPiece: "ReadPiece", Pause: "Pause", Meet: "Meet", AwaitTaken: "AwaitTaken", AwaitRead: "AwaitRead", SetRead: "SetRead",
+	ReadPiece: "ReadPiece", Pause: "Pause", Meet: "Meet", AwaitTaken: "AwaitTaken", AwaitRead: "AwaitRead", AwaitWrote: "AwaitWrote", AwaitEnd: "AwaitEnd", SetRead: "SetRead",
 	SetWrite: "SetWrite", SetBoth: "SetBoth", ClearRead: "ClearRead", ClearWrite: "ClearWrite", CloseWrite: "CloseWrite",
-	CloseRead: "CloseRead", Close: "Close",
+	CloseRead: "CloseRead", Close: "Close", Exit: "Exit",
 }
 
 // String returns the name of the constant.
@@ -78,11 +83,45 @@ func (k Kind) message() bool {
 
 // An Op is one operation of a lane.
 type Op struct {
-	Do   Kind
-	Size int           // Size is in bytes.
-	Part int           // Part is how many bytes are used at a time.
-	Wait time.Duration // Wait is a time, or the distance of a deadline, which may be in the past.
-	Own  bool          // Own is set if the memory is a Buffer of rdmanet, and not of the Go heap.
+	Do     Kind
+	Size   int           // Size is in bytes.
+	Part   int           // Part is how many bytes are used at a time.
+	Wait   time.Duration // Wait is a time, or the distance of a deadline, which may be in the past.
+	Memory Memory        // Memory is where the bytes are.
+}
+
+// Memory is a kind of memory.
+type Memory uint8
+
+// These are the kinds of memory.
+const (
+	Heap   Memory = iota // Heap: Go's heap.
+	Own                  // Own: a Buffer of rdmanet.
+	Mapped               // Mapped: a file that is mapped, and unmapped when the operation is done.
+	Cut                  // Cut: a mapped file that was cut short, so that the second half cannot be accessed.
+)
+
+var memoryNames = [...]string{"Heap", "Own", "Mapped", "Cut"}
+
+// String returns the name of the constant.
+func (m Memory) String() string { return memoryNames[m] }
+
+// good returns how many of n bytes can be accessed.
+func (m Memory) good(n int) int {
+	if m == Cut {
+		return n / 2
+	}
+	return n
+}
+
+// mayBeCut reports whether an operation may use memory that cannot be accessed. The others touch
+// it themselves.
+func (k Kind) mayBeCut() bool {
+	switch k {
+	case Write, Writes, Buffers, WriteMsg, Read, ReadFull:
+		return true
+	}
+	return false
 }
 
 // An End is what one end does. The three lanes run at the same time. When the writing lane
@@ -180,7 +219,9 @@ type Link struct {
 }
 
 // direct reports whether the ends can be connected without a proxy.
-func (l Link) direct() bool { return l.Delay == 0 && l.Rate == 0 && len(l.Faults) == 0 }
+func (l Link) direct() bool {
+	return l.Delay == 0 && l.Rate == 0 && !slices.ContainsFunc(l.Faults, func(f Fault) bool { return !f.process() })
+}
 
 // frozen reports whether the link carries nothing any more at the end of the program.
 func (l Link) frozen() bool {
@@ -202,6 +243,9 @@ func (l Link) cut() bool {
 	return false
 }
 
+// process reports whether the fault is one of the second end's process, and not of the link.
+func (f Fault) process() bool { return f.Do == Suspend }
+
 // FaultKind is what a Fault does.
 type FaultKind uint8
 
@@ -210,9 +254,12 @@ const (
 	Stop   FaultKind = iota + 1 // Stop: the link carries nothing for a while.
 	Freeze                      // Freeze: the link carries nothing any more. Kernels still answer each other.
 	Reset                       // Reset: both ends get a TCP reset.
+
+	// Suspend: the process of the second end is stopped for a while. The program is Apart.
+	Suspend
 )
 
-var faultNames = [...]string{"", "Stop", "Freeze", "Reset"}
+var faultNames = [...]string{"", "Stop", "Freeze", "Reset", "Suspend"}
 
 // String returns the name of the constant.
 func (k FaultKind) String() string { return faultNames[k] }
@@ -232,10 +279,17 @@ type Program struct {
 	Seed  uint64 // Seed is the seed of the bytes.
 	Peer  Peer   // Peer is the kind of the second end.
 	Swap  bool   // Swap is set if the second end dials.
+	Apart bool   // Apart is set if the second end has a process of its own.
 	Link  Link
 	First End
 	Other End
 }
+
+// suspends reports whether the second end's process is stopped for a while.
+func (p *Program) suspends() bool { return slices.ContainsFunc(p.Link.Faults, Fault.process) }
+
+// ahead reports whether an end reads only when it has written everything.
+func (p *Program) ahead() bool { return p.First.has(AwaitWrote) || p.Other.has(AwaitWrote) }
 
 func (p *Program) end(i int) *End {
 	if i == 0 {
@@ -277,12 +331,13 @@ func (e *End) has(kinds ...Kind) bool {
 }
 
 // bytes returns how many bytes the program writes, both ends together.
-func (p *Program) bytes() (n int64) {
-	for _, l := range p.lanes() {
-		for _, op := range *l {
-			if op.Do.writes() && op.Do != Malformed {
-				n += int64(op.Size)
-			}
+func (p *Program) bytes() int64 { return p.First.bytes() + p.Other.bytes() }
+
+// bytes returns how many bytes the end writes.
+func (e *End) bytes() (n int64) {
+	for _, op := range e.Writing {
+		if op.Do.writes() && op.Do != Malformed {
+			n += int64(op.Size)
 		}
 	}
 	return n

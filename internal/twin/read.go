@@ -20,10 +20,10 @@ func (l *lane) receive(op Op) {
 		if part <= 0 {
 			part = max(1, op.Size)
 		}
-		b, free := memory(min(part, op.Size), op.Own)
-		defer free()
+		k := newBlock(min(part, op.Size), op.Memory)
+		defer k.free()
 		for left := op.Size; left > 0; {
-			n, class := l.readOnce(b[:min(len(b), left)])
+			n, class := l.readOnce(k.part(0, min(len(k.b), left)))
 			if left -= n; class != OK {
 				return
 			}
@@ -31,20 +31,20 @@ func (l *lane) receive(op Op) {
 	case op.Do == WriteTo:
 		l.writeTo(op)
 	case op.Do == ReadMsg && rc != nil, op.Do == ReadPiece && rc != nil:
-		b, free := memory(op.Size, op.Own)
-		defer free()
-		l.readMessage(op.Do, rc, b)
+		k := newBlock(op.Size, op.Memory)
+		defer k.free()
+		l.readMessage(op.Do, rc, k.b)
 	default:
-		b, free := memory(op.Size, op.Own)
-		defer free()
-		l.readOnce(b)
+		k := newBlock(op.Size, op.Memory)
+		defer k.free()
+		l.readOnce(k)
 	}
 }
 
 // got checks what was received, and records the call.
 func (l *lane) got(c Call, p []byte, n int, err error) Class {
 	c.N = int64(n)
-	if n < 0 || n > len(p) {
+	if n < 0 || int64(n) > int64(len(p))-c.Bad {
 		c.Wrong = fmt.Sprintf("n is %d of %d", n, len(p))
 	} else {
 		c.Wrong = l.wanted.differ(p[:n], l.read.Load())
@@ -59,17 +59,17 @@ func (l *lane) gotten(c Call, err error) Class {
 		l.moved.Add(1)
 	}
 	switch class {
-	case OK, Deadline, Short:
+	case OK, Deadline, Short, BadAddress:
 	default:
 		l.fatal++
 	}
 	return class
 }
 
-func (l *lane) readOnce(b []byte) (int, Class) {
-	c := Call{End: l.i, Lane: l.which, Do: Read, Start: l.now(), Asked: int64(len(b))}
-	n, err := l.conn.Read(b)
-	return n, l.got(c, b, n, err)
+func (l *lane) readOnce(k block) (int, Class) {
+	c := Call{End: l.i, Lane: l.which, Do: Read, Start: l.now(), Asked: int64(len(k.b)), Bad: k.bad()}
+	n, err := l.conn.Read(k.b)
+	return n, l.got(c, k.b, n, err)
 }
 
 // readMessage reads a message, or the part of it that was received.
@@ -141,16 +141,14 @@ func (l *lane) writeTo(op Op) {
 // ended records a WriteTo that came to the end of the stream.
 func (l *lane) ended(c Call) {
 	c.Return = l.now()
-	l.mu.Lock()
-	l.calls = append(l.calls, c)
-	l.mu.Unlock()
+	l.put(c)
 	l.moved.Add(1)
 	l.fatal++
 }
 
 // endReading reads to the end of the stream.
 func (l *lane) endReading() {
-	b := make([]byte, drainBytes)
+	k := newBlock(drainBytes, Heap)
 	plain, _ := l.conn.(*plainConn)
 	for {
 		if plain != nil {
@@ -159,7 +157,7 @@ func (l *lane) endReading() {
 			}
 			plain.Peer.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 		}
-		_, class := l.readOnce(b)
+		_, class := l.readOnce(k)
 		switch class {
 		case OK:
 		case Deadline:

@@ -49,28 +49,47 @@ type run struct {
 	p       *Program
 	m       *Machine
 	network string
-	ends    [2]*end
+	ends    [2]*end // ends are those in this process.
 	link    *link
 	meets   *meetings
 	moved   atomic.Int64 // moved changes whenever something happens.
 	resting atomic.Int64 // resting counts the lanes that pause.
 	closing sync.WaitGroup
 	over    chan struct{}
+
+	suspended []Event // suspended has the times at which the second end's process was stopped.
+	died      string  // died is why that process has ended, if that was its own fault.
+}
+
+// A player is an end that is connected, in this process or in another one.
+type player interface {
+	play()      // play runs the lanes, and returns when the end is closed or its process has ended.
+	close(Lane) // close closes the end.
+	drop()      // drop closes the end of a run that did not begin.
 }
 
 // end is one end of a run.
 type end struct {
 	*run
-	i      int
-	spec   *End
-	conn   conn
-	sent   stream // sent is what this end writes.
-	wanted stream // wanted is what it reads.
-	taken  atomic.Int64
-	read   atomic.Int64
-	wrote  chan struct{} // wrote is closed when the writing lane is done.
-	closed chan struct{} // closed is closed when Close has begun.
-	once   sync.Once
+	i       int
+	spec    *End
+	conn    conn
+	sent    stream // sent is what this end writes.
+	wanted  stream // wanted is what it reads.
+	taken   atomic.Int64
+	read    atomic.Int64
+	readAll chan struct{} // readAll is closed when the reading lane is done.
+	through chan struct{} // through is closed when the writing lane has done its operations.
+	wrote   chan struct{} // wrote is closed when the writing lane is done.
+	closed  chan struct{} // closed is closed when Close has begun.
+	once    sync.Once
+}
+
+func (r *run) newEnd(i int, c conn) *end {
+	e := &end{run: r, i: i, spec: r.p.end(i), conn: c, sent: newStream(r.p.Seed, i), wanted: newStream(r.p.Seed, 1-i),
+		readAll: make(chan struct{}), through: make(chan struct{}), wrote: make(chan struct{}), closed: make(chan struct{})}
+	r.ends[i] = e
+	return e
 }
 
 // Run runs a program over "tcp" or "rdma".
@@ -78,10 +97,11 @@ func Run(m *Machine, p *Program, network string) *Trace {
 	// The link is a proxy, so kernels of this host answer each other on either side of it. Only
 	// on Linux the software device asks them.
 	answered := network == "tcp" || m.Linked && runtime.GOOS == "linux"
-	t := &Trace{Network: network, Slow: m.Slow && network == "rdma", Answered: answered}
+	held := answered && p.First.Setup.TransferSize <= 0 && p.Other.Setup.TransferSize <= 0 && p.Peer == Rdmanet
+	t := &Trace{Network: network, Slow: m.Slow && network == "rdma", Answered: answered, Held: held}
 	began := time.Now()
 	r := &run{recorder: &recorder{}, p: p, m: m, network: network, over: make(chan struct{}), meets: newMeetings(p)}
-	conns, err := r.connect()
+	players, err := r.connect()
 	if err != nil {
 		t.Failed, t.Duration = err.Error(), time.Since(began)
 		if r.link != nil {
@@ -94,13 +114,8 @@ func Run(m *Machine, p *Program, network string) *Trace {
 		r.link.begin(r.start)
 	}
 	var lanes sync.WaitGroup
-	for i, c := range conns {
-		e := &end{run: r, i: i, spec: p.end(i), conn: c, sent: newStream(p.Seed, i), wanted: newStream(p.Seed, 1-i),
-			wrote: make(chan struct{}), closed: make(chan struct{})}
-		r.ends[i] = e
-	}
-	for _, e := range r.ends {
-		lanes.Go(e.run3)
+	for _, e := range players {
+		lanes.Go(e.play)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -108,7 +123,7 @@ func Run(m *Machine, p *Program, network string) *Trace {
 		r.closing.Wait() // watch adds to it only while a lane hangs.
 		close(done)
 	}()
-	r.watch(t, done)
+	r.watch(t, done, players)
 	t.Duration = r.now()
 	if r.link != nil {
 		t.Link = r.link.faults()
@@ -124,6 +139,7 @@ func Run(m *Machine, p *Program, network string) *Trace {
 	r.mu.Lock()
 	t.Calls = append([]Call(nil), r.calls...)
 	r.mu.Unlock()
+	t.Link, t.Died = append(t.Link, r.suspended...), r.died
 	t.Noise = m.Noise.Since(began)
 	return t
 }
@@ -148,7 +164,7 @@ func (r *run) stall() time.Duration {
 }
 
 // watch waits for the lanes. When nothing moves any more, it closes both ends.
-func (r *run) watch(t *Trace, done chan struct{}) {
+func (r *run) watch(t *Trace, done chan struct{}, players [2]player) {
 	defer close(r.over)
 	limit := r.stall()
 	last, since := int64(-1), time.Now()
@@ -172,8 +188,8 @@ func (r *run) watch(t *Trace, done chan struct{}) {
 		}
 	}
 	t.GaveUp = r.now()
-	r.closing.Add(len(r.ends))
-	for _, e := range r.ends {
+	r.closing.Add(len(players))
+	for _, e := range players {
 		go func() {
 			defer r.closing.Done()
 			e.close(Closing)
@@ -184,11 +200,14 @@ func (r *run) watch(t *Trace, done chan struct{}) {
 	case <-time.After(hangTime):
 		buf := make([]byte, 1<<20)
 		t.Hang = string(buf[:runtime.Stack(buf, true)])
+		if p, ok := players[1].(*process); ok {
+			p.cmd.Process.Kill()
+		}
 	}
 }
 
 // connect makes the connection, and the link between its ends.
-func (r *run) connect() ([2]conn, error) {
+func (r *run) connect() ([2]player, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	first, other := 0, 1 // first listens, and other dials.
@@ -214,59 +233,88 @@ func (r *run) portTaken(err error) bool {
 	return r.network == "rdma" && r.m.Device != iwarp.Name && errors.Is(err, errno.EADDRNOTAVAIL)
 }
 
-func (r *run) connectOnce(ctx context.Context, listens, dials int) (conns [2]conn, err error) {
-	ln, err := r.listen(ctx, listens)
+func (r *run) connectOnce(ctx context.Context, listens, dials int) (players [2]player, err error) {
+	ln, err := r.listener(ctx, listens)
 	if err != nil {
-		return conns, err
+		return players, err
 	}
 	defer ln.close()
 	target := ln.addr
 	if r.m.Linked && !r.p.Link.direct() {
 		if r.link, err = newLink(r.p.Link, target); err != nil {
-			return conns, err
+			return players, err
 		}
 		target = r.link.addr()
 	}
 	type result struct {
-		c   conn
+		e   player
 		err error
 	}
 	accepted := make(chan result, 1)
 	go func() {
-		c, err := ln.accept()
-		accepted <- result{c, err}
+		e, err := ln.accept()
+		accepted <- result{e, err}
 	}()
-	c, err := r.dial(ctx, dials, target)
+	e, err := r.dialer(ctx, dials, target)
 	if err != nil {
 		ln.close()
 		if a := <-accepted; a.err == nil {
-			a.c.Close()
+			a.e.drop()
 		}
-		return conns, fmt.Errorf("dial: %w", err)
+		return players, fmt.Errorf("dial: %w", err)
 	}
-	conns[dials] = c
+	players[dials] = e
 	select {
 	case a := <-accepted:
 		if a.err != nil {
-			c.Close()
-			return conns, fmt.Errorf("accept: %w", a.err)
+			e.drop()
+			return players, fmt.Errorf("accept: %w", a.err)
 		}
-		conns[listens] = a.c
+		players[listens] = a.e
 	case <-ctx.Done():
-		c.Close()
+		e.drop()
 		ln.close()
 		if a := <-accepted; a.err == nil {
-			a.c.Close()
+			a.e.drop()
 		}
-		return conns, fmt.Errorf("accept: %w", ctx.Err())
+		return players, fmt.Errorf("accept: %w", ctx.Err())
 	}
-	return conns, nil
+	return players, nil
+}
+
+// listener has an end listen, in its process.
+func (r *run) listener(ctx context.Context, i int) (*listener, error) {
+	if !r.p.Apart || i == 0 {
+		return r.listen(ctx, i)
+	}
+	p, err := r.startProcess("")
+	if err != nil {
+		return nil, err
+	}
+	n, err := p.hear()
+	if err != nil {
+		p.drop()
+		return nil, fmt.Errorf("%w\n%s", err, p.output.String())
+	}
+	return &listener{addr: n.Address, accept: p.connected, close: func() error { return nil }}, nil
+}
+
+// dialer has an end dial, in its process.
+func (r *run) dialer(ctx context.Context, i int, target string) (player, error) {
+	if !r.p.Apart || i == 0 {
+		return r.dial(ctx, i, target)
+	}
+	p, err := r.startProcess(target)
+	if err != nil {
+		return nil, err
+	}
+	return p.connected()
 }
 
 // listener is a listener of any network.
 type listener struct {
 	addr   string
-	accept func() (conn, error)
+	accept func() (player, error)
 	close  func() error
 }
 
@@ -288,25 +336,25 @@ func (r *run) listen(ctx context.Context, i int) (*listener, error) {
 	}
 	return &listener{
 		addr: ln.Addr().String(),
-		accept: func() (conn, error) {
+		accept: func() (player, error) {
 			c, err := ln.Accept()
 			if err != nil {
 				return nil, err
 			}
-			return c.(conn), nil
+			return r.newEnd(i, c.(conn)), nil
 		},
 		close: ln.Close,
 	}, nil
 }
 
-func (r *run) dial(ctx context.Context, i int, target string) (conn, error) {
+func (r *run) dial(ctx context.Context, i int, target string) (player, error) {
 	switch {
 	case r.network == "tcp":
 		c, err := net.Dial("tcp4", target)
 		if err != nil {
 			return nil, err
 		}
-		return c.(conn), nil
+		return r.newEnd(i, c.(conn)), nil
 	case i == 1 && r.p.Peer != Rdmanet:
 		at, err := netip.ParseAddrPort(target)
 		if err != nil {
@@ -319,19 +367,21 @@ func (r *run) dial(ctx context.Context, i int, target string) (conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.(conn), nil
+	return r.newEnd(i, c.(conn)), nil
 }
 
-// run3 runs the three lanes, then closes the end.
-func (e *end) run3() {
+// play runs the three lanes, then closes the end.
+func (e *end) play() {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(e.wrote)
 		l := e.lane(Writing, e.spec.Writing)
 		l.run()
+		close(e.through)
 		l.endWriting()
 	})
 	wg.Go(func() {
+		defer close(e.readAll)
 		l := e.lane(Reading, e.spec.Reading)
 		if l.run() {
 			l.endReading()
@@ -355,11 +405,14 @@ func (e *end) isClosed() bool {
 
 func (e *end) close(lane Lane) {
 	c := Call{End: e.i, Lane: lane, Do: Close, Start: e.now()}
+	e.server.begins(c)
 	e.once.Do(func() { close(e.closed) })
 	err := e.conn.Close()
 	e.add(c, err)
 	e.moved.Add(1)
 }
+
+func (e *end) drop() { e.conn.Close() }
 
 // lane runs a list of operations.
 type lane struct {
@@ -407,8 +460,8 @@ func (l *lane) run3meets() *meetings { return l.end.run.meets }
 
 // rest waits for that time, or until the run is over.
 func (l *lane) rest(d time.Duration, until <-chan struct{}) {
-	l.resting.Add(1)
-	defer l.resting.Add(-1)
+	l.rests(1)
+	defer l.rests(-1)
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -418,10 +471,18 @@ func (l *lane) rest(d time.Duration, until <-chan struct{}) {
 	}
 }
 
+// rests changes the number of lanes that pause.
+func (r *run) rests(by int64) {
+	r.resting.Add(by)
+	if r.server != nil {
+		r.server.tell(notice{Rests: by})
+	}
+}
+
 // await waits for a while until a counter has reached a value.
 func (l *lane) await(counter *atomic.Int64, n int64) {
-	l.resting.Add(1)
-	defer l.resting.Add(-1)
+	l.rests(1)
+	defer l.rests(-1)
 	for end := time.Now().Add(awaitTime); counter.Load() < n && time.Now().Before(end) && !l.isClosed(); {
 		time.Sleep(500 * time.Microsecond)
 	}
@@ -448,6 +509,10 @@ func (l *lane) do(op Op) {
 		l.await(&l.taken, int64(op.Size))
 	case AwaitRead:
 		l.await(&l.read, int64(op.Size))
+	case AwaitWrote:
+		l.awaitLane(l.through)
+	case AwaitEnd:
+		l.awaitLane(l.readAll)
 	case SetRead:
 		l.deadline(op, l.conn.SetReadDeadline)
 	case SetWrite:
@@ -464,11 +529,30 @@ func (l *lane) do(op Op) {
 		l.call(op.Do, l.conn.CloseRead)
 	case Close:
 		l.end.close(l.which)
+	case Exit:
+		l.exit()
 	}
+}
+
+// awaitLane waits until another lane has done something. If that never happens, nothing moves.
+func (l *lane) awaitLane(done chan struct{}) {
+	select {
+	case <-done:
+	case <-l.closed:
+	case <-l.over:
+	}
+}
+
+// exit ends the process.
+func (l *lane) exit() {
+	c := Call{End: l.i, Lane: l.which, Do: Exit, Start: l.now()}
+	c.Return = c.Start
+	l.server.exit(c)
 }
 
 func (l *lane) call(do Kind, f func() error) Class {
 	c := Call{End: l.i, Lane: l.which, Do: do, Start: l.now()}
+	l.server.begins(c)
 	class := l.add(c, f())
 	l.moved.Add(1)
 	return class

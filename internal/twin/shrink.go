@@ -77,6 +77,7 @@ var simplifications = []func(p *Program){
 	func(p *Program) { p.Link.Delay = 0 },
 	func(p *Program) { p.Link.Rate = 0 },
 	func(p *Program) { p.Swap = false },
+	func(p *Program) { p.Apart = p.Other.has(Exit) || p.suspends() },
 	func(p *Program) {
 		for i := range 2 {
 			s := &p.end(i).Setup
@@ -93,7 +94,7 @@ var simplifications = []func(p *Program){
 
 // reductions make an operation smaller, and report whether they apply.
 var reductions = []func(op *Op) bool{
-	func(op *Op) bool { op.Own = false; return true },
+	func(op *Op) bool { op.Memory = Heap; return true },
 	func(op *Op) bool {
 		if !op.Do.writes() || op.Do == Malformed {
 			return false

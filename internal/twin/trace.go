@@ -33,6 +33,8 @@ const (
 	Unsupported Class = "unsupported"
 	NotConn     Class = "not connected"
 	Broken      Class = "unexpected EOF"
+	BadAddress  Class = "bad address"
+	Ended       Class = "the process ended"
 	Other       Class = "other"
 )
 
@@ -53,6 +55,8 @@ func classify(err error) Class {
 		return Pipe
 	case errors.Is(err, errno.ECONNRESET):
 		return ResetByPeer
+	case errors.Is(err, errno.EFAULT):
+		return BadAddress
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return Broken
 	case errors.Is(err, errno.EAGAIN):
@@ -113,8 +117,10 @@ type Call struct {
 	Start  time.Duration
 	Return time.Duration
 	Asked  int64         // Asked is how many bytes are to be written, or the room of a read.
+	Bad    int64         // Bad is how many of those bytes cannot be accessed.
 	N      int64         // N is how many bytes the call has returned.
 	More   int64         // More is how many more bytes it may have taken, if it does not report them.
+	Each   int64         // Each is how many bytes each of several writes has that the call stands for.
 	Piece  bool          // Piece is set if it did not end the message.
 	Due    time.Duration // Due is the deadline that it has set.
 	Class  Class
@@ -134,6 +140,9 @@ func (c Call) String() string {
 		if c.Piece {
 			s += " (piece)"
 		}
+	}
+	if c.Bad > 0 {
+		s += fmt.Sprintf(", of which %d cannot be accessed", c.Bad)
 	}
 	if c.Err != "" {
 		s += ": " + c.Err
@@ -159,14 +168,17 @@ type Trace struct {
 	Answered bool          // Answered is set if each end's kernel answers keep-alive, whatever the link carries.
 	GaveUp   time.Duration // GaveUp is when nothing had moved for too long, zero for never.
 	Hang     string        // Hang has the calls that had not returned long after Close, and all stacks.
+	Died     string        // Died is how the second end's process ended, if that was its own fault.
 	Failed   string        // Failed is the reason why the connection could not be made.
+	Held     bool          // Held is set if the kernel has what Write has taken.
 }
 
 // recorder collects the calls of a run.
 type recorder struct {
-	start time.Time
-	mu    sync.Mutex
-	calls []Call
+	start  time.Time
+	server *server // server is set in the process that runs one end for another one.
+	mu     sync.Mutex
+	calls  []Call
 }
 
 func (r *recorder) now() time.Duration { return time.Since(r.start) }
@@ -178,8 +190,17 @@ func (r *recorder) add(c Call, err error) Class {
 		c.Err = err.Error()
 		c.Shape = shape(err, c.Class)
 	}
-	r.mu.Lock()
-	r.calls = append(r.calls, c)
-	r.mu.Unlock()
+	r.put(c)
 	return c.Class
+}
+
+// put records a call as it is.
+func (r *recorder) put(c Call) {
+	if r.server != nil {
+		r.server.tell(notice{Call: &c})
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, c)
 }

@@ -40,6 +40,7 @@ var onRDMA = os.Getenv("RDMANET_VM_ADDR") != ""
 var rdma ibv.Provider
 
 func TestMain(m *testing.M) {
+	Serve()
 	flag.Parse()
 	name := ""
 	if onRDMA {
@@ -84,6 +85,9 @@ func newChecker(t testing.TB) *Checker {
 // fits reports whether a program says something where it runs. Without a link that can be
 // shaped, those that are about the link alone do not.
 func (c *Checker) fits(p *Program) bool {
+	if p.Apart && !processes {
+		return false
+	}
 	return c.Linked || !p.Link.frozen() && !p.Link.cut()
 }
 
@@ -266,7 +270,7 @@ func play(t *testing.T, p Program) {
 	t.Helper()
 	c := newChecker(t)
 	if !c.fits(&p) {
-		t.Skip("there is no link between the ends of an RDMA device")
+		t.Skip("there is no link between the ends of an RDMA device, or no process for an end")
 	}
 	if f := c.Confirm(c.Check(&p)); f != nil {
 		t.Errorf("%v", f)

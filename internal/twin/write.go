@@ -8,25 +8,16 @@ import (
 	"github.com/rdmanet/rdmanet"
 )
 
-// memory returns n bytes for an operation, and the function that frees them.
-func memory(n int, own bool) ([]byte, func()) {
-	if own {
-		if b, err := rdmanet.Alloc(max(1, n)); err == nil {
-			return b.Bytes()[:n], b.Free
-		}
-	}
-	return make([]byte, n), func() {}
-}
-
 // write does an operation of the writing lane.
 func (l *lane) write(op Op) {
 	if op.Do == Malformed {
 		l.malform(op)
 		return
 	}
-	b, free := memory(op.Size, op.Own)
-	defer free()
-	l.sent.fill(b, l.taken.Load())
+	k := newBlock(op.Size, op.Memory)
+	defer k.free()
+	l.sent.fill(k.b[:k.good], l.taken.Load())
+	b := k.b
 	rc, _ := l.conn.(*rdmanet.Conn)
 	do := op.Do
 	if rc == nil && do.message() {
@@ -38,28 +29,39 @@ func (l *lane) write(op Op) {
 	}
 	switch do {
 	case Write:
-		l.took(do, b, false, func() (int64, error) {
+		l.took(do, k, false, func() (int64, error) {
 			n, err := l.conn.Write(b)
 			return int64(n), err
 		})
+	case Writes:
+		c := l.begin(do, k)
+		c.Each = int64(part)
+		var err error
+		for rest := b; len(rest) > 0 && err == nil; {
+			n := 0
+			n, err = l.conn.Write(rest[:min(part, len(rest))])
+			rest, c.N = rest[n:], c.N+int64(n)
+			l.moved.Add(1)
+		}
+		l.finish(c, k, err)
 	case ReadFrom:
-		l.took(do, b, false, func() (int64, error) { return l.conn.ReadFrom(&yielder{b, part}) })
+		l.took(do, k, false, func() (int64, error) { return l.conn.ReadFrom(&yielder{b, part}) })
 	case Buffers:
 		var list net.Buffers
 		for rest := b; len(rest) > 0; {
 			n := min(part, len(rest))
 			list, rest = append(list, rest[:n]), rest[n:]
 		}
-		l.took(do, b, false, func() (int64, error) { return list.WriteTo(l.conn) })
+		l.took(do, k, false, func() (int64, error) { return list.WriteTo(l.conn) })
 	case WriteMsg:
-		c := l.begin(do, b)
+		c := l.begin(do, k)
 		n, err := rc.WriteMsg(b)
 		if err == nil {
 			c.N = int64(n)
-		} else if class := classify(err); class != TooLong && class != Unsupported {
+		} else if class := classify(err); class != TooLong && class != Unsupported && class != BadAddress {
 			c.More = int64(len(b))
 		}
-		l.finish(c, b, err)
+		l.finish(c, k, err)
 	case Pieces:
 		for rest := b; len(rest) > 0; {
 			n := min(part, len(rest))
@@ -67,7 +69,7 @@ func (l *lane) write(op Op) {
 			if n == len(rest) {
 				flags = 0
 			}
-			class := l.took(do, rest[:n], flags != 0, func() (int64, error) {
+			class := l.took(do, k.part(len(b)-len(rest), n), flags != 0, func() (int64, error) {
 				k, err := rc.WriteMsg(rest[:n], flags)
 				return int64(k), err
 			})
@@ -77,9 +79,9 @@ func (l *lane) write(op Op) {
 			rest = rest[n:]
 		}
 	case TryMsg:
-		l.try(rc, b)
+		l.try(rc, k)
 	case Queue:
-		l.queue(rc, b, part)
+		l.queue(rc, k, part)
 	}
 }
 
@@ -96,58 +98,57 @@ func (l *lane) malform(op Op) {
 	} else {
 		c.More = breachBytes // The message before it is not malformed and may have been sent.
 	}
-	l.finish(c, nil, err)
+	l.finish(c, block{}, err)
 	l.fatal += 2
 }
 
-func (l *lane) begin(do Kind, b []byte) Call {
-	return Call{End: l.i, Lane: l.which, Do: do, Start: l.now(), Asked: int64(len(b))}
+func (l *lane) begin(do Kind, k block) Call {
+	c := Call{End: l.i, Lane: l.which, Do: do, Start: l.now(), Asked: int64(len(k.b)), Bad: k.bad()}
+	l.server.begins(c)
+	return c
 }
 
 // finish records a call that has written. The memory is the caller's again, so finish
 // overwrites it. If it is sent later, the wrong bytes show that.
-func (l *lane) finish(c Call, b []byte, err error) Class {
+func (l *lane) finish(c Call, k block, err error) Class {
 	if c.N >= 0 && c.N <= c.Asked {
 		l.taken.Add(c.N)
 	}
 	class := l.add(c, err)
-	clear(b)
+	k.wipe()
 	l.moved.Add(1)
 	switch class {
-	case OK, Deadline, Again, TooLong:
+	case OK, Deadline, Again, TooLong, BadAddress:
 	default:
 		l.fatal++
 	}
 	return class
 }
 
-func (l *lane) took(do Kind, b []byte, piece bool, f func() (int64, error)) Class {
-	c := l.begin(do, b)
+func (l *lane) took(do Kind, k block, piece bool, f func() (int64, error)) Class {
+	c := l.begin(do, k)
 	c.Piece = piece
 	n, err := f()
 	c.N = n
-	return l.finish(c, b, err)
+	return l.finish(c, k, err)
 }
 
 // try sends without blocking as much as it can, and goes on when more is possible.
-func (l *lane) try(rc *rdmanet.Conn, b []byte) {
-	for tries := 0; len(b) > 0; tries++ {
+func (l *lane) try(rc *rdmanet.Conn, k block) {
+	for tries := 0; len(k.b) > 0; tries++ {
 		flags := rdmanet.NonBlocking
 		if tries >= 20 {
 			flags = 0 // The message must have an end.
 		}
-		c := l.begin(TryMsg, b)
-		n, err := rc.WriteMsg(b, flags)
-		c.N, c.Piece = int64(n), err == nil && n < len(b)
-		taken := max(0, min(n, len(b)))
-		var rest []byte
-		if taken < len(b) {
-			rest = append(rest, b[taken:]...)
-		}
-		if class := l.finish(c, b, err); class != OK && class != Again {
+		c := l.begin(TryMsg, k)
+		n, err := rc.WriteMsg(k.b, flags)
+		c.N, c.Piece = int64(n), err == nil && n < len(k.b)
+		rest := newBlock(len(k.b)-max(0, min(n, len(k.b))), Heap)
+		copy(rest.b, k.b[len(k.b)-len(rest.b):])
+		if class := l.finish(c, k, err); class != OK && class != Again {
 			return
 		}
-		if b = rest; len(b) > 0 {
+		if k = rest; len(k.b) > 0 {
 			select {
 			case <-rc.Writable():
 			case <-l.closed:
@@ -158,18 +159,17 @@ func (l *lane) try(rc *rdmanet.Conn, b []byte) {
 }
 
 // queue queues messages and then waits for all of them.
-func (l *lane) queue(rc *rdmanet.Conn, b []byte, part int) {
+func (l *lane) queue(rc *rdmanet.Conn, k block, part int) {
 	var sends []*rdmanet.PendingMessage
 	var calls []Call
-	var bufs [][]byte
-	for rest := b; len(rest) > 0; {
-		n := min(part, len(rest))
-		if n < part && part >= mayBeTooLong && len(rest) < len(b) {
+	var parts []block
+	for at := 0; at < len(k.b); at += part {
+		q := k.part(at, min(part, len(k.b)-at))
+		if len(q.b) < part && part >= mayBeTooLong && at > 0 {
 			break // It would be sent although messages before it were refused for their length.
 		}
-		calls, bufs = append(calls, l.begin(Queue, rest[:n])), append(bufs, rest[:n])
-		sends = append(sends, rc.QueueMsg(rest[:n]))
-		rest = rest[n:]
+		calls, parts = append(calls, l.begin(Queue, q)), append(parts, q)
+		sends = append(sends, rc.QueueMsg(q.b))
 	}
 	failed := false
 	for i, s := range sends {
@@ -189,7 +189,7 @@ func (l *lane) queue(rc *rdmanet.Conn, b []byte, part int) {
 		default:
 			failed = true
 		}
-		l.finish(calls[i], bufs[i], err)
+		l.finish(calls[i], parts[i], err)
 	}
 }
 

@@ -1,0 +1,15 @@
+//go:build !unix
+
+package twin
+
+import (
+	"errors"
+	"os"
+	"time"
+)
+
+const processes = false
+
+func stop(*os.Process) error   { return errors.ErrUnsupported }
+func resume(*os.Process) error { return errors.ErrUnsupported }
+func monotonic() time.Duration { return 0 }
