@@ -498,6 +498,9 @@ func (f *facts) atOnce(c *Call, slack time.Duration, found report) {
 
 // judgeTime checks how long a call took.
 func (f *facts) judgeTime(c *Call, found report) {
+	if c.Class == Ended {
+		return // The process may take its time to end.
+	}
 	slack, bound := f.slack(), f.overrun()
 	switch c.Do {
 	case Close, CloseRead, SetRead, SetWrite, SetBoth, ClearRead, ClearWrite:

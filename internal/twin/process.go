@@ -64,7 +64,8 @@ func (r *run) startProcess(target string) (*process, error) {
 		return nil, err
 	}
 	p := &process{run: r, cmd: exec.Command(exe)}
-	p.cmd.Env = append(os.Environ(), processEnv+"=1")
+	// Otherwise the race detector has the lanes go on for a second when the process ends.
+	p.cmd.Env = append(os.Environ(), processEnv+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	p.cmd.Stderr = &p.output
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
