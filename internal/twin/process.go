@@ -20,7 +20,8 @@ import (
 type process struct {
 	*run
 	cmd    *exec.Cmd
-	orders *json.Encoder // orders go to the process.
+	in     io.Closer
+	orders *json.Encoder // orders go to the process through in.
 	news   *json.Decoder // news come from it.
 	output strings.Builder
 	begun  []Call // begun has the calls that send and have not returned.
@@ -48,6 +49,7 @@ type task struct {
 type notice struct {
 	Address string // Address is where the end listens.
 	Ready   bool   // Ready is set when it is connected.
+	Done    bool   // Done is set when it is closed. The process waits for the other end, because Close goes on behind it.
 	Failed  string
 	Begun   *Call // Begun is a call that sends and has begun.
 	Call    *Call // Call is a call that has returned.
@@ -78,7 +80,7 @@ func (r *run) startProcess(target string) (*process, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	p.orders, p.news = json.NewEncoder(in), json.NewDecoder(out)
+	p.in, p.orders, p.news = in, json.NewEncoder(in), json.NewDecoder(out)
 	m := *r.m
 	m.Provider, m.Noise = nil, nil
 	p.order(order{Task: &task{r.p, m, r.network, target}})
@@ -117,30 +119,39 @@ func (p *process) drop() {
 	p.cmd.Wait()
 }
 
-// play has the process run its lanes, and records what it reports until it ends.
+// play has the process run its lanes, and records what it reports.
 func (p *process) play() {
 	p.order(order{Start: shared(p.start)})
 	faults := p.suspend()
+	defer close(faults)
 	for {
 		n, err := p.hear()
+		if n.Done {
+			return
+		}
 		if err != nil {
 			break
 		}
 		p.note(n)
 	}
-	err := p.cmd.Wait()
-	p.mu.Lock()
-	p.over = true
-	p.mu.Unlock()
-	close(faults)
+	// The process has ended.
 	p.resting.Add(-p.rests)
 	for _, c := range p.begun {
 		c.Return, c.Class, c.More = p.recorder.now(), Ended, c.Asked
 		p.put(c)
 	}
-	if err != nil {
-		p.died = fmt.Sprintf("%v\n%s", err, p.output.String())
+}
+
+// end has the process end, and returns how it ended if that was its own fault.
+func (p *process) end() string {
+	p.in.Close()
+	p.mu.Lock()
+	p.over = true // It does not stand still any more.
+	p.mu.Unlock()
+	if err := p.cmd.Wait(); err != nil {
+		return fmt.Sprintf("%v\n%s", err, p.output.String())
 	}
+	return ""
 }
 
 func (p *process) note(n notice) {
@@ -269,16 +280,17 @@ func (s *server) serve() error {
 	r.start = r.start.Add(o.Start - shared(r.start))
 	go s.obey(r, e)
 	e.play()
-	return nil
+	s.tell(notice{Done: true})
+	select {} // obey ends the process.
 }
 
-// obey closes the end when the other process says so, or ends. If a call does not return after
-// that, the stacks say where it is.
+// obey closes the end when the other process says so. If a call does not return after that, the
+// stacks say where it is. When there are no orders any more, the process ends.
 func (s *server) obey(r *run, e player) {
+	defer os.Exit(0)
 	var o order
-	err := s.orders.Decode(&o)
-	if err == io.EOF {
-		os.Exit(1)
+	if s.orders.Decode(&o) != nil {
+		return
 	}
 	close(r.over)
 	time.AfterFunc(hangTime*3/4, func() {
@@ -286,6 +298,7 @@ func (s *server) obey(r *run, e player) {
 		fmt.Fprintf(os.Stderr, "hangs:\n%s", buf[:runtime.Stack(buf, true)])
 	})
 	e.close(Closing)
+	_ = s.orders.Decode(&o) // It ends with the input.
 }
 
 // connectEnd makes the second end, in its own process.

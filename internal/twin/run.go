@@ -58,7 +58,6 @@ type run struct {
 	over    chan struct{}
 
 	suspended []Event // suspended has the times at which the second end's process was stopped.
-	died      string  // died is why that process has ended, if that was its own fault.
 }
 
 // A player is an end that is connected, in this process or in another one.
@@ -139,7 +138,10 @@ func Run(m *Machine, p *Program, network string) *Trace {
 	r.mu.Lock()
 	t.Calls = append([]Call(nil), r.calls...)
 	r.mu.Unlock()
-	t.Link, t.Died = append(t.Link, r.suspended...), r.died
+	if q, ok := players[1].(*process); ok {
+		t.Died = q.end()
+		t.Link = append(t.Link, r.suspended...)
+	}
 	t.Noise = m.Noise.Since(began)
 	return t
 }
