@@ -135,16 +135,13 @@ func TestReadAmongMessages(t *testing.T) {
 // sent, and the reader must not take what came for all.
 func TestMessageCut(t *testing.T) {
 	for name, cfg := range map[string]Config{
-		"segments":                {MaxSendSize: minSegment, TransferSize: -1},
+		"segments":                {MaxSendSize: minSegment, TransferSize: -1, MaxFragmentedSize: heldBulk},
 		"transfers":               {},
 		"transfers by RDMA Write": {NoRDMARead: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			checkLeaks(t)
-			size := 1 << 20
-			if cfg.TransferSize == 0 {
-				size = 8 << 20
-			}
+			size := heldBulk
 			client, server := pipeOn(t, cfg)
 			require.NoError(t, writeMsg(client, []byte("whole")))
 			cut := make(chan error, 1)
