@@ -2,7 +2,6 @@ package iwarp
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/iwarpwire"
@@ -112,8 +111,7 @@ func (st *stream) aimSend() *iwarpwire.TermError {
 		}
 	}
 	if rx.dropping {
-		rx.sink = slices.Grow(rx.sink[:0], rx.left)[:rx.left]
-		rx.target.one[0] = segment{buf: rx.sink}
+		rx.target.one[0] = segment{buf: make([]byte, rx.left)}
 		rx.target.segs = rx.target.one[:]
 		return nil
 	}

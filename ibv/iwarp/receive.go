@@ -47,10 +47,9 @@ type receiver struct {
 	sendMSN  uint32 // sendMSN counts the messages begun on queue 0.
 	readMSN  uint32 // readMSN counts the messages begun on queue 1.
 	cur      recvReq
-	inMsg    bool   // inMsg is set while cur is being filled.
-	dropping bool   // the message in progress has no receive and is dropped
-	filled   int    // filled is how many bytes of cur are filled.
-	sink     []byte // sink takes the payload of messages that are dropped.
+	inMsg    bool // inMsg is set while cur is being filled.
+	dropping bool // the message in progress has no receive and is dropped
+	filled   int  // filled is how many bytes of cur are filled.
 
 	inWrite bool // inWrite is set while the end of an RDMA Write is missing.
 
