@@ -96,8 +96,8 @@ func (in *transferReceiver) arrived(f *fetch, n int) {
 	in.fetchOver(f)
 	in.retire()
 	// More is fetched ahead for a reader that takes little at a time, or for none.
-	if in.readsAhead || in.reading == 0 {
-		in.readAhead()
+	if (in.readsAhead || in.reading == 0) && !in.readAhead() && in.reading == 0 {
+		in.startPrefetchTimer() // Nothing but the timer tells that there is memory again.
 	}
 }
 

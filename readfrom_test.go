@@ -144,6 +144,13 @@ func TestUnacceptedTakeHalf(t *testing.T) {
 // While nobody reads and no more memory can be registered, what is offered asks for some now and
 // then, more and more seldom. It is fetched when there is some.
 func TestPrefetchWithoutMemory(t *testing.T) {
+	for name, free := range map[string]int{"none": 0, "some for the beginning": 1} {
+		t.Run(name, func(t *testing.T) { testPrefetchWithoutMemory(t, free) })
+	}
+}
+
+// testPrefetchWithoutMemory leaves so many buffers free.
+func testPrefetchWithoutMemory(t *testing.T, free int) {
 	inVirtualTime(t, func(t *testing.T) {
 		m := fabricModest(t)
 		sw := newSwitch(t, m)
@@ -153,12 +160,16 @@ func TestPrefetchWithoutMemory(t *testing.T) {
 		for buf, err := b.pool.Get(); err == nil; buf, err = b.pool.Get() {
 			taken = append(taken, buf)
 		}
+		for range free {
+			taken[0].Release()
+			taken = taken[1:]
+		}
 		asked := func(d time.Duration) int64 {
 			before := sw.Calls(verbstest.RegMR)
 			time.Sleep(d)
 			return sw.Calls(verbstest.RegMR) - before
 		}
-		data := pattern(1, 4*regmem.ChunkSize)
+		data := pattern(1, (4-free)*regmem.ChunkSize) // A buffer that was filled in part may not be filled further.
 		sent := a.QueueMsg(data)
 		require.Greater(t, asked(time.Second), int64(2))
 		asked(time.Minute)
