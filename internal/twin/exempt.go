@@ -1,6 +1,7 @@
 package twin
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -13,6 +14,7 @@ const (
 	mayLose                     // mayLose: a reader gets a reset in place of bytes that were taken and EOF.
 	maySlow                     // maySlow: a call takes longer than its bound.
 	mayStall                    // mayStall: nothing moves although nothing prevents it.
+	mayCut                      // mayCut: a reader gets EOF in place of bytes that were taken.
 	mayEnd                      // mayEnd: a reader gets EOF in place of an error.
 	mayCount                    // mayCount: n is less than what the peer has read.
 )
@@ -49,7 +51,7 @@ var exemptions = []exemption{
 	{"rdma", mayLose, exitUnread, "a process that ends without Close"},
 	{"rdma", mayLose, exitMetEnd, "a process that ends without Close"},
 	{"rdma", mayLose, exitOnDevice, "a process that ends without Close"},
-	{"rdma", mayLose, exitCutShort, "Write, and the process ends without Close"},
+	{"rdma", mayCut, exitCutShort, "Write, and the process ends without Close"},
 }
 
 // allowed reports whether there is an exemption.
@@ -88,7 +90,8 @@ func exitUnread(f *facts, c *Call) bool {
 // exitMetEnd is the reset of a process that had not taken the end of this end's stream when it
 // ended, or to which that came afterwards. The end is a message, which TCP's is not.
 func exitMetEnd(f *facts, c *Call) bool {
-	return c.Class == ResetByPeer && f.ends[1-c.End].exited <= c.Return && f.ends[c.End].closeWrite <= c.Return
+	me, peer := &f.ends[c.End], &f.ends[1-c.End]
+	return c.Class == ResetByPeer && peer.exited <= c.Return && me.closeWrite <= c.Return && !peer.sawEnd
 }
 
 // exitOnDevice is the end of a process whose device ends with it, and loses what the other device
@@ -97,12 +100,11 @@ func exitOnDevice(f *facts, c *Call) bool {
 	return (c.Class == ResetByPeer || c.Class == Pipe) && f.ends[1-c.End].exited <= c.Return && !f.t.Held
 }
 
-// exitCutShort is the end of a process whose last call was cut short. The rest of its last bytes
-// may be in the process.
+// exitCutShort is the end of a process whose last calls were cut short. What the kernel had no
+// room for of their bytes was in the process.
 func exitCutShort(f *facts, c *Call) bool {
-	const inProcess = 256 << 10
 	peer := &f.ends[1-c.End]
-	return peer.exited <= c.Return && peer.cutShort && f.readBy(c) >= peer.taken-inProcess
+	return peer.exited <= c.Return && f.readBy(c) >= peer.taken-peer.inProcess
 }
 
 // largeAhead is for large writes of more than 1 MiB that nobody reads.
@@ -112,8 +114,12 @@ func largeAhead(f *facts, _ *Call) bool {
 	}
 	var n [2]int64
 	for i := range f.t.Calls {
-		if c := &f.t.Calls[i]; c.Do.writes() && f.large(c) {
-			n[c.End] += c.Asked
+		c := &f.t.Calls[i]
+		if !c.Do.writes() || !f.large(c) {
+			continue
+		}
+		if n[c.End] += c.N; c.N < c.Asked {
+			n[c.End] += cmp.Or(c.Each, c.Asked-c.N) // It waits for room for this.
 		}
 	}
 	return max(n[0], n[1]) > 1<<20
@@ -122,7 +128,7 @@ func largeAhead(f *facts, _ *Call) bool {
 // asked is how many bytes the calls of an end have tried to write and did not.
 func asked(f *facts, end int) (n int64) {
 	for i := range f.t.Calls {
-		if c := &f.t.Calls[i]; c.End == end && c.Do.writes() {
+		if c := &f.t.Calls[i]; c.End == end && c.Do.writes() && c.Class != BadAddress && c.Class != TooLong {
 			n += c.Asked - c.N
 		}
 	}
@@ -164,11 +170,11 @@ func holdsOn(f *facts, c *Call) bool {
 // end was stopped.
 func (f *facts) stood(from, to time.Duration) (sum time.Duration) {
 	for _, e := range f.t.Link {
-		if e.Do == Stop || e.Do == Suspend {
-			sum += max(0, min(e.When+e.For, to)-max(e.When, from))
+		if e.Do == Stop {
+			sum += Span{e.When, e.For}.within(from, to)
 		}
 	}
-	return sum
+	return sum + f.suspended(from, to)
 }
 
 // behind returns how long the link takes for what the peer had written and the caller's end
@@ -194,10 +200,13 @@ func (f *facts) behind(c *Call, due time.Duration) time.Duration {
 
 // brokenOff is a reset by a peer that was closed in the middle of a large transfer. The
 // peer has waited 1 s for this end to let go of the memory, but no goroutine that could do
-// that got a processor.
+// that got a processor, or this end's process was stopped.
 func brokenOff(f *facts, c *Call) bool {
 	closed := f.ends[1-c.End].closed
-	return 3*f.t.Noise >= time.Second && closed <= c.Return && slices.ContainsFunc(f.t.Calls, func(d Call) bool {
+	if c.Class != ResetByPeer && c.Class != Pipe {
+		return false
+	}
+	return (3*f.t.Noise >= time.Second || f.suspended(closed, c.Return) >= time.Second-f.slack()) && closed <= c.Return && slices.ContainsFunc(f.t.Calls, func(d Call) bool {
 		return d.End != c.End && d.Class == Closed && d.Return >= closed+time.Second && f.lends(&d)
 	})
 }

@@ -726,7 +726,7 @@ func (g *generator) suspended() {
 			e.Control = append(e.Control, Op{Do: Pause, Wait: g.ms(60, 500)}, Op{Do: Close})
 		}
 	}
-	g.p.Link.Faults = []Fault{{Do: Suspend, At: g.ms(1, 150), For: g.ms(700, 2500)}}
+	g.p.Suspends = []Span{{g.ms(1, 150), g.ms(700, 2500)}}
 }
 
 // severed is a program whose connection is reset in the middle.

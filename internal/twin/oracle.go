@@ -73,8 +73,12 @@ type endFacts struct {
 	told                          time.Duration // told is when the first call began that reported the end.
 	broke                         time.Duration // broke is when it sent a malformed message.
 	exited                        time.Duration // exited is when its process ended without Close.
-	cutShort                      bool          // cutShort is set if its last call that writes was cut short, or did not block.
+	inProcess                     int64         // inProcess is how many of its bytes the kernel may not have had at the end.
+	sawEnd                        bool          // sawEnd is set if it has read the end of the other end's stream.
 }
+
+// mostInProcess is how many bytes of calls that were cut short wait in the process at most.
+const mostInProcess = 256 << 10
 
 // Judge returns the results in a trace that the contract of net.Conn does not permit.
 func Judge(p *Program, t *Trace) []Violation {
@@ -171,7 +175,12 @@ func gather(p *Program, t *Trace) *facts {
 			case c.Class != OK && (c.More > 0 || c.N > 0 && (c.Do == Pieces || c.Do == TryMsg || c.Do == Queue)):
 				e.cut = min(e.cut, c.Start)
 			}
-			e.cutShort = c.Class != OK || c.Do == TryMsg
+			switch {
+			case c.Do == TryMsg, c.Class == Deadline, c.Class == Pipe, c.Class == Closed:
+				e.inProcess = min(e.inProcess+c.N, mostInProcess)
+			case c.Class != Ended:
+				e.inProcess = 0 // The call has waited for the kernel.
+			}
 			switch c.Do {
 			case Pieces, TryMsg:
 				if c.N > 0 {
@@ -184,6 +193,8 @@ func gather(p *Program, t *Trace) *facts {
 			}
 		}
 		switch c.Class {
+		case EOF:
+			e.sawEnd = true
 		case ResetByPeer, Pipe, TimedOut:
 			if c.Do != CloseWrite && !(c.Class == Pipe && c.Do.writes() && e.closeWrite <= c.Return) {
 				e.dead, e.told = min(e.dead, c.Return), min(e.told, c.Start)
@@ -266,7 +277,7 @@ func (f *facts) judgeResult(c *Call, found report) {
 	case TimedOut:
 		permitted = f.silent(c)
 	case BadAddress:
-		permitted = c.Bad > 0
+		permitted = c.Bad > 0 && f.stopped(c)
 	case Ended:
 		permitted = me.exited != never
 	case Again:
@@ -279,7 +290,7 @@ func (f *facts) judgeResult(c *Call, found report) {
 		permitted = f.p.Peer != Rdmanet && (c.Do == CloseWrite || c.Do == Pieces)
 	case Broken:
 		permitted = (c.Do == ReadMsg || c.Do == ReadPiece) &&
-			(me.closeRead <= c.Return || min(peer.closed, peer.closeWrite) <= c.Return && f.brokeOff(c))
+			(me.closeRead <= c.Return || min(peer.closed, peer.closeWrite) <= c.Return && (f.brokeOff(c) || f.allowed(mayCut, c)))
 	case Other:
 		permitted = c.Do.writes() && me.cut <= c.Return || c.Do == CloseWrite && (me.cut <= c.Return || me.pieces)
 	}
@@ -299,7 +310,7 @@ func (f *facts) judgeEnd(c *Call, found report) {
 		found(false, "a malformed message is an error, not the end", "%v", c)
 	case min(peer.closeWrite, peer.closed) > c.Return:
 		found(false, "the stream ends when the peer ends it", "%v", c)
-	case read < peer.taken && !f.allowed(mayLose, c):
+	case read < peer.taken && !f.allowed(mayCut, c):
 		found(false, "EOF comes behind all that was written", "%v; end %d had read %d of %d bytes", c, c.End, read, peer.taken)
 	}
 }
@@ -341,7 +352,22 @@ func (f *facts) readBy(c *Call) (n int64) {
 // end.
 func (f *facts) brokeOff(c *Call) bool {
 	peer := &f.ends[1-c.End]
+	if f.t.Held && peer.exited <= c.Return && c.Class != Broken {
+		return false // The end of the process is an end like any other.
+	}
 	return (peer.open || peer.cut <= c.Return) && f.readBy(c) >= peer.taken
+}
+
+// stopped reports whether a call stopped where it should at memory that cannot be accessed: TCP
+// may send less than what is in front of that. A read takes nothing, and so does a message.
+func (f *facts) stopped(c *Call) bool {
+	if f.t.Network == "tcp" && c.Do.writes() {
+		return true
+	}
+	if c.Do == WriteMsg || c.Do.reads() {
+		return c.N == 0
+	}
+	return c.N == c.Asked-c.Bad
 }
 
 // returned returns when the first successful call of a kind returned.
@@ -357,12 +383,13 @@ func (f *facts) returned(end int, do Kind) time.Duration {
 // gone returns when an end may have found that the other end was silent, and have closed the
 // connection. The calls that report it return a little later.
 func (f *facts) gone(end int) time.Duration {
+	when := never
 	for i := range f.t.Calls {
 		if c := &f.t.Calls[i]; c.End == end && c.Class == TimedOut {
-			return max(c.Start, c.Return-f.slack())
+			when = min(when, max(c.Start, c.Return-f.slack()))
 		}
 	}
-	return never
+	return when
 }
 
 // silent reports whether a call may report that the peer is silent, where its process has to
@@ -376,12 +403,20 @@ func (f *facts) silent(c *Call) bool {
 	if 3*f.t.Noise >= s.KeepAlive {
 		return true
 	}
+	long := func(at, length time.Duration) bool {
+		return at+min(length, s.KeepAlive, 20*time.Second) <= c.Return && length >= s.KeepAlive*3/4
+	}
+	for _, e := range f.t.Suspended {
+		if long(e.At, e.For) {
+			return true
+		}
+	}
 	for _, e := range f.t.Link {
 		length := e.For
 		if e.Do == Freeze {
 			length = never - e.When
 		}
-		if e.Do != Reset && e.When+min(length, min(s.KeepAlive, 20*time.Second)) <= c.Return && length >= s.KeepAlive*3/4 {
+		if e.Do != Reset && long(e.When, length) {
 			return true
 		}
 	}
@@ -480,13 +515,17 @@ func (f *facts) overrun() time.Duration {
 func (f *facts) took(c *Call, from time.Duration) time.Duration {
 	d := c.Return - from
 	if c.End == 1 {
-		for _, e := range f.t.Link {
-			if e.Do == Suspend {
-				d -= max(0, min(e.When+e.For, c.Return)-max(e.When, from))
-			}
-		}
+		d -= f.suspended(from, c.Return)
 	}
 	return d
+}
+
+// suspended returns for how long the second end's process was stopped between two moments.
+func (f *facts) suspended(from, to time.Duration) (sum time.Duration) {
+	for _, s := range f.t.Suspended {
+		sum += s.within(from, to)
+	}
+	return sum
 }
 
 // atOnce checks that a call did not wait for the peer.

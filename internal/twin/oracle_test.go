@@ -65,9 +65,11 @@ func TestOracle(t *testing.T) {
 	cutShort := call(Writing, Write, 1, 3, 300<<10, 400<<10, Deadline)
 	bad := call(Writing, Write, 1, 2, 50, 100, BadAddress)
 	bad.Bad = 50
+	bad0 := bad
+	bad0.N = 0
 	tooGood := bad
 	tooGood.N = 60
-	suspend := []Event{{Fault{Do: Suspend, For: 400 * at}, 1 * at}}
+	suspend := []Span{{1 * at, 400 * at}}
 	var ahead, aheadLarge Program
 	ahead.Other.Reading = []Op{{Do: AwaitWrote}}
 	aheadLarge.Other.Reading = ahead.Other.Reading
@@ -245,18 +247,33 @@ func TestOracle(t *testing.T) {
 		{"a process ends during a call", "", Program{}, Trace{Held: true}, []Call{wrote, exit, ended, other(call(Reading, Read, 1, 5, 150, 200, OK)), eof}},
 		{"a process ends during a call that had taken less", "n is what", Program{}, Trace{Held: true},
 			[]Call{wrote, exit, ended, other(call(Reading, Read, 1, 5, 201, 300, OK)), eof}},
+		{"a process ends during a call, behind one that was cut short", "", Program{}, Trace{Held: true},
+			[]Call{dueFirst, cutShort, exit, ended, other(call(Reading, ReadMsg, 1, 5, 50<<10, 64<<10, Broken))}},
+		{"a process ends during a call, and bytes of another one are lost", "EOF comes behind", Program{}, Trace{Held: true}, []Call{wrote, exit, ended, eof}},
+		{"a process ends behind a call that was cut short, with a reset", "what was written before Close", Program{}, Trace{Held: true},
+			[]Call{dueFirst, cutShort, exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
+		{"a process ends that has read the end of its peer's stream", "what was written before Close", Program{}, Trace{Held: true},
+			[]Call{wrote, other(closeWrite), call(Reading, Read, 3, 3, 0, 200, EOF), exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
+		{"a process ends that had no use for memory that cannot be accessed", "what was written before Close", Program{}, Trace{Held: true},
+			[]Call{wrote, other(bad0), exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
+		{"bytes lost before EOF on a busy machine, beside a large write", "EOF comes behind", Program{}, Trace{Noise: 400 * at},
+			[]Call{wrote, call(Writing, Write, 1, 1100, 0, transfer, Closed), closed, other(call(Reading, Read, 5, 1200, 0, 200, EOF))}},
+		{"reset by a peer that a stopped process could not answer", "", Program{}, Trace{Suspended: []Span{{2 * at, 1200 * at}}},
+			[]Call{call(Writing, Write, 1, 1100, 0, transfer, Closed), closed, other(call(Reading, Read, 5, 1300, 0, 200, ResetByPeer))}},
 		{"a call is ended by nothing", "the error has", Program{}, Trace{Held: true}, []Call{ended}},
 		{"a process ends by itself", "a process ends when", Program{}, Trace{Died: "exit status 2"}, nil},
 		{"memory that cannot be accessed", "", Program{}, Trace{}, []Call{bad, other(call(Reading, Read, 1, 3, 50, 200, OK))}},
+		{"less was taken than can be accessed", "the error has", Program{}, Trace{}, []Call{bad0}},
+		{"less was taken than can be accessed, by TCP", "", Program{}, Trace{Network: "tcp"}, []Call{bad0}},
 		{"more was taken than can be accessed", "n is what", Program{}, Trace{}, []Call{tooGood}},
 		{"memory that can be accessed", "the error has", Program{}, Trace{}, []Call{call(Writing, Write, 1, 2, 50, 100, BadAddress)}},
-		{"a deadline of a process that is stopped", "", Program{}, Trace{Link: suspend}, []Call{due, other(call(Reading, Read, 1, 650, 0, 100, Deadline))}},
-		{"a deadline overrun by a process that goes on", "a deadline is overrun", Program{}, Trace{Link: suspend},
+		{"a deadline of a process that is stopped", "", Program{}, Trace{Suspended: suspend}, []Call{due, other(call(Reading, Read, 1, 650, 0, 100, Deadline))}},
+		{"a deadline overrun by a process that goes on", "a deadline is overrun", Program{}, Trace{Suspended: suspend},
 			[]Call{due, other(call(Reading, Read, 1, 750, 0, 100, Deadline))}},
-		{"a deadline beside a process that is stopped", "a deadline is overrun", Program{}, Trace{Link: suspend},
+		{"a deadline beside a process that is stopped", "a deadline is overrun", Program{}, Trace{Suspended: suspend},
 			[]Call{dueFirst, call(Writing, Write, 1, 650, 0, 100, Deadline)}},
-		{"a process that is stopped", "", impatient, Trace{Link: suspend}, []Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
-		{"a process that is stopped, and its kernel answers", "the error has", impatient, Trace{Link: suspend, Answered: true},
+		{"a process that is stopped", "", impatient, Trace{Suspended: suspend}, []Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
+		{"a process that is stopped, and its kernel answers", "the error has", impatient, Trace{Suspended: suspend, Answered: true},
 			[]Call{other(call(Reading, Read, 1, 600, 0, 100, TimedOut))}},
 		{"nobody reads", "what is written", ahead, Trace{Held: true, GaveUp: 1000 * at}, []Call{wroteLarge}},
 		{"nobody reads, over TCP", "", ahead, Trace{Network: "tcp", GaveUp: 1000 * at}, []Call{wroteLarge}},
@@ -352,6 +369,7 @@ func TestExemptions(t *testing.T) {
 // they are printed, and that there are some of each kind.
 func TestGenerate(t *testing.T) {
 	kinds, peers, faults, memories := make(map[Kind]int), make(map[Peer]int), make(map[FaultKind]int), make(map[Memory]int)
+	suspends := 0
 	for seed := range uint64(500) {
 		p := Generate(seed)
 		text := p.GoString()
@@ -370,6 +388,7 @@ func TestGenerate(t *testing.T) {
 		for _, f := range p.Link.Faults {
 			faults[f.Do]++
 		}
+		suspends += len(p.Suspends)
 		peers[p.Peer]++
 	}
 	for k, name := range kindNames {
@@ -377,10 +396,13 @@ func TestGenerate(t *testing.T) {
 			t.Errorf("no %v", name)
 		}
 	}
-	for k := Stop; k <= Suspend; k++ {
+	for k := Stop; k <= Reset; k++ {
 		if faults[k] == 0 {
 			t.Errorf("no %v", k)
 		}
+	}
+	if suspends == 0 {
+		t.Error("no process is stopped")
 	}
 	for k, name := range memoryNames {
 		if memories[Memory(k)] == 0 {

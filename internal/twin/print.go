@@ -19,7 +19,17 @@ func (p *Program) GoString() string {
 	if p.Apart {
 		b.WriteString("\tApart: true,\n")
 	}
-	if !p.Link.direct() || len(p.Link.Faults) > 0 {
+	if len(p.Suspends) > 0 {
+		var list []string
+		for _, s := range p.Suspends {
+			var f fields
+			f.duration("At", s.At)
+			f.duration("For", s.For)
+			list = append(list, "{"+f.String()+"}")
+		}
+		b.WriteString("\tSuspends: []Span{" + strings.Join(list, ", ") + "},\n")
+	}
+	if !p.Link.direct() {
 		b.WriteString("\tLink: Link{")
 		var f fields
 		f.duration("Delay", p.Link.Delay)

@@ -12,22 +12,26 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// A process runs the second end of a program that is Apart. The two processes send each other
-// values as JSON.
+// A process runs the second end of a program that is Apart, and is a player. The two processes
+// send each other values as JSON. server.go has what that process does.
 type process struct {
 	*run
 	cmd    *exec.Cmd
 	in     io.Closer
-	orders *json.Encoder // orders go to the process through in.
-	news   *json.Decoder // news come from it.
-	output strings.Builder
-	begun  []Call // begun has the calls that send and have not returned.
-	rests  int64  // rests is how many of its lanes pause.
-	mu     sync.Mutex
-	over   bool // over is set when the process has ended.
+	orders *json.Encoder   // orders go to the process through in.
+	news   *json.Decoder   // news come from it.
+	output strings.Builder // output is what it prints, which is only looked at when it has ended.
+	ready  atomic.Bool     // ready is set when its end is connected.
+	begun  []Call          // begun has the calls that send and have not returned.
+	rests  int64           // rests is how many of its lanes pause.
+	fault  error           // fault is why it has ended or must be ended, if it was not told to.
+
+	mu   sync.Mutex
+	over bool // over is set when the process is not to be stopped any more.
 }
 
 // An order tells the process what to do.
@@ -49,26 +53,33 @@ type task struct {
 type notice struct {
 	Address string // Address is where the end listens.
 	Ready   bool   // Ready is set when it is connected.
-	Done    bool   // Done is set when it is closed. The process waits for the other end, because Close goes on behind it.
 	Failed  string
 	Begun   *Call // Begun is a call that sends and has begun.
 	Call    *Call // Call is a call that has returned.
 	Rests   int64 // Rests is by how much the number of lanes that pause has changed.
+
+	// Done is set when the end is closed. The process waits for the other end, because what Close
+	// has begun goes on.
+	Done  bool
+	Noise time.Duration // Noise is how late the goroutines of the process ran, at the end.
 }
 
 // processEnv makes a program that calls Serve the process of an end.
 const processEnv = "RDMANET_TWIN_PROCESS"
 
-// startProcess starts the process of the second end.
-func (r *run) startProcess(target string) (*process, error) {
+// startProcess starts the process of the second end. It is ended with ctx if it is not connected
+// by then.
+func (r *run) startProcess(ctx context.Context, target string) (*process, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	p := &process{run: r, cmd: exec.Command(exe)}
-	// Otherwise the race detector has the lanes go on for a second when the process ends.
-	p.cmd.Env = append(os.Environ(), processEnv+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	p.cmd.Env = append(os.Environ(), processEnv+"=1", fmt.Sprint("GOMAXPROCS=", runtime.GOMAXPROCS(0)),
+		// Otherwise the race detector has the lanes go on for a second when the process ends.
+		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	p.cmd.Stderr = &p.output
+	p.cmd.SysProcAttr = ownGroup()
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -81,10 +92,60 @@ func (r *run) startProcess(target string) (*process, error) {
 		return nil, err
 	}
 	p.in, p.orders, p.news = in, json.NewEncoder(in), json.NewDecoder(out)
+	context.AfterFunc(ctx, p.giveUp)
 	m := *r.m
 	m.Provider, m.Noise = nil, nil
 	p.order(order{Task: &task{r.p, m, r.network, target}})
 	return p, nil
+}
+
+// listenApart has the second end listen.
+func (r *run) listenApart(ctx context.Context) (*listener, error) {
+	p, err := r.startProcess(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	n, err := p.hear()
+	if err != nil {
+		return nil, p.failed(err)
+	}
+	return &listener{addr: n.Address, accept: p.connected, close: func() error { p.giveUp(); return nil }}, nil
+}
+
+// dialApart has the second end dial.
+func (r *run) dialApart(ctx context.Context, target string) (player, error) {
+	p, err := r.startProcess(ctx, target)
+	if err != nil {
+		return nil, err
+	}
+	return p.connected()
+}
+
+// connected waits until the end is connected.
+func (p *process) connected() (player, error) {
+	if _, err := p.hear(); err != nil {
+		return nil, p.failed(err)
+	}
+	p.ready.Store(true)
+	return p, nil
+}
+
+// failed ends a process that could not be connected, and returns the reason.
+func (p *process) failed(err error) error {
+	p.drop()
+	return fmt.Errorf("the process of end 1: %w\n%s", err, p.output.String())
+}
+
+// giveUp ends a process that is not connected.
+func (p *process) giveUp() {
+	if !p.ready.Load() {
+		p.cmd.Process.Kill()
+	}
+}
+
+func (p *process) drop() {
+	p.cmd.Process.Kill()
+	p.cmd.Wait()
 }
 
 // order tells the process something. One that has ended does not hear it.
@@ -100,58 +161,40 @@ func (p *process) hear() (notice, error) {
 	return n, err
 }
 
-// connected waits until the end is connected.
-func (p *process) connected() (player, error) {
-	n, err := p.hear()
-	if err == nil && !n.Ready {
-		err = fmt.Errorf("%+v", n)
-	}
-	if err != nil {
-		p.drop()
-		return nil, fmt.Errorf("the process of end 1: %w\n%s", err, p.output.String())
-	}
-	return p, nil
-}
-
-// drop ends the process.
-func (p *process) drop() {
-	p.cmd.Process.Kill()
-	p.cmd.Wait()
-}
-
 // play has the process run its lanes, and records what it reports.
 func (p *process) play() {
 	p.order(order{Start: shared(p.start)})
-	faults := p.suspend()
-	defer close(faults)
+	over := make(chan struct{})
+	defer close(over)
+	for _, s := range p.p.Suspends {
+		go p.suspend(s, over)
+	}
+	exits := false
 	for {
 		n, err := p.hear()
-		if n.Done {
+		switch {
+		case err == nil && n.Done:
+			if len(p.p.Suspends) == 0 { // Otherwise that is most of it.
+				p.late = n.Noise
+			}
 			return
+		case err == nil:
+			exits = exits || n.Call != nil && n.Call.Do == Exit
+			p.note(n)
+			continue
+		case err != io.EOF:
+			p.fault = err
+			p.cmd.Process.Kill()
+		case !exits:
+			p.fault = errors.New("has ended without being told to")
 		}
-		if err != nil {
-			break
-		}
-		p.note(n)
+		break
 	}
-	// The process has ended.
 	p.resting.Add(-p.rests)
 	for _, c := range p.begun {
 		c.Return, c.Class, c.More = p.recorder.now(), Ended, c.Asked
 		p.put(c)
 	}
-}
-
-// end has the process end, and returns how it ended if that was its own fault.
-func (p *process) end() string {
-	p.in.Close()
-	p.mu.Lock()
-	p.over = true // It does not stand still any more.
-	p.mu.Unlock()
-	if err := p.cmd.Wait(); err != nil {
-		return fmt.Sprintf("%v\n%s", err, p.output.String())
-	}
-	return ""
 }
 
 func (p *process) note(n notice) {
@@ -171,36 +214,40 @@ func (p *process) note(n notice) {
 
 func (p *process) close(Lane) { p.order(order{Close: true}) }
 
-// suspend stops the process for a while, as the program's faults say. The channel that it returns
-// ends that.
-func (p *process) suspend() chan struct{} {
-	over := make(chan struct{})
-	for _, f := range p.p.Link.Faults {
-		if f.process() {
-			go p.suspendAt(f, over)
-		}
-	}
-	return over
-}
-
-func (p *process) suspendAt(f Fault, over chan struct{}) {
+// suspend stops the process for a while, unless over is closed before.
+func (p *process) suspend(s Span, over chan struct{}) {
 	select {
 	case <-over:
 		return
-	case <-time.After(f.At - p.now()):
+	case <-time.After(s.At - p.now()):
 	}
 	p.resting.Add(1)
 	defer p.resting.Add(-1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	began := p.now()
 	if p.over || stop(p.cmd.Process) != nil {
 		return
 	}
-	e := Event{f, p.now()}
-	time.Sleep(f.For)
+	time.Sleep(s.For)
 	_ = resume(p.cmd.Process)
-	e.For = p.now() - e.When
-	p.suspended = append(p.suspended, e)
+	p.suspended = append(p.suspended, Span{began, p.now() - began})
+}
+
+// end has the process end, and returns how it ended if that was its own fault.
+func (p *process) end() string {
+	p.mu.Lock()
+	p.over = true
+	p.mu.Unlock()
+	p.in.Close()
+	err := p.cmd.Wait()
+	if p.fault != nil {
+		err = errors.Join(p.fault, err)
+	}
+	if err != nil {
+		return fmt.Sprintf("%v\n%s", err, p.output.String())
+	}
+	return ""
 }
 
 // shared returns when a moment was by the clock that both processes read. Another program may get
@@ -215,104 +262,4 @@ func shared(t time.Time) (at time.Duration) {
 		}
 	}
 	return at
-}
-
-// Serve runs the end of another process's program, and ends the process. In a process that is not
-// for that it returns at once.
-func Serve() {
-	if os.Getenv(processEnv) == "" {
-		return
-	}
-	s := &server{orders: json.NewDecoder(os.Stdin), reports: json.NewEncoder(os.Stdout)}
-	if err := s.serve(); err != nil {
-		s.tell(notice{Failed: err.Error()})
-	}
-	os.Exit(0)
-}
-
-// A server runs the end in the process for it.
-type server struct {
-	orders *json.Decoder
-
-	mu      sync.Mutex
-	reports *json.Encoder
-}
-
-// tell reports something. It has left the process when tell returns.
-func (s *server) tell(n notice) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reports.Encode(n) != nil {
-		os.Exit(1) // The other process has ended.
-	}
-}
-
-// begins reports that a call that sends has begun.
-func (s *server) begins(c Call) {
-	if s != nil {
-		s.tell(notice{Begun: &c})
-	}
-}
-
-// exit reports the call that ends the process, and ends it. Nothing is reported behind that.
-func (s *server) exit(c Call) {
-	s.mu.Lock()
-	_ = s.reports.Encode(notice{Call: &c})
-	os.Exit(0)
-}
-
-func (s *server) serve() error {
-	var o order
-	if err := s.orders.Decode(&o); err != nil {
-		return err
-	}
-	t := o.Task
-	r := &run{recorder: &recorder{server: s}, p: t.Program, m: &t.Machine, network: t.Network, over: make(chan struct{}), meets: newMeetings(t.Program)}
-	e, err := r.connectEnd(s, t.Target)
-	if err != nil {
-		return err
-	}
-	s.tell(notice{Ready: true})
-	if err := s.orders.Decode(&o); err != nil {
-		return err
-	}
-	r.start = time.Now()
-	r.start = r.start.Add(o.Start - shared(r.start))
-	go s.obey(r, e)
-	e.play()
-	s.tell(notice{Done: true})
-	select {} // obey ends the process.
-}
-
-// obey closes the end when the other process says so. If a call does not return after that, the
-// stacks say where it is. When there are no orders any more, the process ends.
-func (s *server) obey(r *run, e player) {
-	defer os.Exit(0)
-	var o order
-	if s.orders.Decode(&o) != nil {
-		return
-	}
-	close(r.over)
-	time.AfterFunc(hangTime*3/4, func() {
-		buf := make([]byte, 1<<20)
-		fmt.Fprintf(os.Stderr, "hangs:\n%s", buf[:runtime.Stack(buf, true)])
-	})
-	e.close(Closing)
-	_ = s.orders.Decode(&o) // It ends with the input.
-}
-
-// connectEnd makes the second end, in its own process.
-func (r *run) connectEnd(s *server, target string) (player, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if target != "" {
-		return r.dial(ctx, 1, target)
-	}
-	ln, err := r.listen(ctx, 1)
-	if err != nil {
-		return nil, err
-	}
-	defer ln.close()
-	s.tell(notice{Address: ln.addr})
-	return ln.accept()
 }

@@ -17,6 +17,10 @@ const processes = true
 func stop(p *os.Process) error   { return p.Signal(syscall.SIGSTOP) }
 func resume(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
 
+// ownGroup has a process be the only one of its group. If this process is killed while that one is
+// stopped, the kernel ends it then.
+func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
 // monotonic returns the time of a clock that all processes of the machine share.
 func monotonic() time.Duration {
 	var t unix.Timespec

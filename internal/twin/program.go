@@ -1,7 +1,6 @@
 package twin
 
 import (
-	"slices"
 	"time"
 
 	"github.com/rdmanet/rdmanet"
@@ -219,9 +218,7 @@ type Link struct {
 }
 
 // direct reports whether the ends can be connected without a proxy.
-func (l Link) direct() bool {
-	return l.Delay == 0 && l.Rate == 0 && !slices.ContainsFunc(l.Faults, func(f Fault) bool { return !f.process() })
-}
+func (l Link) direct() bool { return l.Delay == 0 && l.Rate == 0 && len(l.Faults) == 0 }
 
 // frozen reports whether the link carries nothing any more at the end of the program.
 func (l Link) frozen() bool {
@@ -243,9 +240,6 @@ func (l Link) cut() bool {
 	return false
 }
 
-// process reports whether the fault is one of the second end's process, and not of the link.
-func (f Fault) process() bool { return f.Do == Suspend }
-
 // FaultKind is what a Fault does.
 type FaultKind uint8
 
@@ -254,12 +248,9 @@ const (
 	Stop   FaultKind = iota + 1 // Stop: the link carries nothing for a while.
 	Freeze                      // Freeze: the link carries nothing any more. Kernels still answer each other.
 	Reset                       // Reset: both ends get a TCP reset.
-
-	// Suspend: the process of the second end is stopped for a while. The program is Apart.
-	Suspend
 )
 
-var faultNames = [...]string{"", "Stop", "Freeze", "Reset", "Suspend"}
+var faultNames = [...]string{"", "Stop", "Freeze", "Reset"}
 
 // String returns the name of the constant.
 func (k FaultKind) String() string { return faultNames[k] }
@@ -274,6 +265,14 @@ type Fault struct {
 	For   time.Duration
 }
 
+// A Span is a time for which something lasts. It counts from the set-up of the connection.
+type Span struct{ At, For time.Duration }
+
+// within returns how much of the span is between two moments.
+func (s Span) within(from, to time.Duration) time.Duration {
+	return max(0, min(s.At+s.For, to)-max(s.At, from))
+}
+
 // A Program is run over both networks.
 type Program struct {
 	Seed  uint64 // Seed is the seed of the bytes.
@@ -283,10 +282,9 @@ type Program struct {
 	Link  Link
 	First End
 	Other End
-}
 
-// suspends reports whether the second end's process is stopped for a while.
-func (p *Program) suspends() bool { return slices.ContainsFunc(p.Link.Faults, Fault.process) }
+	Suspends []Span // Suspends has the times for which the second end's process is stopped.
+}
 
 // ahead reports whether an end reads only when it has written everything.
 func (p *Program) ahead() bool { return p.First.has(AwaitWrote) || p.Other.has(AwaitWrote) }
@@ -313,6 +311,7 @@ func (p *Program) clone() *Program {
 		*l = append([]Op(nil), *l...)
 	}
 	q.Link.Faults = append([]Fault(nil), p.Link.Faults...)
+	q.Suspends = append([]Span(nil), p.Suspends...)
 	return &q
 }
 

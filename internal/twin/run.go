@@ -57,7 +57,8 @@ type run struct {
 	closing sync.WaitGroup
 	over    chan struct{}
 
-	suspended []Event // suspended has the times at which the second end's process was stopped.
+	suspended []Span        // suspended has the times for which the second end's process was stopped.
+	late      time.Duration // late is how late its goroutines ran.
 }
 
 // A player is an end that is connected, in this process or in another one.
@@ -91,6 +92,10 @@ func (r *run) newEnd(i int, c conn) *end {
 	return e
 }
 
+func newRun(m *Machine, p *Program, network string) *run {
+	return &run{recorder: &recorder{}, p: p, m: m, network: network, over: make(chan struct{}), meets: newMeetings(p)}
+}
+
 // Run runs a program over "tcp" or "rdma".
 func Run(m *Machine, p *Program, network string) *Trace {
 	// The link is a proxy, so kernels of this host answer each other on either side of it. Only
@@ -99,7 +104,7 @@ func Run(m *Machine, p *Program, network string) *Trace {
 	held := answered && p.First.Setup.TransferSize <= 0 && p.Other.Setup.TransferSize <= 0 && p.Peer == Rdmanet
 	t := &Trace{Network: network, Slow: m.Slow && network == "rdma", Answered: answered, Held: held}
 	began := time.Now()
-	r := &run{recorder: &recorder{}, p: p, m: m, network: network, over: make(chan struct{}), meets: newMeetings(p)}
+	r := newRun(m, p, network)
 	players, err := r.connect()
 	if err != nil {
 		t.Failed, t.Duration = err.Error(), time.Since(began)
@@ -140,9 +145,9 @@ func Run(m *Machine, p *Program, network string) *Trace {
 	r.mu.Unlock()
 	if q, ok := players[1].(*process); ok {
 		t.Died = q.end()
-		t.Link = append(t.Link, r.suspended...)
+		t.Suspended = r.suspended
 	}
-	t.Noise = m.Noise.Since(began)
+	t.Noise = max(m.Noise.Since(began), r.late)
 	return t
 }
 
@@ -236,7 +241,7 @@ func (r *run) portTaken(err error) bool {
 }
 
 func (r *run) connectOnce(ctx context.Context, listens, dials int) (players [2]player, err error) {
-	ln, err := r.listener(ctx, listens)
+	ln, err := r.listenOwn(ctx, listens)
 	if err != nil {
 		return players, err
 	}
@@ -257,7 +262,7 @@ func (r *run) connectOnce(ctx context.Context, listens, dials int) (players [2]p
 		e, err := ln.accept()
 		accepted <- result{e, err}
 	}()
-	e, err := r.dialer(ctx, dials, target)
+	e, err := r.dialOwn(ctx, dials, target)
 	if err != nil {
 		ln.close()
 		if a := <-accepted; a.err == nil {
@@ -284,33 +289,20 @@ func (r *run) connectOnce(ctx context.Context, listens, dials int) (players [2]p
 	return players, nil
 }
 
-// listener has an end listen, in its process.
-func (r *run) listener(ctx context.Context, i int) (*listener, error) {
-	if !r.p.Apart || i == 0 {
-		return r.listen(ctx, i)
+// listenOwn has an end listen in its own process.
+func (r *run) listenOwn(ctx context.Context, i int) (*listener, error) {
+	if r.p.Apart && i == 1 {
+		return r.listenApart(ctx)
 	}
-	p, err := r.startProcess("")
-	if err != nil {
-		return nil, err
-	}
-	n, err := p.hear()
-	if err != nil {
-		p.drop()
-		return nil, fmt.Errorf("%w\n%s", err, p.output.String())
-	}
-	return &listener{addr: n.Address, accept: p.connected, close: func() error { return nil }}, nil
+	return r.listen(ctx, i)
 }
 
-// dialer has an end dial, in its process.
-func (r *run) dialer(ctx context.Context, i int, target string) (player, error) {
-	if !r.p.Apart || i == 0 {
-		return r.dial(ctx, i, target)
+// dialOwn has an end dial in its own process.
+func (r *run) dialOwn(ctx context.Context, i int, target string) (player, error) {
+	if r.p.Apart && i == 1 {
+		return r.dialApart(ctx, target)
 	}
-	p, err := r.startProcess(target)
-	if err != nil {
-		return nil, err
-	}
-	return p.connected()
+	return r.dial(ctx, i, target)
 }
 
 // listener is a listener of any network.

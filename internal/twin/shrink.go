@@ -39,6 +39,13 @@ func Shrink(p *Program, attempts int, fails func(p *Program) bool) *Program {
 				changed = try(q) || changed
 			}
 		}
+		for i := range best.Suspends {
+			if i < len(best.Suspends) {
+				q := best.clone()
+				q.Suspends = append(q.Suspends[:i:i], q.Suspends[i+1:]...)
+				changed = try(q) || changed
+			}
+		}
 		for _, simpler := range simplifications {
 			q := best.clone()
 			simpler(q)
@@ -77,7 +84,7 @@ var simplifications = []func(p *Program){
 	func(p *Program) { p.Link.Delay = 0 },
 	func(p *Program) { p.Link.Rate = 0 },
 	func(p *Program) { p.Swap = false },
-	func(p *Program) { p.Apart = p.Other.has(Exit) || p.suspends() },
+	func(p *Program) { p.Apart = p.Other.has(Exit) || len(p.Suspends) > 0 },
 	func(p *Program) {
 		for i := range 2 {
 			s := &p.end(i).Setup

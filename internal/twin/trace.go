@@ -159,9 +159,12 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 
 // A Trace is what happened when a program ran.
 type Trace struct {
-	Network  string // Network is "tcp" or "rdma".
-	Calls    []Call // Calls has the calls in the order in which they returned.
-	Link     []Event
+	Network string // Network is "tcp" or "rdma".
+	Calls   []Call // Calls has the calls in the order in which they returned.
+	Link    []Event
+
+	Suspended []Span // Suspended has the times for which the second end's process was stopped.
+
 	Duration time.Duration // Duration is the time of the run, or of the set-up if that failed.
 	Noise    time.Duration // Noise is how late this process's goroutines ran.
 	Slow     bool          // Slow is set if the device is emulated.

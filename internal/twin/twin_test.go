@@ -288,6 +288,37 @@ func TestPlay(t *testing.T) {
 	}
 }
 
+// TestApart runs small programs whose second end has a process of its own.
+func TestApart(t *testing.T) {
+	if !processes {
+		t.Skip("an end has no process of its own here")
+	}
+	wait := End{Writing: []Op{{Do: AwaitEnd}}}
+	for _, swap := range []bool{false, true} {
+		for name, p := range map[string]Program{
+			"closes":    {Seed: 1, First: End{Writing: []Op{{Do: Write, Size: 1000}}}, Other: End{Writing: []Op{{Do: Write, Size: 300_000}}}},
+			"exits":     {Seed: 2, First: wait, Other: End{Writing: []Op{{Do: Write, Size: 300_000}, {Do: Exit}}}},
+			"suspended": {Seed: 3, First: wait, Other: End{Writing: []Op{{Do: Pause, Wait: 300 * at}}}, Suspends: []Span{{100 * at, 300 * at}}},
+		} {
+			t.Run(fmt.Sprint(name, swap), func(t *testing.T) {
+				p.Apart, p.Swap = true, swap
+				play(t, p)
+			})
+		}
+		for name, p := range map[string]Program{
+			"this end cannot be set up":  {First: End{Setup: Setup{MaxSegment: 1}}},
+			"that process cannot set up": {Other: End{Setup: Setup{MaxSegment: 1}}},
+		} {
+			t.Run(fmt.Sprint(name, swap), func(t *testing.T) {
+				p.Apart, p.Swap = true, swap
+				if tr := Run(newChecker(t).Machine, &p, "rdma"); tr.Failed == "" {
+					t.Error("a segment of one byte was agreed on")
+				}
+			})
+		}
+	}
+}
+
 // TestSetUpFails has the set-up of every third connection fail: each is a finding, but
 // where an RDMA device has no port for it.
 func TestSetUpFails(t *testing.T) {

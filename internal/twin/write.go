@@ -34,6 +34,18 @@ func (l *lane) write(op Op) {
 			return int64(n), err
 		})
 	case Writes:
+		if len(b)/part < manyWrites {
+			for at := 0; at < len(b); at += part {
+				q := k.part(at, min(part, len(b)-at))
+				if l.took(Write, q, false, func() (int64, error) {
+					n, err := l.conn.Write(q.b)
+					return int64(n), err
+				}) != OK {
+					return
+				}
+			}
+			return
+		}
 		c := l.begin(do, k)
 		c.Each = int64(part)
 		var err error
@@ -85,6 +97,9 @@ func (l *lane) write(op Op) {
 	}
 }
 
+// manyWrites is how many writes are recorded as one call.
+const manyWrites = 200
+
 // malform makes a wire-level peer send a malformed message. Nothing may arrive after it.
 func (l *lane) malform(op Op) {
 	p, ok := l.conn.(*plainConn)
@@ -105,6 +120,7 @@ func (l *lane) malform(op Op) {
 func (l *lane) begin(do Kind, k block) Call {
 	c := Call{End: l.i, Lane: l.which, Do: do, Start: l.now(), Asked: int64(len(k.b)), Bad: k.bad()}
 	l.server.begins(c)
+	c.Start = l.now() // The notice may have had to wait.
 	return c
 }
 
