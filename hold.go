@@ -24,6 +24,9 @@ import "github.com/rdmanet/rdmanet/ibv"
 // waits for a receive. Longer messages than others go in segments.
 func (c *conn) goWithoutCredits() {
 	c.lane.inPlace, _ = c.lane.qp.(ibv.InPlaceQP)
+	if q, ok := c.lane.qp.(ibv.HoldingQP); ok {
+		q.PeerHolds()
+	}
 	c.in.reasm.cuts = true
 	c.in.copies.limit = heldMemory
 	if c.tx.mode != TransferNone {

@@ -76,6 +76,10 @@ type IdleQP interface {
 type HoldingQP interface {
 	// StopHolding ends the effect of QPInit.HoldSends, also for a Send that waits.
 	StopHolding()
+
+	// PeerHolds tells the queue pair that the peer's holds Sends too. From then on it sends
+	// nothing but what is posted, and answers to that.
+	PeerHolds()
 }
 
 // An InPlaceQP is a queue pair that sends inline data straight from the caller's memory, if

@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -72,6 +73,33 @@ func TestNudge(t *testing.T) {
 			})
 		})
 	}
+}
+
+// No nudge comes to a peer whose device holds Sends.
+func TestNoNudgeForPeerThatHolds(t *testing.T) {
+	leaktest.Check(t)
+	ln := rawListener(t)
+	v, result := dialing(t, Config{}, ln)
+	conn, err := ln.Accept()
+	require.NoError(t, err)
+	p := newRawPeer(t, conn)
+	p.start(false)
+	p.send(reply(2, 2))
+	require.NoError(t, <-result)
+	st := v.qp.(*qp).stream.Load()
+	first := func() *time.Timer {
+		st.qp.sq.mu.Lock()
+		defer st.qp.sq.mu.Unlock()
+		return st.tx.first
+	}
+	require.NotNil(t, first())
+	v.qp.(ibv.HoldingQP).PeerHolds()
+	require.Nil(t, first())
+	p.hangUp(false)
+	require.NoError(t, v.event().Err)
+	v.close()
+	v.mem.close()
+	p.ended()
 }
 
 // No nudge comes while the socket has not taken what was sent, and none behind the end of

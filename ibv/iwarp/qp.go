@@ -427,6 +427,16 @@ func (q *qp) StopHolding() {
 	}
 }
 
+// PeerHolds implements ibv.HoldingQP. The peer is no device that overlooks what is sent. Its
+// process may end without a word, and the socket of such a process is reset by whatever comes.
+func (q *qp) PeerHolds() {
+	if st := q.stream.Load(); st != nil {
+		q.sq.mu.Lock()
+		st.tx.expectNoMore()
+		q.sq.mu.Unlock()
+	}
+}
+
 // PollPays implements ibv.PollPayer. It is false for connections over TCP: the system's
 // calls take longer than a wait for the socket.
 func (q *qp) PollPays() bool {

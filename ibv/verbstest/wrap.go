@@ -325,6 +325,13 @@ func (q *switchQP) StopHolding() {
 	}
 }
 
+// PeerHolds implements ibv.HoldingQP where the device does.
+func (q *switchQP) PeerHolds() {
+	if h, ok := q.QP.(ibv.HoldingQP); ok {
+		h.PeerHolds()
+	}
+}
+
 func (q *switchQP) Flush() (done bool, err error) { return q.QP.(ibv.InPlaceQP).Flush() }
 func (q *switchQP) FlushInterrupt()               { q.QP.(ibv.InPlaceQP).FlushInterrupt() }
 func (q *switchQP) Keep() error                   { return q.QP.(ibv.InPlaceQP).Keep() }

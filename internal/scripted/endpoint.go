@@ -360,6 +360,13 @@ func (q *qp) StopHolding() {
 	}
 }
 
+// PeerHolds passes the call on to a queue pair that has it.
+func (q *qp) PeerHolds() {
+	if h, ok := q.QP.(ibv.HoldingQP); ok {
+		h.PeerHolds()
+	}
+}
+
 func (q *qp) PostRecv(wrs []ibv.RecvWR) (int, error) {
 	if f := q.e.script().postRecv; f != nil {
 		if err := f(wrs); err != nil {
