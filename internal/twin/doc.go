@@ -6,8 +6,8 @@
 // memory may be that of a file, which may have been cut short. An end may write everything before
 // it reads anything. The second end may have a process of its own, which ends without Close, or is
 // stopped for a while. A program also has the [Link] between the ends, which delays, limits the
-// rate, stops for a while or is cut. [Generate] makes a program from a seed, and [Program.GoString] prints it as Go
-// code.
+// rate, stops for a while or is cut. [Generate] makes a program from a seed, and
+// [Program.GoString] prints it as Go code.
 //
 // [Run] runs a program and records a [Trace]: each call with its times, its result, and
 // whether the bytes were right. [Judge] compares a trace with the contract. It is a pure

@@ -224,7 +224,7 @@ type direction struct {
 // reset reports whether the end of a stream that was read is really a reset. Linux reports
 // a reset once. If it has reported it to a Write, the next Read returns EOF.
 func (d *direction) reset() bool {
-	for end := time.Now().Add(10 * time.Millisecond); d.writing.Load() && time.Now().Before(end); {
+	for end := time.Now().Add(100 * time.Millisecond); d.writing.Load() && time.Now().Before(end); {
 		time.Sleep(100 * time.Microsecond)
 	}
 	return d.failed.Load()
