@@ -101,7 +101,7 @@ func Run(m *Machine, p *Program, network string) *Trace {
 	// The link is a proxy, so kernels of this host answer each other on either side of it. Only
 	// on Linux the software device asks them.
 	answered := network == "tcp" || m.Linked && runtime.GOOS == "linux"
-	held := answered && p.First.Setup.TransferSize <= 0 && p.Other.Setup.TransferSize <= 0 && p.Peer == Rdmanet
+	held := network == "tcp" || answered && p.First.Setup.TransferSize <= 0 && p.Other.Setup.TransferSize <= 0 && p.Peer == Rdmanet
 	t := &Trace{Network: network, Slow: m.Slow && network == "rdma", Answered: answered, Held: held}
 	began := time.Now()
 	r := newRun(m, p, network)
