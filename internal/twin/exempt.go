@@ -104,7 +104,7 @@ func exitOnDevice(f *facts, c *Call) bool {
 // room for of their bytes was in the process.
 func exitCutShort(f *facts, c *Call) bool {
 	peer := &f.ends[1-c.End]
-	return peer.exited <= c.Return && f.readBy(c) >= peer.taken-peer.inProcess
+	return peer.exited <= c.Return && peer.inProcess > 0 && f.readBy(c) >= peer.taken-peer.inProcess
 }
 
 // largeAhead is for large writes of more than 1 MiB that nobody reads.
@@ -203,10 +203,11 @@ func (f *facts) behind(c *Call, due time.Duration) time.Duration {
 // that got a processor, or this end's process was stopped.
 func brokenOff(f *facts, c *Call) bool {
 	closed := f.ends[1-c.End].closed
-	if c.Class != ResetByPeer && c.Class != Pipe {
+	silent := 3*f.t.Noise >= time.Second || f.suspended(closed, c.Return) >= time.Second-f.slack()
+	if !silent || closed > c.Return || c.Class != ResetByPeer && c.Class != Pipe {
 		return false
 	}
-	return (3*f.t.Noise >= time.Second || f.suspended(closed, c.Return) >= time.Second-f.slack()) && closed <= c.Return && slices.ContainsFunc(f.t.Calls, func(d Call) bool {
+	return slices.ContainsFunc(f.t.Calls, func(d Call) bool {
 		return d.End != c.End && d.Class == Closed && d.Return >= closed+time.Second && f.lends(&d)
 	})
 }

@@ -260,6 +260,8 @@ func TestOracle(t *testing.T) {
 			[]Call{wrote, call(Writing, Write, 1, 1100, 0, transfer, Closed), closed, other(call(Reading, Read, 5, 1200, 0, 200, EOF))}},
 		{"reset by a peer that a stopped process could not answer", "", Program{}, Trace{Suspended: []Span{{2 * at, 1200 * at}}},
 			[]Call{call(Writing, Write, 1, 1100, 0, transfer, Closed), closed, other(call(Reading, Read, 5, 1300, 0, 200, ResetByPeer))}},
+		{"a process ends, and a message that is whole has no end", "the error has", Program{}, Trace{Held: true},
+			[]Call{wrote, exit, other(call(Reading, ReadMsg, 1, 5, 100, 200, Broken))}},
 		{"a call is ended by nothing", "the error has", Program{}, Trace{Held: true}, []Call{ended}},
 		{"a process ends by itself", "a process ends when", Program{}, Trace{Died: "exit status 2"}, nil},
 		{"memory that cannot be accessed", "", Program{}, Trace{}, []Call{bad, other(call(Reading, Read, 1, 3, 50, 200, OK))}},
