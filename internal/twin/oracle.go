@@ -75,6 +75,7 @@ type endFacts struct {
 	exited                        time.Duration // exited is when its process ended without Close.
 	inProcess                     int64         // inProcess is how many of its bytes the kernel may not have had at the end.
 	sawEnd                        bool          // sawEnd is set if it has read the end of the other end's stream.
+	heard                         bool          // heard is set if a call shows that something of the other end has come.
 }
 
 // mostInProcess is how many bytes of calls that were cut short wait in the process at most.
@@ -192,9 +193,12 @@ func gather(p *Program, t *Trace) *facts {
 				}
 			}
 		}
+		if c.N > 0 && (c.Do.reads() || c.Class == OK && c.Do != TryMsg) {
+			e.heard = true // The end that listens sends when the set-up is over.
+		}
 		switch c.Class {
 		case EOF:
-			e.sawEnd = true
+			e.sawEnd, e.heard = true, true
 		case ResetByPeer, Pipe, TimedOut:
 			if c.Do != CloseWrite && !(c.Class == Pipe && c.Do.writes() && e.closeWrite <= c.Return) {
 				e.dead, e.told = min(e.dead, c.Return), min(e.told, c.Start)
