@@ -91,9 +91,9 @@ func exitUnread(f *facts, c *Call) bool {
 // TCP has none for: the end of this end's stream, or the last one of the set-up, which the end that
 // dials sends.
 func exitMetMessage(f *facts, c *Call) bool {
-	me, peer := &f.ends[c.End], &f.ends[1-c.End]
+	me, peer, dialed := &f.ends[c.End], &f.ends[1-c.End], (c.End == 1) == f.p.Swap
 	return c.Class == ResetByPeer && peer.exited <= c.Return &&
-		(me.closeWrite <= c.Return && !peer.sawEnd || !f.p.Swap && !peer.heard)
+		(me.closeWrite <= c.Return && !peer.sawEnd || dialed && !peer.heard)
 }
 
 // exitOnDevice is the end of a process whose device ends with it, and loses what the other device
