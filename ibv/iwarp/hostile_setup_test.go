@@ -164,6 +164,18 @@ func dialing(t testing.TB, cfg Config, ln *net.TCPListener) (v *victim, result c
 	return v, result
 }
 
+// dialingRaw has a device dial a peer that a test plays, and takes its Request. result has the error of
+// Connect.
+func dialingRaw(t *testing.T, cfg Config) (v *victim, p *rawPeer, result chan error) {
+	ln := rawListener(t)
+	v, result = dialing(t, cfg, ln)
+	conn, err := ln.Accept()
+	require.NoError(t, err)
+	p = newRawPeer(t, conn)
+	p.start(false)
+	return v, p, result
+}
+
 // reply is a Reply frame with its IRD and ORD words, flags included, as given.
 func reply(ird, ord uint16) []byte {
 	b := header(replyKey, 0x10, 2, 4)
@@ -242,12 +254,7 @@ func TestBadReplies(t *testing.T) {
 // The reason of a refusal reaches the program.
 func TestRefusalCarriesPrivateData(t *testing.T) {
 	leaktest.Check(t)
-	ln := rawListener(t)
-	v, result := dialing(t, Config{}, ln)
-	conn, err := ln.Accept()
-	require.NoError(t, err)
-	p := newRawPeer(t, conn)
-	p.start(false)
+	v, p, result := dialingRaw(t, Config{})
 	p.send(header(replyKey, 0x20, 1, 4), []byte("full"))
 	var rejected *ibv.RejectError
 	require.ErrorAs(t, <-result, &rejected)

@@ -18,12 +18,7 @@ func TestNudge(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachMode(t, func(t *testing.T, cfg Config) {
 				leaktest.Check(t)
-				ln := rawListener(t)
-				v, result := dialing(t, cfg, ln)
-				conn, err := ln.Accept()
-				require.NoError(t, err)
-				p := newRawPeer(t, conn)
-				p.start(false)
+				v, p, result := dialingRaw(t, cfg)
 				p.send(reply(words[0], words[1]))
 				require.NoError(t, <-result)
 				empty := iwarpwire.Header{Tagged: true, Op: iwarpwire.Write, Last: true, STag: 1}
@@ -78,12 +73,7 @@ func TestNudge(t *testing.T) {
 // No nudge comes to a peer whose device holds Sends.
 func TestNoNudgeForPeerThatHolds(t *testing.T) {
 	leaktest.Check(t)
-	ln := rawListener(t)
-	v, result := dialing(t, Config{}, ln)
-	conn, err := ln.Accept()
-	require.NoError(t, err)
-	p := newRawPeer(t, conn)
-	p.start(false)
+	v, p, result := dialingRaw(t, Config{})
 	p.send(reply(2, 2))
 	require.NoError(t, <-result)
 	st := v.qp.(*qp).stream.Load()
@@ -106,18 +96,13 @@ func TestNoNudgeForPeerThatHolds(t *testing.T) {
 // a stream.
 func TestNudgeNotDue(t *testing.T) {
 	leaktest.Check(t)
-	ln := rawListener(t)
-	v, result := dialing(t, Config{}, ln)
-	conn, err := ln.Accept()
-	require.NoError(t, err)
-	p := newRawPeer(t, conn)
-	p.start(false)
+	v, p, result := dialingRaw(t, Config{})
 	p.send(reply(2, 2))
 	require.NoError(t, <-result)
 	big := make([]byte, maxInline)
 	st := v.qp.(*qp).stream.Load()
 	for full := false; !full; {
-		_, err = v.qp.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendInline, SGL: []ibv.SGE{{Buf: big}}}})
+		_, err := v.qp.PostSend([]ibv.SendWR{{Op: ibv.OpSend, Flags: ibv.SendInline, SGL: []ibv.SGE{{Buf: big}}}})
 		require.NoError(t, err)
 		st.qp.sq.mu.Lock()
 		if full = st.tx.flushing; full {

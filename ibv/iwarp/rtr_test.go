@@ -16,12 +16,7 @@ func TestReadBehindRTR(t *testing.T) {
 	eachMode(t, func(t *testing.T, cfg Config) {
 		for _, size := range []int{0, 8} {
 			leaktest.Check(t)
-			ln := rawListener(t)
-			v, result := dialing(t, cfg, ln)
-			conn, err := ln.Accept()
-			require.NoError(t, err)
-			p := newRawPeer(t, conn)
-			p.start(false)
+			v, p, result := dialingRaw(t, cfg)
 			p.send(reply(0x8000|2, 0x4000|2))
 			require.NoError(t, <-result)
 

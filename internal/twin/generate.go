@@ -648,7 +648,7 @@ func (g *generator) exiting() {
 		}
 	}
 	if !g.one(4) {
-		// What the first end sends, and be it the end of its stream, may meet a process that has ended.
+		// Anything that the first end sends may meet a process that has ended, its CloseWrite included.
 		first.Writing = append(first.Writing, Op{Do: AwaitEnd})
 	}
 	switch g.IntN(3) {

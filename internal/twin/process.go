@@ -20,15 +20,15 @@ import (
 // send each other values as JSON. server.go has what that process does.
 type process struct {
 	*run
-	cmd    *exec.Cmd
-	in     io.Closer
-	orders *json.Encoder   // orders go to the process through in.
-	news   *json.Decoder   // news come from it.
-	output strings.Builder // output is what it prints, which is only looked at when it has ended.
-	ready  atomic.Bool     // ready is set when its end is connected.
-	begun  []Call          // begun has the calls that send and have not returned.
-	rests  int64           // rests is how many of its lanes pause.
-	fault  error           // fault is why it has ended or must be ended, if it was not told to.
+	cmd     *exec.Cmd
+	in      io.Closer
+	orders  *json.Encoder   // orders go to the process through in.
+	notices *json.Decoder   // notices come from it.
+	output  strings.Builder // output is what it prints, which is only looked at when it has ended.
+	ready   atomic.Bool     // ready is set when its end is connected.
+	begun   []Call          // begun has the calls that send and have not returned.
+	rests   int64           // rests is how many of its lanes pause.
+	fault   error           // fault is why it has ended or must be ended, if it was not told to.
 
 	mu   sync.Mutex
 	over bool // over is set when the process is not to be stopped any more.
@@ -91,7 +91,7 @@ func (r *run) startProcess(ctx context.Context, target string) (*process, error)
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	p.in, p.orders, p.news = in, json.NewEncoder(in), json.NewDecoder(out)
+	p.in, p.orders, p.notices = in, json.NewEncoder(in), json.NewDecoder(out)
 	context.AfterFunc(ctx, p.giveUp)
 	m := *r.m
 	m.Provider, m.Noise = nil, nil
@@ -154,7 +154,7 @@ func (p *process) order(o order) { _ = p.orders.Encode(o) }
 // hear returns the next notice.
 func (p *process) hear() (notice, error) {
 	var n notice
-	err := p.news.Decode(&n)
+	err := p.notices.Decode(&n)
 	if err == nil && n.Failed != "" {
 		err = errors.New(n.Failed)
 	}

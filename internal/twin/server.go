@@ -16,7 +16,7 @@ func Serve() {
 	if os.Getenv(processEnv) == "" {
 		return
 	}
-	s := &server{orders: make(chan order), reports: json.NewEncoder(os.Stdout)}
+	s := &server{orders: make(chan order), notices: json.NewEncoder(os.Stdout)}
 	go s.listen()
 	if err := s.serve(); err != nil {
 		s.tell(notice{Failed: err.Error()})
@@ -30,7 +30,7 @@ type server struct {
 	orders chan order
 
 	mu      sync.Mutex
-	reports *json.Encoder
+	notices *json.Encoder
 }
 
 // listen receives the orders. The process ends when no more can come.
@@ -48,7 +48,7 @@ func (s *server) listen() {
 func (s *server) tell(n notice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reports.Encode(n) != nil {
+	if s.notices.Encode(n) != nil {
 		os.Exit(1) // The other process has ended.
 	}
 }
@@ -63,7 +63,7 @@ func (s *server) begins(c Call) {
 // exit reports the call that ends the process, and ends it. Nothing is reported behind that.
 func (s *server) exit(c Call) {
 	s.mu.Lock()
-	_ = s.reports.Encode(notice{Call: &c})
+	_ = s.notices.Encode(notice{Call: &c})
 	os.Exit(0)
 }
 

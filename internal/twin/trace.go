@@ -120,7 +120,7 @@ type Call struct {
 	Bad    int64         // Bad is how many of those bytes cannot be accessed.
 	N      int64         // N is how many bytes the call has returned.
 	More   int64         // More is how many more bytes it may have taken, if it does not report them.
-	Each   int64         // Each is how many bytes each of several writes has that the call stands for.
+	Each   int64         // Each is the length of one write, if the call stands for many.
 	Piece  bool          // Piece is set if it did not end the message.
 	Due    time.Duration // Due is the deadline that it has set.
 	Class  Class

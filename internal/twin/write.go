@@ -29,18 +29,11 @@ func (l *lane) write(op Op) {
 	}
 	switch do {
 	case Write:
-		l.took(do, k, false, func() (int64, error) {
-			n, err := l.conn.Write(b)
-			return int64(n), err
-		})
+		l.writeOnce(k)
 	case Writes:
 		if len(b)/part < manyWrites {
 			for at := 0; at < len(b); at += part {
-				q := k.part(at, min(part, len(b)-at))
-				if l.took(Write, q, false, func() (int64, error) {
-					n, err := l.conn.Write(q.b)
-					return int64(n), err
-				}) != OK {
+				if l.writeOnce(k.part(at, min(part, len(b)-at))) != OK {
 					return
 				}
 			}
@@ -147,6 +140,13 @@ func (l *lane) took(do Kind, k block, piece bool, f func() (int64, error)) Class
 	n, err := f()
 	c.N = n
 	return l.finish(c, k, err)
+}
+
+func (l *lane) writeOnce(k block) Class {
+	return l.took(Write, k, false, func() (int64, error) {
+		n, err := l.conn.Write(k.b)
+		return int64(n), err
+	})
 }
 
 // try sends without blocking as much as it can, and goes on when more is possible.
