@@ -28,32 +28,41 @@ func goneMemory(t *testing.T, m *memory, size int, access ibv.Access) ([]byte, i
 // ever otherwise.
 func TestWriteFailsHere(t *testing.T) {
 	for _, cfg := range []Config{{}, {CRC: true}, {portable: true}, {portable: true, CRC: true}} {
-		for _, size := range []int{100, 64 << 10} {
+		for _, size := range []int{100, 3000, 30_000, 64 << 10} {
 			for _, inline := range []bool{false, true} {
-				writeFailsHere(t, cfg, size, inline)
+				for _, sends := range []int{1, 8} {
+					writeFailsHere(t, cfg, size, inline, sends)
+				}
 			}
 		}
 	}
 }
 
-func writeFailsHere(t *testing.T, cfg Config, size int, inline bool) {
+func writeFailsHere(t *testing.T, cfg Config, size int, inline bool, sends int) {
 	leaktest.Check(t)
 	s := newSite(t, cfg)
 	mem := newMemory(t, s.p)
 	v, p := s.connect(mem, cfg.CRC, 0)
 	gone, mr := goneMemory(t, mem, size, 0)
-	wr := ibv.SendWR{ID: 1, Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: gone, LKey: mr.LKey()}}}
+	wr := ibv.SendWR{Flags: ibv.SendSignaled, SGL: []ibv.SGE{{Buf: gone, LKey: mr.LKey()}}}
 	if inline {
 		wr.Flags |= ibv.SendInline
 	}
-	n, err := v.qp.PostSend([]ibv.SendWR{wr})
-	require.Equal(t, 1, n)
-	if err != nil {
-		require.True(t, inline, "the device has copied nothing yet")
-		require.ErrorIs(t, err, syscall.EFAULT)
+	var wrs []ibv.SendWR
+	flushed := make(map[uint64]ibv.WCStatus)
+	for range sends {
+		wr.ID++
+		wrs, flushed[wr.ID] = append(wrs, wr), ibv.WCFlushErr
+	}
+	n, err := v.qp.PostSend(wrs)
+	require.Equal(t, sends, n)
+	if inline {
+		require.ErrorIs(t, err, syscall.EFAULT, "the poster's memory is not sent later")
+	} else {
+		require.NoError(t, err, "the device has copied nothing yet")
 	}
 	require.ErrorIs(t, v.event().Err, syscall.EFAULT)
-	require.Equal(t, map[uint64]ibv.WCStatus{1: ibv.WCFlushErr}, v.completions(1))
+	require.Equal(t, flushed, v.completions(sends))
 	p.drain()
 	v.close()
 	require.NoError(t, mr.Close())

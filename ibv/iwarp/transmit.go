@@ -327,6 +327,9 @@ func (st *stream) releaseBatch() {
 func (st *stream) txFailed() {
 	st.dropBatch()
 	st.tx.flushing = false
+	if errors.Is(st.tx.err, errno.EFAULT) {
+		st.tx.unreadable = true // The link has found that, and the post in progress has to tell.
+	}
 	if err := st.tx.err; !endOfPeer(err) {
 		go st.abort(err, true) // Neither the receiver nor the peer would notice it otherwise.
 	} else if st.holding.Load() {
