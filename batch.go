@@ -59,7 +59,7 @@ func (c *conn) queueBatch(o *sendBatch) (*postBatch, error) {
 		h := segmentHeader{
 			CreditsRequested: c.requested(),
 			CreditsGranted:   granted,
-			Flags:            o.all | flags,
+			Flags:            o.all | flags | c.endFlags(),
 			Remaining:        uint32(len(p) - n + o.rest),
 			DataLength:       uint32(n),
 		}
@@ -187,6 +187,14 @@ func (c *conn) creditFlags(more bool) uint16 {
 	waits := more || c.send.wantsCredit || c.queue.wantsWritable || c.send.joined.n > 0
 	if c.messages && waits && c.credits.spendable() == 0 {
 		return flagWantsCredits
+	}
+	return 0
+}
+
+// endFlags returns the flag that tells a peer that the end of its direction was found here.
+func (c *conn) endFlags() uint16 {
+	if c.holds && c.in.eof {
+		return flagEndSeen
 	}
 	return 0
 }

@@ -19,7 +19,8 @@ import (
 //  1. Close marks the connection closed (beginClose). Calls in progress return, and what
 //     arrives from then on is dropped.
 //  2. endStream hands the end of the stream (FIN) to the device, waits until the device has
-//     everything that was written, and disconnects.
+//     everything that was written, and disconnects. Where Sends are held the device ends this
+//     side's direction by itself (closeSends).
 //  3. The disconnect ends the phase in which work requests are posted (life.go). The peer's
 //     device still takes what is on its way, with the receives that were posted for it, and
 //     ends its direction in turn.
@@ -27,6 +28,9 @@ import (
 //     sends. Without the wait the peer could lose what it has not read: a socket that is
 //     closed with unread bytes resets its connection.
 //  5. teardown releases the objects.
+//
+// Behind CloseWrite, where Sends are held, the direction has ended before Close, and step 2 has
+// nothing to do. The peer does not know of Close, so step 4 ends sooner if it goes on sending.
 //
 // Close waits for steps 1 and 2, but only while the peer takes bytes and closeGrace at
 // most. The goroutine of lingerOn does the rest, as the kernel does for a TCP socket that
@@ -126,7 +130,7 @@ func (c *conn) beginClose() bool {
 	if c.life.closed {
 		return false
 	}
-	c.life.closed, c.in.discarding = true, true
+	c.life.closed, c.in.discarding, c.end.half = true, true, c.send.closed
 	c.wakeAll()
 	return true
 }
@@ -175,7 +179,7 @@ func (c *conn) lingerOn(place *list.Element) {
 	c.mu.Lock()
 	if c.set.linger >= 0 {
 		c.beginWait(bound{stall: c.set.linger, ends: time.Now().Add(lingerTimes * c.set.linger)})
-		if c.endStream() {
+		if c.endStream() || c.life.peerClosed() {
 			if c.end.over != nil && c.awaitAcknowledged() {
 				c.tellResult()
 			}
@@ -269,7 +273,8 @@ func (c *conn) progress() progress {
 }
 
 // endStream takes those steps up to the disconnect that were not taken before, as long as
-// lingers allows. It reports whether this side has disconnected. The caller holds mu.
+// lingers allows. It reports whether this side's direction has ended. Behind CloseWrite there is no
+// disconnect: that direction has ended. The caller holds mu.
 func (c *conn) endStream() bool {
 	e, s := &c.end, &c.send
 	going := func() bool { return !c.life.over() && c.lingers() }
@@ -292,13 +297,24 @@ func (c *conn) endStream() bool {
 		e.Ending() // Nothing but FIN, and what goes with it, is to be sent.
 	}
 	// FIN is not sent if a message has no end, except where an end without it is no error.
-	for c.fin && !s.finSent && (c.holds || !s.truncated && !c.queue.partial) && going() {
+	if e.half {
+		// The peer does not know of Close, and may go on sending. That is dropped.
+		return c.life.posts()
+	}
+	// To a peer that has closed its sends only, the disconnect tells as much as FIN, unless a
+	// message has no end.
+	cut := s.truncated || c.queue.partial
+	told := c.holds && c.in.eof && !c.in.reasm.ended && !cut
+	for c.fin && !s.finSent && !told && (c.holds || !cut) && going() {
 		if !c.queueFIN() {
 			c.waitToSend()
 		}
 	}
 	for c.tx.live.Len() > 0 && going() {
 		c.await(&c.writers)
+	}
+	if c.holds {
+		e.last, e.marked = c.lane.done, true // closeSends is enough: nothing that was posted is lost.
 	}
 	if !e.marked && going() {
 		buffered := c.lane.id.Device().Attr().Quirks.SendsBuffered
@@ -320,6 +336,9 @@ func (c *conn) endStream() bool {
 	for !c.lane.quiet() && going() {
 		c.lane.awaitQuiet()
 	}
+	if c.holds && !s.closed && going() {
+		c.closeSends()
+	}
 	if going() && e.marked && c.lane.id.Disconnect() == nil {
 		c.life.drain()
 	}
@@ -339,9 +358,11 @@ func (c *conn) awaitSends(pending func() bool) {
 	}
 }
 
-// awaitPeer waits until the peer has ended its direction.
+// awaitPeer waits until the peer has ended its direction. Behind CloseWrite the peer may go on for
+// ever, as it does not know of Close. Once it has found the end of this side's direction it can
+// be reset without a loss, as TCP does with what comes after close(2).
 func (c *conn) awaitPeer() {
-	for c.event.Load() == nil && c.lingers() {
+	for c.event.Load() == nil && !(c.end.half && c.send.endSeen) && c.lingers() {
 		c.await(&c.writers)
 	}
 }
@@ -359,20 +380,19 @@ func (c *conn) lookUntil(done func() bool) bool {
 }
 
 // awaitAcknowledged waits until the peer's host has everything that was sent, with the end of the
-// stream, and reports whether it has. Its reader may take its time then. The caller has
-// disconnected.
+// stream, and reports whether it has. Its reader may take its time then. This side's direction has
+// ended.
 func (c *conn) awaitAcknowledged() bool {
-	if _, tells := c.lane.id.(ibv.Acknowledger); !c.holds || !tells {
-		return false
-	}
-	c.lookUntil(func() bool { return c.event.Load() != nil || c.acknowledged() })
-	return c.acknowledged()
+	c.lookUntil(func() bool { return c.acknowledged() != ibv.AckPending })
+	return c.acknowledged() == ibv.AckAll
 }
 
-// acknowledged reports whether the peer's host has everything that was sent.
-func (c *conn) acknowledged() bool {
-	a, ok := c.lane.id.(ibv.Acknowledger)
-	return c.holds && ok && a.Acknowledged()
+// acknowledged tells whether the peer's host has everything that was sent.
+func (c *conn) acknowledged() ibv.Ack {
+	if a, ok := c.lane.id.(ibv.Acknowledger); ok && c.holds {
+		return a.Acknowledged()
+	}
+	return ibv.AckUnknown
 }
 
 var (
@@ -387,18 +407,19 @@ func (c *conn) lost() error {
 		// Completions of sends that failed may not have been handled.
 		c.poll()
 	}
+	ack := c.acknowledged()
 	switch {
 	case c.life.draining() && event != nil && event.Err != nil && !errors.Is(event.Err, io.ErrUnexpectedEOF):
 		return broken(event.Err)
-	case c.sendsLost():
+	case c.sendsLost() || ack == ibv.AckNever:
 		return errUntaken
-	case c.life.draining() && event != nil:
+	case c.send.closed && (ack == ibv.AckAll || c.send.endSeen):
+		return nil
+	case c.life.draining() && event != nil && ack == ibv.AckUnknown:
 		// The peer's device may have met this side's end in the middle of what it sent,
 		// which is no loss.
 		return nil
-	case c.life.draining() && c.acknowledged():
-		return nil
-	case c.life.draining(), !c.life.over():
+	case c.life.draining(), !c.life.over(), ack == ibv.AckPending:
 		return errLingered
 	case !c.life.peerClosed():
 		return c.life.cause

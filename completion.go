@@ -66,8 +66,8 @@ func (o *completions) Background() bool {
 // poll handles the completions that have arrived and returns how many these are. One more
 // counts if poll finds the end of the connection. The caller holds mu.
 func (c *conn) poll() int {
-	// The event is loaded first: everything that completed before it is handled before it.
-	event := c.event.Load()
+	// The events are loaded first: everything that completed before them is handled before them.
+	event, peerDone := c.event.Load(), c.peerDone.Load()
 	total := 0
 	for {
 		n, err := c.lane.cq.Poll(c.wcs[:])
@@ -93,6 +93,11 @@ func (c *conn) poll() int {
 	}
 	if event != nil && !c.life.over() {
 		c.peerEnded(event)
+		total++
+	}
+	if peerDone && !c.in.eof && !c.life.over() {
+		c.in.eof = true
+		c.readers.WakeAll()
 		total++
 	}
 	if e := c.sendEvent.Load(); e != nil && !c.life.over() && c.send.failed == nil {
@@ -132,9 +137,12 @@ func (c *conn) notify(e ibv.Event) {
 		c.set.failureLog.Debug("rdmanet: port went down", "device", c.lane.id.Device().Name(), "port", c.lane.id.Port(), "local", c.local, "remote", c.remote)
 		return
 	}
-	if e.Kind == ibv.EventSQError {
+	switch e.Kind {
+	case ibv.EventSQError:
 		c.sendEvent.Store(&e)
-	} else {
+	case ibv.EventSendsClosed:
+		c.peerDone.Store(true)
+	default:
 		c.event.CompareAndSwap(nil, &e)
 	}
 	c.lane.cq.Interrupt()

@@ -53,6 +53,11 @@ type conn struct {
 	// sendEvent is the device's event for the end of this side's direction alone, or nil.
 	sendEvent atomic.Pointer[ibv.Event]
 
+	// peerDone is set by the device's event for the end of the peer's direction alone.
+	peerDone atomic.Bool
+
+	holding ibv.HoldingQP // it is the queue pair if holds is set, and otherwise nil
+
 	// mu guards all fields below. It is never held while a goroutine waits.
 	mu    sync.Mutex
 	lane  lane

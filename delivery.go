@@ -68,6 +68,7 @@ func (c *conn) received(wc *ibv.WC) {
 	c.live.received, c.live.probing = true, false
 	c.idle.pagesTouched = c.idle.pagesTouched || wc.ByteLen > regmem.PageSize
 	c.scheduleTrim()
+	c.send.endSeen = c.send.endSeen || c.holds && m.h.Flags&flagEndSeen != 0
 	if m.h.Flags&flagResponseRequested != 0 {
 		c.send.responseDue = true
 	}
@@ -103,6 +104,9 @@ func (c *conn) received(wc *ibv.WC) {
 	if c.in.reasm.ended && !c.in.eof {
 		c.in.eof = true
 		c.readers.WakeAll()
+		if c.holds {
+			c.holding.PeerCloses()
+		}
 	} else if len(m.payload) > 0 || m.opens || m.empty {
 		c.sentAtReceive = c.stats.MessagesSent
 		c.readers.Wake()

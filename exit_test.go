@@ -41,6 +41,7 @@ const (
 	exitsOpen exitHow = iota
 	exitsCloseWrite
 	exitsUnread   // the other end reads after the process has ended
+	exitsHalf     // so it does, and it has closed its writing side before
 	exitsDeadline // Writes are cut by deadlines again and again
 	exitKinds
 )
@@ -65,7 +66,7 @@ func newExitPlan(rnd *rand.Rand) exitPlan {
 	if rnd.IntN(2) == 0 {
 		p.Piece = max(p.Size/uint32(1+rnd.IntN(50)), 1)
 	}
-	if p.How == exitsUnread {
+	if p.How == exitsUnread || p.How == exitsHalf {
 		p.Size = min(p.Size, 1<<20)
 	}
 	return p
@@ -127,8 +128,13 @@ func (p *exitPlan) write(c net.Conn) error {
 
 // check reads what a process has written. ended is closed when that process has ended.
 func (p *exitPlan) check(c *Conn, ended chan struct{}) error {
-	if p.How == exitsUnread && c.Info().Extensions.HeldSends {
+	if (p.How == exitsUnread || p.How == exitsHalf) && c.Info().Extensions.HeldSends {
 		<-ended
+	}
+	if p.How == exitsHalf {
+		if err := c.CloseWrite(); err != nil {
+			return err
+		}
 	}
 	got, err := io.ReadAll(c)
 	want := pattern(p.Seed, int(p.Size))

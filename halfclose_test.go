@@ -117,6 +117,95 @@ func TestCloseWriteEndsWrites(t *testing.T) {
 	})
 }
 
+// Close behind CloseWrite loses nothing that was written, however late the peer reads. A peer that
+// goes on writing is told, and not for ever ignored.
+func TestCloseBehindCloseWrite(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr transport) {
+		for _, size := range []int{0, 300 << 10} {
+			for _, early := range []bool{false, true} { // The peer writes before it reads.
+				client, server := tr.pair(t)
+				data := pattern(8, size)
+				_, err := client.Write(data)
+				require.NoError(t, err)
+				require.NoError(t, client.CloseWrite())
+				if early && tr.rdma { // TCP is reset by bytes that were not read.
+					_, err := server.Write([]byte("not read"))
+					require.NoError(t, err)
+				}
+				require.NoError(t, client.Close())
+				got, err := io.ReadAll(server)
+				require.NoError(t, err)
+				defect.Bytes(t, data, got)
+				within(t, "write to one who is gone", func() {
+					for err = nil; err == nil; {
+						_, err = server.Write(make([]byte, 1000))
+					}
+				})
+				require.True(t, errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET), "%v", err)
+				n, err := server.Read(make([]byte, 1))
+				require.Zero(t, n)
+				require.True(t, err == io.EOF, "%v", err)
+				require.NoError(t, server.Close())
+			}
+		}
+	})
+}
+
+// A peer that writes to a connection that was closed behind CloseWrite is told at once, however
+// long the other side would linger.
+func TestCloseBehindCloseWriteEndsPeer(t *testing.T) {
+	checkLeaks(t)
+	a, b := pipeOn(t, Config{LingerTimeout: time.Hour})
+	_, err := b.Write([]byte("not read"))
+	require.NoError(t, err)
+	require.NoError(t, a.CloseWrite())
+	require.NoError(t, a.Close())
+	got, err := io.ReadAll(b)
+	require.NoError(t, err)
+	require.Empty(t, got)
+	within(t, "write to one who is gone", func() {
+		for err = nil; err == nil; {
+			_, err = b.Write(make([]byte, 1000))
+		}
+	})
+	require.True(t, errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET), "%v", err)
+	require.NoError(t, b.Close())
+}
+
+// When both directions have ended, in whatever order, both sides know that the other has got
+// everything.
+func TestCloseContextAfterHalfClose(t *testing.T) {
+	for _, how := range []string{"one CloseWrite", "both CloseWrite", "Close after both"} {
+		t.Run(how, func(t *testing.T) {
+			checkLeaks(t)
+			a, b := pipeOn(t, Config{})
+			data := pattern(9, 100<<10)
+			_, err := a.Write(data)
+			require.NoError(t, err)
+			require.NoError(t, a.CloseWrite())
+			got, err := io.ReadAll(b)
+			require.NoError(t, err)
+			defect.Bytes(t, data, got)
+			_, err = b.Write(data)
+			require.NoError(t, err)
+			if how != "one CloseWrite" {
+				require.NoError(t, b.CloseWrite())
+			}
+			if how == "Close after both" {
+				got, err = io.ReadAll(a)
+				require.NoError(t, err)
+				defect.Bytes(t, data, got)
+			}
+			errs := make(chan error, 2)
+			go func() { errs <- a.CloseContext(tctx) }()
+			go func() { errs <- b.CloseContext(tctx) }()
+			for range 2 {
+				require.NoError(t, <-errs)
+			}
+		})
+	}
+}
+
 // exchangeOneWay sends n bytes and checks them.
 func exchangeOneWay(t testing.TB, from, to net.Conn, n int) {
 	t.Helper()

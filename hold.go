@@ -12,8 +12,9 @@ import "github.com/rdmanet/rdmanet/ibv"
 //     sent yet when something arrives.
 //   - A call that sends returns when the kernel has its data, from where it lies
 //     (ibv.InPlaceQP), so that nothing is lost when the process ends. Writes are not joined.
-//   - A process that ends, in whatever way, is the end of its stream. An end in the middle of a
-//     message is told by FIN.
+//   - A process that ends, in whatever way, is the end of its stream, and so is CloseWrite: each
+//     direction of the TCP connection ends by itself (closeSends). FIN tells of Close, and of the
+//     end in the middle of a message.
 //
 // These messages are still copied, and handed over later if the kernel has no room: those of
 // the connection itself, and up to batchBudget bytes, or one segment, of a call that does not
@@ -24,9 +25,8 @@ import "github.com/rdmanet/rdmanet/ibv"
 // waits for a receive. Longer messages than others go in segments.
 func (c *conn) goWithoutCredits() {
 	c.lane.inPlace, _ = c.lane.qp.(ibv.InPlaceQP)
-	if q, ok := c.lane.qp.(ibv.HoldingQP); ok {
-		q.PeerHolds()
-	}
+	c.holding, _ = c.lane.qp.(ibv.HoldingQP)
+	c.holding.PeerHolds()
 	c.in.reasm.cuts = true
 	c.in.copies.limit = heldMemory
 	if c.tx.mode != TransferNone {

@@ -7,6 +7,8 @@ import "time"
 type closing struct {
 	hasQueue bool // hasQueue is set when Close has acquired the send queue, which it keeps.
 
+	half bool // CloseWrite had told the device to end this side's direction before Close
+
 	// marked is set when last is known.
 	marked bool
 

@@ -60,6 +60,10 @@ const (
 	// flagWantsCredits is set if the sender has payload that waits for credits. It belongs to
 	// featureMessages.
 	flagWantsCredits uint16 = 0x0100
+
+	// flagEndSeen is set if the sender has found the end of the receiver's direction, behind
+	// everything that the receiver has sent. It belongs to featureHold.
+	flagEndSeen uint16 = 0x0080
 )
 
 // ErrMessageTooLong is returned for a message that is longer than the peer reassembles

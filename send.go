@@ -275,6 +275,13 @@ func (c *conn) queueFIN() bool {
 	return err == nil
 }
 
+// closeSends has the device end this side's direction behind everything that was posted.
+// Nothing may be queued.
+func (c *conn) closeSends() error {
+	c.send.finSent, c.send.closed = true, true
+	return c.holding.CloseSends()
+}
+
 // post queues a batch of a call, and returns when the device has taken it, and handed it over
 // if calls wait for that. The caller holds mu, and has checked that all of the batch may be
 // sent. The device takes batches without mu.

@@ -12,11 +12,13 @@ type sending struct {
 
 	data uint64 // data is the number of the last send with something of the program's.
 
-	responseDue bool // responseDue is set when the peer has asked for a message.
-	probeDue    bool // probeDue is set when this side must ask the peer for one.
-	peerWants   bool // peerWants is set if the peer's last message said that its payload waits for credits.
-	closing     int  // calls of CloseWrite that wait
-	finSent     bool
+	responseDue bool   // responseDue is set when the peer has asked for a message.
+	probeDue    bool   // probeDue is set when this side must ask the peer for one.
+	peerWants   bool   // peerWants is set if the peer's last message said that its payload waits for credits.
+	closing     int    // calls of CloseWrite that wait
+	finSent     bool   // this side's direction has ended: FIN was queued, or sends are closed
+	closed      bool   // the device was told to end this side's direction, and nothing may be posted
+	endSeen     bool   // the peer has found the end of this side's direction
 	midMessage  bool   // midMessage is set while a message has begun and not ended.
 	truncated   bool   // truncated is set if it never will, because a deadline has passed.
 	barrier     bool   // barrier is set while the request of queueBarrier is under way.

@@ -48,6 +48,7 @@ func (c *conn) peerEnded(event *ibv.Event) {
 	// A process may end in the middle of what its kernel has taken.
 	cut := c.holds && errors.Is(event.Err, io.ErrUnexpectedEOF)
 	if event.Kind == ibv.EventDisconnected && (event.Err == nil || cut) {
+		c.in.eof = c.in.eof || c.holds && !cut
 		c.life.peerEnded()
 	} else {
 		err := errors.New(event.Kind.String())
@@ -164,9 +165,9 @@ func (c *conn) wantSendCompletion() {
 }
 
 // freeSlots returns how many work requests the queue pair's send queue has room for. A
-// queue pair that has failed has no room.
+// queue pair that has failed, or whose sends are closed, has no room.
 func (c *conn) freeSlots() int {
-	if c.life.failing() {
+	if c.life.failing() || c.send.closed {
 		return 0
 	}
 	return c.lane.freeSlots()

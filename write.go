@@ -107,9 +107,14 @@ func (c *conn) closeWrite() error {
 			return err
 		case c.queue.partial:
 			return errMessageOpen
+		case c.holds && !c.lane.quiet():
+			c.lane.awaitQuiet()
+		case c.holds:
+			return c.closeSends()
 		case c.queueFIN():
 			return nil
+		default:
+			c.waitToSend()
 		}
-		c.waitToSend()
 	}
 }

@@ -108,7 +108,8 @@ type ID interface {
 
 	// Disconnect ends the connection in an orderly way, and returns without waiting for
 	// the peer. Both sides get [EventDisconnected]. Sends that have not completed may be
-	// flushed. A caller that needs them waits for their completions first.
+	// flushed. A caller that needs them waits for their completions first, or calls
+	// [HoldingQP].CloseSends.
 	Disconnect() error
 
 	// Close releases the ID, and leaves its groups. It fails with an error that matches
@@ -135,10 +136,23 @@ type Unsender interface {
 
 // Acknowledger is implemented by the IDs of devices that know what the peer's host has got.
 type Acknowledger interface {
-	// Acknowledged reports, after Disconnect, whether the peer's host has acknowledged all that
-	// was sent, and the end behind it. The peer's process may not have read it.
-	Acknowledged() bool
+	// Acknowledged tells, after Disconnect or [HoldingQP].CloseSends, whether the peer's host
+	// has acknowledged all that was sent, and the end behind it. The peer's process may not
+	// have read it. When the connection has ended, it can tell if both directions have ended
+	// in an orderly way, until the queue pair is closed.
+	Acknowledged() Ack
 }
+
+// Ack is what a device knows of what the peer's host has got.
+type Ack uint8
+
+// These are the answers of an Acknowledger.
+const (
+	AckUnknown Ack = iota // AckUnknown: the device cannot tell, or not any more.
+	AckPending            // AckPending: the host has not acknowledged everything yet.
+	AckAll                // AckAll: the host has acknowledged everything.
+	AckNever              // AckNever: the connection has ended before the host had acknowledged everything.
+)
 
 // Ender is implemented by the IDs of devices that can send the end of a connection together
 // with what is posted last.
@@ -186,6 +200,15 @@ type ConnParam struct {
 	QPN uint32
 }
 
+// String returns the answer in lower case.
+func (a Ack) String() string {
+	names := [...]string{"unknown", "pending", "all", "never"}
+	if int(a) < len(names) {
+		return names[a]
+	}
+	return "unknown"
+}
+
 // EventKind is the kind of an Event, after enum rdma_cm_event_type and enum ibv_event_type.
 type EventKind uint8
 
@@ -200,11 +223,16 @@ const (
 	// EventSQError: nothing can be sent any more, and what the peer has sent may still come. A
 	// queue pair that holds Sends has it, as the end of the connection is found behind those.
 	EventSQError
+
+	// EventSendsClosed: the peer has closed its sends (HoldingQP.CloseSends), or its process has
+	// ended. Nothing more comes, and this side can go on sending. EventDisconnected follows when
+	// this side has closed its own sends too.
+	EventSendsClosed
 )
 
 // String returns the event's name in lower case.
 func (k EventKind) String() string {
-	names := [...]string{"disconnected", "queue pair fatal", "port error", "device removed", "multicast error", "send queue error"}
+	names := [...]string{"disconnected", "queue pair fatal", "port error", "device removed", "multicast error", "send queue error", "sends closed"}
 	if int(k) < len(names) {
 		return names[k]
 	}

@@ -220,6 +220,9 @@ func (s PortState) LogValue() slog.Value { return slog.StringValue(s.String()) }
 func (g GID) LogValue() slog.Value { return slog.StringValue(g.String()) }
 
 // LogValue logs String's text.
+func (a Ack) LogValue() slog.Value { return slog.StringValue(a.String()) }
+
+// LogValue logs String's text.
 func (k EventKind) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
 // LogValue logs String's text.

@@ -18,7 +18,7 @@ func TestPrinted(t *testing.T) {
 		"SGE": sgl[0], "SendWR": ibv.SendWR{Op: ibv.OpWrite, SGL: sgl}, "RecvWR": ibv.RecvWR{SGL: sgl},
 		"send to invalidate": ibv.SendWR{Op: ibv.OpSendInv, SGL: sgl},
 		"ConnParam":          ibv.ConnParam{Private: payload[:500]}, "RejectError": &ibv.RejectError{Private: payload[:100], Text: "no"},
-		"Access": ibv.AccessRemoteRead, "ProviderAttr": ibv.ProviderAttr{}, "Caps": ibv.CapSolicited, "DeviceAttr": ibv.DeviceAttr{},
+		"Access": ibv.AccessRemoteRead, "Ack": ibv.AckAll, "ProviderAttr": ibv.ProviderAttr{}, "Caps": ibv.CapSolicited, "DeviceAttr": ibv.DeviceAttr{},
 		"PortAttr": ibv.PortAttr{GIDs: make([]ibv.GID, 2)}, "PortState": ibv.PortActive, "GID": ibv.GID{}, "Transport": ibv.TransportRoCE,
 		"Event": ibv.Event{Kind: ibv.EventQPFatal, Err: errors.New("a reason")}, "EventKind": ibv.EventPortError,
 		"AHAttr": ibv.AHAttr{}, "UDParam": ibv.UDParam{}, "JoinFlags": ibv.JoinFullMember, "WC": ibv.WC{}, "WCOpcode": ibv.WCSend,

@@ -71,8 +71,8 @@ type IdleQP interface {
 	Idle(unused func(buf []byte))
 }
 
-// A HoldingQP is a queue pair of a device with [CapHoldSends]. It is an optional interface of
-// [QP].
+// A HoldingQP is a queue pair of a device with [CapHoldSends]. All queue pairs for connections
+// of such a device have this interface.
 type HoldingQP interface {
 	// StopHolding ends the effect of QPInit.HoldSends, also for a Send that waits.
 	StopHolding()
@@ -80,6 +80,17 @@ type HoldingQP interface {
 	// PeerHolds tells the queue pair that the peer's holds Sends too. From then on it sends
 	// nothing but what is posted, and answers to that.
 	PeerHolds()
+
+	// CloseSends ends this side's direction behind everything that was posted, and nothing can
+	// be posted to the send queue any more. The other direction goes on. A peer whose queue pair
+	// holds Sends gets [EventSendsClosed], and to any other it is the end of the connection.
+	// The error matches [ErrState] before the connection is established.
+	CloseSends() error
+
+	// PeerCloses tells the queue pair that the peer ends the connection, and not its direction
+	// alone. Then the end of that direction ends the queue pair too, as it does where no Sends
+	// are held. That is so also if EventSendsClosed has come before.
+	PeerCloses()
 }
 
 // An InPlaceQP is a queue pair that sends inline data straight from the caller's memory, if

@@ -458,9 +458,21 @@ func (i *id) Unsent() int {
 }
 
 // Acknowledged implements ibv.Acknowledger, for connections over TCP.
-func (i *id) Acknowledged() bool {
+func (i *id) Acknowledged() ibv.Ack {
 	st := i.stream()
-	return st != nil && st.direct != nil && !st.unfinished() && st.direct.acknowledged()
+	if st == nil || st.direct == nil {
+		return ibv.AckUnknown
+	}
+	st.qp.sq.mu.Lock()
+	finished, stopped := st.tx.finished, st.tx.stopped
+	st.qp.sq.mu.Unlock()
+	switch {
+	case finished:
+		return st.direct.acknowledged()
+	case stopped:
+		return ibv.AckUnknown
+	}
+	return ibv.AckPending
 }
 
 // Ending implements ibv.Ender.

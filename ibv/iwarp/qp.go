@@ -424,6 +424,24 @@ func (q *qp) StopHolding() {
 	q.rq.mu.Unlock()
 	if st := q.stream.Load(); st != nil {
 		st.resume()
+		st.endWithPeer()
+	}
+}
+
+// CloseSends implements ibv.HoldingQP.
+func (q *qp) CloseSends() error {
+	st := q.stream.Load()
+	if st == nil {
+		return fmt.Errorf("%s: close sends: %w", Name, ibv.ErrState)
+	}
+	st.closeSends()
+	return nil
+}
+
+// PeerCloses implements ibv.HoldingQP.
+func (q *qp) PeerCloses() {
+	if st := q.stream.Load(); st != nil {
+		st.endWithPeer()
 	}
 }
 

@@ -184,7 +184,7 @@ func (st *stream) ending(err error) {
 			st.end(errPeerQuit, nil, ibv.WCFlushErr)
 			return
 		}
-		st.end(nil, nil, ibv.WCFlushErr)
+		st.peerFinished()
 	case errors.Is(err, errRegionGone):
 		st.end(errRegionGone, &iwarpwire.TermMsg{Err: *iwarpwire.ErrLocalCatastrophic}, ibv.WCFlushErr)
 	case errors.Is(err, errno.EFAULT):

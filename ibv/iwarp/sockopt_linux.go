@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdmanet/rdmanet/ibv"
 )
 
 // haveHeard is set where heard works.
@@ -18,14 +20,23 @@ func notSent(fd uintptr) int {
 	return n
 }
 
-// unacknowledged is how many bytes the socket holds that the peer has not acknowledged. The end
-// of this direction counts as one.
-func unacknowledged(fd uintptr) int {
-	n, err := unix.IoctlGetInt(int(fd), unix.TIOCOUTQ)
+// acknowledged tells whether the peer has everything that was written to the socket, and the end
+// of this direction. A socket that has closed without that never will know.
+func acknowledged(fd uintptr) ibv.Ack {
+	info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
-		return 1
+		return ibv.AckUnknown
 	}
-	return n
+	n, err := unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) // the end counts as one byte
+	switch {
+	case err != nil:
+		return ibv.AckUnknown
+	case n == 0:
+		return ibv.AckAll
+	case info.State == unix.BPF_TCP_CLOSE:
+		return ibv.AckNever
+	}
+	return ibv.AckPending
 }
 
 // cork has the socket keep an incomplete segment until its direction ends, but for 200 ms at

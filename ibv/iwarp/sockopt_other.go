@@ -2,7 +2,11 @@
 
 package iwarp
 
-import "time"
+import (
+	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
+)
 
 // haveHeard is set where heard works.
 const haveHeard = false
@@ -11,8 +15,8 @@ const haveHeard = false
 // do not tell.
 func notSent(uintptr) int { return 0 }
 
-// unacknowledged is not known on these systems.
-func unacknowledged(uintptr) int { return 1 }
+// acknowledged is not known on these systems.
+func acknowledged(uintptr) ibv.Ack { return ibv.AckUnknown }
 
 // cork does nothing on these systems: what is written is sent at once.
 func cork(uintptr) {}

@@ -37,6 +37,10 @@ type stream struct {
 	reset   atomic.Bool // reset is set when abort was called for a reset.
 	holding atomic.Bool // nothing is received, because a Send waits for a receive; the holder of the role sets it
 
+	// half is set when the peer has ended its direction and this side's goes on. Nothing is
+	// received any more. The holder of the role sets it, with qp.sq.mu held.
+	half atomic.Bool
+
 	// The holder of the role uses these fields.
 	rx    receiver
 	cur   *cq  // cur is the queue whose event ends receive.
@@ -96,7 +100,7 @@ func startStream(q *qp, link link, s setup, notify func(ibv.Event)) error {
 
 // sit takes the receiving role if it is free.
 func (st *stream) sit() bool {
-	if st.closing.Load() || st.holding.Load() {
+	if st.closing.Load() || st.holding.Load() || st.half.Load() {
 		return false
 	}
 	if !st.role.TryLock() {
@@ -105,7 +109,7 @@ func (st *stream) sit() bool {
 			return false
 		}
 	}
-	if st.ended {
+	if !st.receives() {
 		st.role.Unlock()
 		return false
 	}
@@ -122,9 +126,12 @@ func (st *stream) sit() bool {
 	return true
 }
 
+// receives reports whether anything can still come. The caller holds the role.
+func (st *stream) receives() bool { return !st.ended && !st.half.Load() }
+
 // leave releases the role. If a goroutine wants it, that goroutine is woken.
 func (st *stream) leave() {
-	if !st.ended {
+	if st.receives() {
 		st.seat.Vacant()
 	}
 	st.release()
@@ -147,7 +154,7 @@ func (st *stream) resume() {
 		return
 	}
 	if st.role.TryLock() {
-		if !st.ended {
+		if st.receives() {
 			st.seat.Vacant()
 		}
 		st.role.Unlock()
@@ -196,7 +203,7 @@ func (st *stream) background() {
 		return
 	}
 	st.link.setReadDeadline(time.Time{})
-	for !st.ended && !st.closing.Load() && !st.wanted.Load() && !st.holding.Load() {
+	for st.receives() && !st.closing.Load() && !st.wanted.Load() && !st.holding.Load() {
 		st.receive(nil)
 		st.link.setReadDeadline(time.Time{})
 	}
@@ -222,15 +229,60 @@ func (st *stream) stop() bool {
 	return st.told || st.cur == nil && st.wanted.Load()
 }
 
-// disconnect ends the connection when everything that was posted has been handed to the
-// link. The other direction stays open until the peer ends it.
-func (st *stream) disconnect() {
+// closeSends ends this side's direction when everything that was posted has been handed to
+// the link. The other direction goes on.
+func (st *stream) closeSends() {
 	st.qp.sq.mu.Lock()
 	st.tx.draining = true
 	st.push(false) // The RTR may be due.
 	st.qp.sq.mu.Unlock()
+}
+
+// disconnect is closeSends for the end of the connection. The other direction stays open until
+// the peer ends it, but what it brings matters to nobody.
+func (st *stream) disconnect() {
+	st.qp.sq.mu.Lock()
+	st.tx.disconnected = true
+	st.qp.sq.mu.Unlock()
+	st.closeSends()
 	st.resume() // What finds no receive is dropped now.
 	st.ensureReceiver()
+}
+
+// peerFinished handles the end of the peer's direction between two messages. It ends the
+// stream, unless the peer can end one direction alone and this side has not ended its own. The
+// caller holds the role.
+func (st *stream) peerFinished() {
+	st.qp.sq.mu.Lock()
+	t := &st.tx
+	half := st.qp.holds.Load() && !t.withPeer && !t.finished && !t.stopped && !t.hold
+	st.half.Store(half)
+	st.qp.sq.mu.Unlock()
+	if !half {
+		st.end(nil, nil, ibv.WCFlushErr)
+		return
+	}
+	st.seat.Taken()
+	st.rx.release()
+	st.notify(ibv.Event{Kind: ibv.EventSendsClosed})
+}
+
+// endWithPeer has the end of the peer's direction end the stream, also if that has come already.
+func (st *stream) endWithPeer() {
+	st.qp.sq.mu.Lock()
+	st.tx.withPeer = true
+	half := st.half.Load()
+	st.qp.sq.mu.Unlock()
+	if half {
+		st.conclude()
+	}
+}
+
+// conclude ends the stream in an orderly way when the peer has ended its direction.
+func (st *stream) conclude() {
+	st.role.Lock()
+	st.end(nil, nil, ibv.WCFlushErr)
+	st.release()
 }
 
 // held is called for a Send that finds no receive. It reports whether the Send is to wait: after
@@ -241,7 +293,7 @@ func (st *stream) held() bool {
 	if st.tx.stopped {
 		st.sendsFailed()
 	}
-	return !st.tx.draining
+	return !st.tx.disconnected
 }
 
 // abort ends the stream from another goroutine. It resets the connection if rst is set, and
@@ -254,6 +306,10 @@ func (st *stream) abort(cause error, rst bool) {
 	}
 	st.role.Lock()
 	st.end(cause, nil, ibv.WCFlushErr)
+	st.qp.sq.mu.Lock()
+	st.hangUp = st.hangUp || st.tx.open
+	st.tx.open = false
+	st.qp.sq.mu.Unlock()
 	st.release()
 }
 
@@ -275,6 +331,8 @@ func (st *stream) end(cause error, term *iwarpwire.TermMsg, culprit ibv.WCStatus
 	if q.holds.Load() && cause != nil && !st.tx.finished {
 		st.reset.Store(true) // as in abort
 	}
+	open := cause == nil && st.tx.finished
+	st.tx.open = open
 	st.stopTransmit()
 	q.sq.mu.Unlock()
 
@@ -283,7 +341,7 @@ func (st *stream) end(cause error, term *iwarpwire.TermMsg, culprit ibv.WCStatus
 	if len(words) > 0 {
 		go st.link.closeAfter(words)
 	} else {
-		st.hangUp = true
+		st.hangUp = !open
 	}
 	st.notify(ibv.Event{Kind: ibv.EventDisconnected, Err: cause})
 }

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
 )
 
 // This file has the link over TCP, and makes the TCP connections that every link begins
@@ -90,11 +92,11 @@ func (s *socket) unsent() (n int) {
 	return n
 }
 
-// acknowledged reports whether the peer's kernel has everything that was written, and the end of
-// this direction, as far as the system tells.
-func (s *socket) acknowledged() (all bool) {
-	s.raw.Control(func(fd uintptr) { all = unacknowledged(fd) == 0 })
-	return all
+// acknowledged tells whether the peer's kernel has everything that was written, and the end of
+// this direction.
+func (s *socket) acknowledged() (a ibv.Ack) {
+	s.raw.Control(func(fd uintptr) { a = acknowledged(fd) })
+	return a
 }
 
 // probeHost has the kernel ask a silent peer, by TCP's keep-alive probes, which the peer's

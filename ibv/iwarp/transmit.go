@@ -30,11 +30,18 @@ type transmitter struct {
 	hold     bool // hold is set while this side must wait for the peer's first FPDU.
 	rtr      rtrKind
 	first    *time.Timer // first runs until the peer's first frame comes: see nudge.go.
-	draining bool        // draining is set after disconnect. Nothing more is posted.
+	draining bool        // draining is set after closeSends and disconnect. Nothing more is posted.
 	finished bool        // finished is set when this direction of the link is closed.
 	stopped  bool        // stopped is set when nothing is sent any more.
 	told     bool        // told is set when that was told, or the end of the stream
 	faulted  bool        // faulted is set if the next request cannot be done. The stream is ending.
+
+	// open is set if the stream has ended and the link has not, because it still tells what the
+	// peer has acknowledged. abort closes it.
+	open bool
+
+	disconnected bool // disconnected is set after disconnect. A Send that finds no receive is dropped.
+	withPeer     bool // withPeer is set if the end of the peer's direction ends the stream.
 
 	// unreadable is set if memory that was to be sent could not be read. Nothing is sent any more.
 	unreadable bool
@@ -330,11 +337,16 @@ func (st *stream) txFailed() {
 	if errors.Is(st.tx.err, errno.EFAULT) {
 		st.tx.unreadable = true // The link has found that, and the post in progress has to tell.
 	}
-	if err := st.tx.err; !endOfPeer(err) {
+	switch err := st.tx.err; {
+	case !endOfPeer(err):
 		go st.abort(err, true) // Neither the receiver nor the peer would notice it otherwise.
-	} else if st.holding.Load() {
+	case st.half.Load() && errors.Is(err, errno.EPIPE):
+		go st.abort(nil, false) // The peer has closed behind its last word, and nobody receives that.
+	case st.half.Load():
+		go st.abort(&net.OpError{Op: "write", Net: Name, Err: err}, false)
+	case st.holding.Load():
 		st.sendsFailed()
-	} else {
+	default:
 		st.ensureReceiver()
 	}
 }
@@ -403,6 +415,9 @@ func (st *stream) maybeFinish() {
 	}
 	t.finished = true
 	st.link.closeWrite()
+	if st.half.Load() {
+		go st.conclude() // Both directions have ended.
+	}
 }
 
 // unfinished reports whether this direction was not ended in an orderly way.
@@ -414,13 +429,16 @@ func (st *stream) unfinished() bool {
 
 // unsent returns how many bytes this host has still to send: in the send queue, in the
 // batch and in the link. It returns 1 if only the end of the stream is left. It returns 0
-// if the stream has failed, because nothing is sent any more.
+// when the link is closed, or nothing is sent any more.
 func (st *stream) unsent() (n int) {
 	s := &st.qp.sq
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := &st.tx
-	if t.stopped {
+	switch {
+	case t.open:
+		return st.link.unsent()
+	case t.stopped:
 		return 0
 	}
 	for i := range t.out {

@@ -2,6 +2,7 @@ package verbstest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -200,9 +201,11 @@ func (i *switchID) Unsent() int {
 }
 
 // Acknowledged implements ibv.Acknowledger where the device does.
-func (i *switchID) Acknowledged() bool {
-	a, ok := i.ID.(ibv.Acknowledger)
-	return ok && a.Acknowledged()
+func (i *switchID) Acknowledged() ibv.Ack {
+	if a, ok := i.ID.(ibv.Acknowledger); ok {
+		return a.Acknowledged()
+	}
+	return ibv.AckUnknown
 }
 
 // Ending implements ibv.Ender where the device does.
@@ -322,6 +325,21 @@ func (q *switchQP) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
 func (q *switchQP) StopHolding() {
 	if h, ok := q.QP.(ibv.HoldingQP); ok {
 		h.StopHolding()
+	}
+}
+
+// CloseSends implements ibv.HoldingQP where the device does.
+func (q *switchQP) CloseSends() error {
+	if h, ok := q.QP.(ibv.HoldingQP); ok {
+		return h.CloseSends()
+	}
+	return errors.ErrUnsupported
+}
+
+// PeerCloses implements ibv.HoldingQP where the device does.
+func (q *switchQP) PeerCloses() {
+	if h, ok := q.QP.(ibv.HoldingQP); ok {
+		h.PeerCloses()
 	}
 }
 

@@ -1,6 +1,7 @@
 package scripted
 
 import (
+	"errors"
 	"slices"
 	"sync"
 
@@ -364,6 +365,21 @@ func (q *qp) StopHolding() {
 func (q *qp) PeerHolds() {
 	if h, ok := q.QP.(ibv.HoldingQP); ok {
 		h.PeerHolds()
+	}
+}
+
+// CloseSends passes the call on to a queue pair that has it.
+func (q *qp) CloseSends() error {
+	if h, ok := q.QP.(ibv.HoldingQP); ok {
+		return h.CloseSends()
+	}
+	return errors.ErrUnsupported
+}
+
+// PeerCloses passes the call on to a queue pair that has it.
+func (q *qp) PeerCloses() {
+	if h, ok := q.QP.(ibv.HoldingQP); ok {
+		h.PeerCloses()
 	}
 }
 

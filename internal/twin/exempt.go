@@ -49,7 +49,7 @@ var exemptions = []exemption{
 	{"tcp", mayStall, func(f *facts, _ *Call) bool { return f.p.ahead() }, "unread bytes until Write waits"},
 	{"rdma", mayStall, largeAhead, "unread bytes until Write waits"},
 	{"rdma", mayLose, exitUnread, "a process that ends without Close"},
-	{"rdma", mayLose, exitMetMessage, "a process that ends without Close"},
+	{"rdma", mayLose, exitMetSetUp, "a process that ends without Close"},
 	{"rdma", mayLose, exitOnDevice, "a process that ends without Close"},
 	{"rdma", mayCut, exitCutShort, "Write, and the process ends without Close"},
 }
@@ -87,13 +87,11 @@ func exitUnread(f *facts, c *Call) bool {
 	return f.ends[1-c.End].exited <= c.Return && tcpUnread(f, c)
 }
 
-// exitMetMessage is the reset of a process to which a message was on its way when it ended that
-// TCP has none for: the end of this end's stream, or the last one of the set-up, which the end that
-// dials sends.
-func exitMetMessage(f *facts, c *Call) bool {
-	me, peer, dialed := &f.ends[c.End], &f.ends[1-c.End], (c.End == 1) == f.p.Swap
-	return c.Class == ResetByPeer && peer.exited <= c.Return &&
-		(me.closeWrite <= c.Return && !peer.sawEnd || dialed && !peer.heard)
+// exitMetSetUp is the reset of a process that ended before it had received the last message of the
+// set-up, which the end that dials sends.
+func exitMetSetUp(f *facts, c *Call) bool {
+	peer, dialed := &f.ends[1-c.End], (c.End == 1) == f.p.Swap
+	return c.Class == ResetByPeer && peer.exited <= c.Return && dialed && !peer.heard
 }
 
 // exitOnDevice is the end of a process whose device ends with it, and loses what the other device

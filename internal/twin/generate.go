@@ -647,8 +647,7 @@ func (g *generator) exiting() {
 			other.Reading = append(other.Reading, Op{Do: Pause, Wait: time.Second}) // Nothing is read.
 		}
 	}
-	if !g.one(4) {
-		// Anything that the first end sends may meet a process that has ended, its CloseWrite included.
+	if g.one(4) { // Otherwise its CloseWrite may meet a process that has ended.
 		first.Writing = append(first.Writing, Op{Do: AwaitEnd})
 	}
 	switch g.IntN(3) {

@@ -74,7 +74,6 @@ type endFacts struct {
 	broke                         time.Duration // broke is when it sent a malformed message.
 	exited                        time.Duration // exited is when its process ended without Close.
 	inProcess                     int64         // inProcess is how many of its bytes the kernel may not have had at the end.
-	sawEnd                        bool          // sawEnd is set if it has read the end of the other end's stream.
 	heard                         bool          // heard is set if a call shows that something of the other end has come.
 }
 
@@ -198,7 +197,7 @@ func gather(p *Program, t *Trace) *facts {
 		}
 		switch c.Class {
 		case EOF:
-			e.sawEnd, e.heard = true, true
+			e.heard = true
 		case ResetByPeer, Pipe, TimedOut:
 			if c.Do != CloseWrite && !(c.Class == Pipe && c.Do.writes() && e.closeWrite <= c.Return) {
 				e.dead, e.told = min(e.dead, c.Return), min(e.told, c.Start)

@@ -236,7 +236,7 @@ func TestOracle(t *testing.T) {
 			[]Call{wrote, exit, read, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
 		{"a process ends, and its peer had more for it", "", Program{}, Trace{Held: true},
 			[]Call{wrote, other(wrote), exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
-		{"a process ends, and its peer had ended its stream", "", Program{}, Trace{Held: true},
+		{"a process ends, and its peer had ended its stream", "what was written before Close arrives", Program{}, Trace{Held: true},
 			[]Call{wrote, other(closeWrite), exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
 		{"a process ends, and its device with it", "", Program{}, Trace{}, []Call{wrote, exit, other(call(Reading, Read, 5, 6, 0, 200, ResetByPeer))}},
 		{"a process ends, and its device loses bytes in silence", "EOF comes behind", Program{}, Trace{}, []Call{wrote, exit, eof}},
