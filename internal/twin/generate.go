@@ -623,6 +623,11 @@ func (g *generator) exiting() {
 		first.Setup, other.Setup = g.setup(), g.setup()
 	}
 	most := 4096 << g.IntN(11)
+	// late is set if the kernel of the process has much to send when the other end ends its stream.
+	late := g.one(4)
+	if late {
+		most = 4 << 20
+	}
 	for range 1 + g.IntN(4) {
 		other.Writing = append(other.Writing, g.writeOp(most))
 		if g.one(8) {
@@ -647,7 +652,12 @@ func (g *generator) exiting() {
 			other.Reading = append(other.Reading, Op{Do: Pause, Wait: time.Second}) // Nothing is read.
 		}
 	}
-	if g.one(4) { // Otherwise its CloseWrite may meet a process that has ended.
+	// The CloseWrite that follows may meet a process that has ended.
+	switch {
+	case late:
+		first.Writing = append(first.Writing, Op{Do: Pause, Wait: g.ms(20, 100)})
+		first.Reading = append(first.Reading, Op{Do: Pause, Wait: g.ms(100, 200)})
+	case g.one(4):
 		first.Writing = append(first.Writing, Op{Do: AwaitEnd})
 	}
 	switch g.IntN(3) {
