@@ -296,13 +296,16 @@ func (c *conn) endStream() bool {
 	if e, ok := c.lane.id.(ibv.Ender); ok && c.credits.have > 0 && c.tx.live.Len() == 0 && !s.finSent {
 		e.Ending() // Nothing but FIN, and what goes with it, is to be sent.
 	}
-	// FIN is not sent if a message has no end, except where an end without it is no error.
 	if e.half {
 		// The peer does not know of Close, and may go on sending. That is dropped.
+		for c.life.failing() && going() {
+			c.await(&c.writers) // The device will tell why, which may be the peer's orderly end.
+		}
 		return c.life.posts()
 	}
-	// To a peer that has closed its sends only, the disconnect tells as much as FIN, unless a
-	// message has no end.
+	// FIN is not sent if a message has no end, except where an end without it is no error. To a
+	// peer that has closed its sends only, the disconnect tells as much, unless a message has no
+	// end.
 	cut := s.truncated || c.queue.partial
 	told := c.holds && c.in.eof && !c.in.reasm.ended && !cut
 	for c.fin && !s.finSent && !told && (c.holds || !cut) && going() {

@@ -134,7 +134,8 @@ type Config struct {
 	// LingerTimeout bounds how long a connection goes on after Close to bring what was
 	// written to the peer. Close does not wait for that. The connection is given up when
 	// nothing has moved for this time, and after twelve times as long in any case. 0 means
-	// 5 s. A negative value gives up at once, and may lose data.
+	// 5 s. A negative value gives up at once, and may lose data. Behind CloseWrite a peer that
+	// sends nothing may not know of Close, and the connection goes on for this time too.
 	//
 	// At most 4096 connections of a process linger at a time; see [Lingering]. If a call is
 	// in the middle of a large transfer at Close, a peer that is silent for a second is

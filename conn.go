@@ -255,7 +255,8 @@ func (c *Conn) Close() error {
 
 // CloseContext is Close for programs that must know whether the peer got everything. It
 // returns nil when the peer's device has taken all that was written and has ended the
-// connection. If the peer closed first it also returns nil, unless the device knows of
+// connection, or where [Extensions].HeldSends is set when the peer's host has acknowledged all of
+// it. If the peer closed first it also returns nil, unless the device knows of
 // something that was not taken, or cannot tell. Otherwise the error matches
 //
 //   - ctx's error: ctx has ended, and the connection lingers on as after Close;

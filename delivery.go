@@ -69,7 +69,7 @@ func (c *conn) received(wc *ibv.WC) {
 	c.idle.pagesTouched = c.idle.pagesTouched || wc.ByteLen > regmem.PageSize
 	c.scheduleTrim()
 	c.send.endSeen = c.send.endSeen || c.holds && m.h.Flags&flagEndSeen != 0
-	if m.h.Flags&flagResponseRequested != 0 {
+	if m.h.Flags&flagResponseRequested != 0 && !c.send.closed {
 		c.send.responseDue = true
 	}
 	c.send.peerWants = c.messages && m.h.Flags&flagWantsCredits != 0

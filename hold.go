@@ -36,30 +36,30 @@ func (c *conn) goWithoutCredits() {
 }
 
 // handOver waits until the device has handed over what the call has posted in place, or until
-// the call has to end. Then the device copies what is left. An error says why it was not sent.
-func (c *conn) handOver(m *sendOptions) (err error) {
+// the call has to end. Then the device copies what is left. An error says why the last requests,
+// left of them, were not sent.
+func (c *conn) handOver(m *sendOptions) (left int, err error) {
 	q := c.lane.inPlace
 	// Whatever ends the call from here on interrupts the wait (wakeAll).
 	for m.flags&NonBlocking == 0 && c.sendErr(m.call()) == nil {
-		var done bool
 		c.send.handingOver = true
-		c.unlocked(func() { done, err = q.Flush() })
+		c.unlocked(func() { left, err = q.Flush() })
 		c.send.handingOver = false
-		if done {
-			return nil
-		}
 		if err != nil {
-			return c.handOverFailed(err)
+			return left, c.whyFailed(err)
+		}
+		if left == 0 {
+			return 0, nil
 		}
 	}
-	return c.handOverFailed(q.Keep())
+	if left, err = q.Keep(); err != nil {
+		return left, c.whyFailed(err)
+	}
+	return 0, nil
 }
 
-// handOverFailed returns the error of a call whose data was not handed over because of err.
-func (c *conn) handOverFailed(err error) error {
-	if err == nil {
-		return nil
-	}
+// whyFailed returns the error of a call that cannot send because of err, the device's error.
+func (c *conn) whyFailed(err error) error {
 	c.poll() // The connection may have ended, which tells the reason.
 	return c.sendFailed(err)
 }

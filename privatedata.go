@@ -23,7 +23,7 @@ const (
 // These are the bits of privateData.features. An extension is used only if both ends set
 // its bit. Other bits are sent as 0 and ignored.
 const (
-	// featureFIN is half-close by flagFIN.
+	// featureFIN is flagFIN, for half-close or, with featureHold, for Close.
 	featureFIN uint16 = 1 << 0
 
 	// featureMessages is expedited, partial and empty messages.

@@ -172,8 +172,8 @@ func (c *conn) writeSegments(p []byte, m sendOptions) (n int, err error) {
 		if o.rest == 0 {
 			c.queue.partial, c.queue.partialKind = o.all&flagPartial != 0, c.queue.kind
 		}
-		if err := c.post(&o, &m); err != nil {
-			return n, err
+		if taken, err := c.post(&o, &m); err != nil {
+			return n + min(taken*full, size), err
 		}
 		m.token = 0 // Exactly one segment carries the token, [MS-SMBD] 3.1.5.4.
 		n, checked = n+size, max(checked-size, 0)
@@ -242,7 +242,8 @@ func (c *conn) sendEmpty(m sendOptions) error {
 				}
 				c.queue.partial = false
 				c.stats.MessagesSent++
-				return c.post(&o, &m)
+				_, err := c.post(&o, &m)
+				return err
 			}
 			short.buffer = true
 		}
@@ -276,29 +277,34 @@ func (c *conn) queueFIN() bool {
 }
 
 // closeSends has the device end this side's direction behind everything that was posted.
-// Nothing may be queued.
+// Nothing may be queued. An error says why the peer does not get the end.
 func (c *conn) closeSends() error {
 	c.send.finSent, c.send.closed = true, true
-	return c.holding.CloseSends()
+	if err := c.holding.CloseSends(); err != nil {
+		return c.whyFailed(err)
+	}
+	return nil
 }
 
 // post queues a batch of a call, and returns when the device has taken it, and handed it over
-// if calls wait for that. The caller holds mu, and has checked that all of the batch may be
-// sent. The device takes batches without mu.
-func (c *conn) post(o *sendBatch, m *sendOptions) error {
+// if calls wait for that. With an error, that is known of the first taken segments only. The
+// caller holds mu, and has checked that all of the batch may be sent. The device takes batches
+// without mu.
+func (c *conn) post(o *sendBatch, m *sendOptions) (taken int, err error) {
 	b, err := c.queueBatch(o)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	b.awaited, b.inPlace = true, c.lane.inPlace != nil
+	left := 0
 	switch posted := c.lane.await(b); {
 	case b.held:
-		err = c.handOver(m)
+		left, err = c.handOver(m)
 	case !posted:
-		err = c.life.cause
+		left, err = o.segs, c.life.cause
 	}
 	c.lane.free(b)
-	return err
+	return o.segs - left, err
 }
 
 // wouldBlock ends a non-blocking send of which n bytes were taken. short is what the send

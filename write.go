@@ -107,6 +107,8 @@ func (c *conn) closeWrite() error {
 			return err
 		case c.queue.partial:
 			return errMessageOpen
+		case c.holds && c.life.failing():
+			c.await(&c.writers) // The device will tell why.
 		case c.holds && !c.lane.quiet():
 			c.lane.awaitQuiet()
 		case c.holds:

@@ -248,7 +248,8 @@ func (c *conn) offer(o *sendTransfer, initial []byte, left int, m sendOptions) (
 		c.stats.MessagesSent++
 	}
 	b.all = all
-	return true, c.post(&b, &m)
+	_, err := c.post(&b, &m)
+	return true, err
 }
 
 // awaitTransfer waits until o is over, or withdraws it, and returns how many bytes were

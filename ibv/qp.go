@@ -100,20 +100,21 @@ type HoldingQP interface {
 type InPlaceQP interface {
 	// PostInPlace is PostSend, but does not copy inline data that it could not hand over at
 	// once. If there is such data held is set. Then the caller's memory is in use until Flush
-	// returns true or an error, or Keep returns. One of them must be called.
+	// returns 0 or an error, or Keep returns. One of them must be called.
 	PostInPlace(wrs []SendWR) (n int, held bool, err error)
 
 	// Flush hands over what PostInPlace has left, and waits for that, as write(2) waits for a
-	// socket. The result is false if FlushInterrupt was called meanwhile or before. Some of the
-	// data may have been handed over then. An error says why nothing can be sent any more.
-	Flush() (done bool, err error)
+	// socket. It returns of how many requests not all data was handed over, the last ones that
+	// were posted. There may be some if FlushInterrupt was called meanwhile or before, and with
+	// an error, which says why nothing can be sent any more.
+	Flush() (left int, err error)
 
 	// FlushInterrupt ends the Flush in progress, or else the next one.
 	FlushInterrupt()
 
 	// Keep copies what is left, to be handed over later. An error says why nothing can be sent
-	// any more.
-	Keep() error
+	// any more, and left is as in Flush then, and otherwise 0.
+	Keep() (left int, err error)
 }
 
 // A PollPayer is a queue pair of a device with [CapWaitReceives] that knows when polling its

@@ -44,7 +44,9 @@ func (v *victim) acknowledged(want ibv.Ack) {
 func (v *victim) closeSends(p *rawPeer) {
 	v.t.Helper()
 	require.NoError(v.t, v.qp.(ibv.HoldingQP).CloseSends())
-	if _, err := v.qp.PostSend(inline([]byte("late"))); v.qp.State() == ibv.QPSRTS {
+	if _, err := v.qp.PostSend(inline([]byte("late"))); err == nil {
+		require.Equal(v.t, ibv.QPSError, v.qp.State()) // Both directions have ended, and the request is flushed.
+	} else {
 		require.ErrorIs(v.t, err, ibv.ErrState)
 	}
 	p.ended()
@@ -142,6 +144,23 @@ func TestPeerClosesBehindItsSends(t *testing.T) {
 			return v.qp.State() == ibv.QPSError
 		}, patience, time.Millisecond)
 		require.NoError(t, v.event().Err)
+	})
+}
+
+// A peer that goes without having taken everything and its end is found out.
+func TestNeverAcknowledged(t *testing.T) {
+	eachHolding(t, func(t *testing.T, v *victim, p *rawPeer) {
+		require.NoError(t, p.conn.SetReadBuffer(1<<16))
+		p.hangUp(false)
+		v.sendsClosed()
+		_, err := v.qp.PostSend(inline(make([]byte, inPlaceSize/4)))
+		require.NoError(t, err)
+		require.NoError(t, v.qp.(ibv.HoldingQP).CloseSends())
+		require.Eventually(t, func() bool { return v.qp.State() == ibv.QPSError }, patience, time.Millisecond)
+		require.NoError(t, v.event().Err)
+		v.acknowledged(ibv.AckPending)
+		p.hangUp(true)
+		v.acknowledged(ibv.AckNever)
 	})
 }
 

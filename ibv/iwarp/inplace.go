@@ -26,6 +26,7 @@ type inPlace struct {
 	byCaller    bool      // the poster writes to the link
 	interrupted bool
 	lost        bool // the link will never take the data
+	left        int  // n when that was found
 }
 
 var errCut = fmt.Errorf("%s: the connection ended before everything was sent", Name)
@@ -40,7 +41,7 @@ func (p *inPlace) free1() {
 // stop notes that nothing is sent any more.
 func (p *inPlace) stop() {
 	if p.n > 0 {
-		p.n, p.lost, p.parked = 0, true, false
+		p.n, p.left, p.lost, p.parked = 0, p.n, true, false
 		p.free.Broadcast()
 	}
 }
@@ -55,7 +56,7 @@ func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
 	p := &st.tx.inPlace
-	p.lost = st.tx.stopped
+	p.lost, p.left = st.tx.stopped, 0
 	if n, err = q.queueSends(wrs, true); n > 0 && q.State() == ibv.QPSRTS {
 		st.push(true)
 	}
@@ -75,7 +76,7 @@ func (st *stream) flusherLeaves() {
 }
 
 // Flush implements ibv.InPlaceQP.
-func (q *qp) Flush() (done bool, err error) {
+func (q *qp) Flush() (left int, err error) {
 	st := q.stream.Load()
 	q.sq.mu.Lock()
 	t := &st.tx
@@ -100,13 +101,13 @@ func (q *qp) Flush() (done bool, err error) {
 		}
 	}
 	p.interrupted = false
-	done, lost, told, err := p.n == 0, p.lost, t.told, t.err
-	q.sq.mu.Unlock()
-	if !lost {
-		return done, nil
+	left, lost, told, err := p.n, p.lost, t.told, t.err
+	if lost {
+		left = max(p.left, 1)
 	}
-	if !told {
-		return false, nil // Keep tells why.
+	q.sq.mu.Unlock()
+	if !lost || !told {
+		return left, nil // Keep tells why if it is lost.
 	}
 	if err == nil {
 		err = errCut
@@ -114,7 +115,7 @@ func (q *qp) Flush() (done bool, err error) {
 	if !st.holding.Load() {
 		st.awaitTold()
 	}
-	return false, err
+	return left, err
 }
 
 // awaitTold waits until the end of the stream has been told, which ends with the role.
@@ -140,7 +141,7 @@ func (q *qp) FlushInterrupt() {
 }
 
 // Keep implements ibv.InPlaceQP.
-func (q *qp) Keep() error {
+func (q *qp) Keep() (left int, err error) {
 	st := q.stream.Load()
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
@@ -149,26 +150,26 @@ func (q *qp) Keep() error {
 	p.interrupted = false
 	switch {
 	case p.lost && t.err != nil:
-		return t.err
+		return p.left, t.err
 	case p.lost:
-		return errCut
+		return p.left, errCut
 	case p.n == 0:
-		return nil
+		return 0, nil
 	}
 	st.ownOut()
 	q.own(0)
 	for i := range q.sq.reqs.Len() {
 		q.sq.at(i).held = false
 	}
-	p.n = 0
+	left, p.n = p.n, 0
 	if t.unreadable {
 		t.err = fault.ErrMidway
 		st.txFailed()
-		return t.err
+		return left, t.err
 	}
 	if p.parked {
 		p.parked = false
 		go st.flush()
 	}
-	return nil
+	return 0, nil
 }

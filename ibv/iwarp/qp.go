@@ -434,7 +434,9 @@ func (q *qp) CloseSends() error {
 	if st == nil {
 		return fmt.Errorf("%s: close sends: %w", Name, ibv.ErrState)
 	}
-	st.closeSends()
+	if err := st.closeSends(); err != nil {
+		return fmt.Errorf("%s: close sends: %w", Name, err)
+	}
 	return nil
 }
 

@@ -230,12 +230,17 @@ func (st *stream) stop() bool {
 }
 
 // closeSends ends this side's direction when everything that was posted has been handed to
-// the link. The other direction goes on.
-func (st *stream) closeSends() {
+// the link. The other direction goes on. An error says why the peer does not get the end.
+func (st *stream) closeSends() error {
 	st.qp.sq.mu.Lock()
-	st.tx.draining = true
+	defer st.qp.sq.mu.Unlock()
+	t := &st.tx
+	t.draining = true
 	st.push(false) // The RTR may be due.
-	st.qp.sq.mu.Unlock()
+	if t.stopped && !t.finished {
+		return t.err
+	}
+	return nil
 }
 
 // disconnect is closeSends for the end of the connection. The other direction stays open until

@@ -413,8 +413,12 @@ func (st *stream) maybeFinish() {
 		st.qp.sq.reqs.Len() > 0 || len(t.resp) > 0 {
 		return
 	}
+	if st.link.closeWrite() != nil {
+		t.err = errno.ECONNRESET // The connection has gone, which the receiver may not have found.
+		st.txFailed()
+		return
+	}
 	t.finished = true
-	st.link.closeWrite()
 	if st.half.Load() {
 		go st.conclude() // Both directions have ended.
 	}

@@ -350,9 +350,9 @@ func (q *switchQP) PeerHolds() {
 	}
 }
 
-func (q *switchQP) Flush() (done bool, err error) { return q.QP.(ibv.InPlaceQP).Flush() }
-func (q *switchQP) FlushInterrupt()               { q.QP.(ibv.InPlaceQP).FlushInterrupt() }
-func (q *switchQP) Keep() error                   { return q.QP.(ibv.InPlaceQP).Keep() }
+func (q *switchQP) Flush() (left int, err error) { return q.QP.(ibv.InPlaceQP).Flush() }
+func (q *switchQP) FlushInterrupt()              { q.QP.(ibv.InPlaceQP).FlushInterrupt() }
+func (q *switchQP) Keep() (left int, err error)  { return q.QP.(ibv.InPlaceQP).Keep() }
 
 // Idle passes the call on to a queue pair that has it.
 func (q *switchQP) Idle(unused func(buf []byte)) {

@@ -350,9 +350,9 @@ func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
 	return n, false, err
 }
 
-func (q *qp) Flush() (done bool, err error) { return q.QP.(ibv.InPlaceQP).Flush() }
-func (q *qp) FlushInterrupt()               { q.QP.(ibv.InPlaceQP).FlushInterrupt() }
-func (q *qp) Keep() error                   { return q.QP.(ibv.InPlaceQP).Keep() }
+func (q *qp) Flush() (left int, err error) { return q.QP.(ibv.InPlaceQP).Flush() }
+func (q *qp) FlushInterrupt()              { q.QP.(ibv.InPlaceQP).FlushInterrupt() }
+func (q *qp) Keep() (left int, err error)  { return q.QP.(ibv.InPlaceQP).Keep() }
 
 // StopHolding passes the call on to a queue pair that has it.
 func (q *qp) StopHolding() {
