@@ -27,7 +27,9 @@ func TestResetBehindSendsClosed(t *testing.T) {
 			})
 			return closed
 		}, patience, time.Millisecond)
-		require.ErrorIs(t, v.qp.(ibv.HoldingQP).CloseSends(), syscall.ECONNRESET)
+		if err := v.qp.(ibv.HoldingQP).CloseSends(); err != nil { // A goroutine of the device may find it later.
+			require.ErrorIs(t, err, syscall.ECONNRESET)
+		}
 		require.ErrorIs(t, v.event().Err, syscall.ECONNRESET)
 		v.acknowledged(ibv.AckUnknown)
 	})
