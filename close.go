@@ -293,7 +293,7 @@ func (c *conn) endStream() bool {
 		c.dropUnread()
 		c.readMu.Unlock()
 	}
-	if e, ok := c.lane.id.(ibv.Ender); ok && c.credits.have > 0 && c.tx.live.Len() == 0 && !s.finSent {
+	if e, ok := c.lane.id.(ibv.Ender); ok && c.credits.have > 0 && c.tx.live.Len() == 0 && !s.ended {
 		e.Ending() // Nothing but FIN, and what goes with it, is to be sent.
 	}
 	if e.half {
@@ -308,7 +308,7 @@ func (c *conn) endStream() bool {
 	// end.
 	cut := s.truncated || c.queue.partial
 	told := c.holds && c.in.eof && !c.in.reasm.ended && !cut
-	for c.fin && !s.finSent && !told && (c.holds || !cut) && going() {
+	for c.fin && !s.ended && !told && (c.holds || !cut) && going() {
 		if !c.queueFIN() {
 			c.waitToSend()
 		}

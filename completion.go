@@ -91,13 +91,13 @@ func (c *conn) poll() int {
 		c.live.received, c.live.lastReceived = false, time.Now()
 		c.confirmReceipt(c.live.lastReceived)
 	}
-	if event != nil && !c.life.over() {
-		c.peerEnded(event)
-		total++
-	}
 	if peerDone && !c.in.eof && !c.life.over() {
 		c.in.eof = true
 		c.readers.WakeAll()
+		total++
+	}
+	if event != nil && !c.life.over() {
+		c.peerEnded(event)
 		total++
 	}
 	if e := c.sendEvent.Load(); e != nil && !c.life.over() && c.send.failed == nil {

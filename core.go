@@ -230,7 +230,7 @@ func (c *conn) sendErr(call callKind) error {
 		return c.life.cause
 	case c.send.failed != nil:
 		return c.send.failed
-	case c.send.finSent:
+	case c.send.ended:
 		return errWriteClosed
 	case c.send.truncated:
 		return errMessageCut

@@ -1,6 +1,8 @@
 package rdmanet
 
 import (
+	"cmp"
+
 	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/fault"
 	"github.com/rdmanet/rdmanet/internal/regmem"
@@ -270,7 +272,7 @@ func (c *conn) queueFIN() bool {
 		o.control = true
 	}
 	o.flags = flagFIN
-	c.send.finSent = true
+	c.send.ended = true
 	c.credits.reserveOut = 0
 	_, err := c.queueBatch(&o)
 	return err == nil
@@ -279,7 +281,7 @@ func (c *conn) queueFIN() bool {
 // closeSends has the device end this side's direction behind everything that was posted.
 // Nothing may be queued. An error says why the peer does not get the end.
 func (c *conn) closeSends() error {
-	c.send.finSent, c.send.closed = true, true
+	c.send.ended, c.send.closed = true, true
 	if err := c.holding.CloseSends(); err != nil {
 		return c.whyFailed(err)
 	}
@@ -296,12 +298,12 @@ func (c *conn) post(o *sendBatch, m *sendOptions) (taken int, err error) {
 		return 0, err
 	}
 	b.awaited, b.inPlace = true, c.lane.inPlace != nil
-	left := 0
-	switch posted := c.lane.await(b); {
-	case b.held:
+	left, posted := 0, c.lane.await(b)
+	if b.held {
 		left, err = c.handOver(m)
-	case !posted:
-		left, err = o.segs, c.life.cause
+	}
+	if !posted {
+		left, err = o.segs, cmp.Or(err, c.life.cause)
 	}
 	c.lane.free(b)
 	return o.segs - left, err

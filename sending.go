@@ -16,7 +16,7 @@ type sending struct {
 	probeDue    bool   // probeDue is set when this side must ask the peer for one.
 	peerWants   bool   // peerWants is set if the peer's last message said that its payload waits for credits.
 	closing     int    // calls of CloseWrite that wait
-	finSent     bool   // this side's direction has ended: FIN was queued, or sends are closed
+	ended       bool   // this side's direction has ended: FIN was queued, or sends are closed
 	closed      bool   // the device was told to end this side's direction, and nothing may be posted
 	endSeen     bool   // the peer has found the end of this side's direction
 	midMessage  bool   // midMessage is set while a message has begun and not ended.

@@ -64,10 +64,10 @@ func (c *conn) readable(p []byte, checked int) (all bool) {
 	return all
 }
 
-// writingOver reports whether CloseWrite has nothing to do: FIN was sent, or the peer has
+// writingOver reports whether CloseWrite has nothing to do: the direction has ended, or the peer has
 // closed the connection. TCP reports no error in the second case either.
 func (c *conn) writingOver() bool {
-	return !c.life.closed && (c.send.finSent || c.life.peerClosed())
+	return !c.life.closed && (c.send.ended || c.life.peerClosed())
 }
 
 // closeWrite ends this side's direction of the stream. As with shutdown(2) on TCP, no deadline

@@ -93,7 +93,7 @@ func TestCloseSends(t *testing.T) {
 	}
 }
 
-// What was posted goes in front of the end, however little room the peer has.
+// CloseSends ends the direction behind everything that was posted, however little room the peer has.
 func TestCloseSendsBehindData(t *testing.T) {
 	eachHolding(t, func(t *testing.T, v *victim, p *rawPeer) {
 		require.NoError(t, p.conn.SetReadBuffer(1<<16))

@@ -26,7 +26,7 @@ type inPlace struct {
 	byCaller    bool      // the poster writes to the link
 	interrupted bool
 	lost        bool // the link will never take the data
-	left        int  // n when that was found
+	left        int  // how many requests those are, if lost is set
 }
 
 var errCut = fmt.Errorf("%s: the connection ended before everything was sent", Name)
@@ -56,12 +56,16 @@ func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
 	q.sq.mu.Lock()
 	defer q.sq.mu.Unlock()
 	p := &st.tx.inPlace
-	p.lost, p.left = st.tx.stopped, 0
+	late := st.tx.stopped
+	p.lost, p.left = late, 0
 	if n, err = q.queueSends(wrs, true); n > 0 && q.State() == ibv.QPSRTS {
 		st.push(true)
 	}
 	if st.tx.stopped {
 		p.stop()
+	}
+	if late {
+		p.left = n // Some may have been flushed, and none was taken.
 	}
 	return n, p.n > 0 || p.lost, err
 }

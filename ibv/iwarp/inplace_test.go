@@ -61,6 +61,29 @@ func (v *victim) post(b []byte) {
 	require.True(v.t, held)
 }
 
+// Requests that are posted in place when the stream has ended are all told to be left.
+func TestPostInPlaceLate(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		eachInPlace(t, func(t *testing.T, v *victim, p *rawPeer, q ibv.InPlaceQP) {
+			require.NoError(t, v.qp.SetError())
+			v.event()
+			wrs := append(inline([]byte("some")), inline([]byte("more"))...)
+			n, held, err := q.PostInPlace(wrs)
+			require.NoError(t, err)
+			require.Equal(t, len(wrs), n, "they are flushed")
+			require.True(t, held)
+			left, err := 0, error(nil)
+			if keep {
+				left, err = q.Keep()
+			} else {
+				left, err = q.Flush()
+			}
+			require.Error(t, err)
+			require.Equal(t, len(wrs), left)
+		})
+	}
+}
+
 // What the socket takes at once is not held, and what it does not take is sent by Flush from
 // where it lies then. What others post meanwhile comes behind it.
 func TestFlushSendsInPlace(t *testing.T) {
