@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"errors"
 	"io"
 	"time"
 
@@ -261,8 +262,13 @@ func (c *conn) awaitTransfer(o *sendTransfer, call callKind) (moved int, _ error
 	for !o.over {
 		if err := c.sendErr(call); err != nil {
 			c.giveUp(o)
-			if o.over && o.moved == len(o.p) {
-				return o.moved, nil
+			switch {
+			case o.over && o.moved == len(o.p):
+				err = nil
+			case c.life.over() && errors.Is(c.life.cause, errno.EFAULT):
+				// The device met bad memory after the call had to end. The call says so, because
+				// it is the last that can name what has broken the connection.
+				err = c.life.cause
 			}
 			return o.moved, err
 		}
