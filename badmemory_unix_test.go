@@ -165,19 +165,6 @@ func requireBadAddress(t testing.TB, tr transport, err error, op, name string) {
 	requireConnError(t, tr, err, op)
 }
 
-// arriving is what b reads until the end of the stream.
-func arriving(b io.Reader) chan []byte {
-	all := make(chan []byte, 1)
-	go func() {
-		got, err := io.ReadAll(b)
-		if err != nil {
-			got = append(got, err.Error()...)
-		}
-		all <- got
-	}()
-	return all
-}
-
 // A Write from bad memory sends no more than the bytes in front of it, and says how many. The
 // connection goes on.
 func TestWriteBadMemory(t *testing.T) {

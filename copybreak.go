@@ -15,7 +15,7 @@ const (
 	copyBreakLimit = 4 << 20
 
 	// copyBreakFree is how many bytes of chunks are not charged, so that a connection has them even
-	// if others have used up all receive memory.
+	// if others have used up all receive memory. None are free where the kernels hold what is unread.
 	copyBreakFree = 256 << 10
 )
 
@@ -30,7 +30,8 @@ type copyBreak struct {
 	filling *copyBreakChunk // the chunk that the next payload is copied to, or nil
 	bytes   int             // of chunks with unread payloads
 	limit   int             // for bytes
-	charge  regmem.Share    // the device's budget is charged with bytes beyond copyBreakFree
+	free    int             // of bytes, which are not charged
+	charge  regmem.Share    // the device's budget is charged with the rest of bytes
 }
 
 // copyBreakChunk has payloads of one connection. A long payload has a chunk of its own.
@@ -74,9 +75,9 @@ func (c *copyBreak) full() bool { return c.bytes+copyBreakSize > c.limit }
 
 // take charges a chunk of n bytes, and reports whether it may be used.
 func (c *copyBreak) take(n int) bool {
-	charged := max(c.bytes+n-copyBreakFree, 0)
+	charged := max(c.bytes+n-c.free, 0)
 	if c.bytes+n > c.limit || c.charge.Raise(charged) < charged {
-		c.charge.Lower(c.bytes - copyBreakFree)
+		c.charge.Lower(c.bytes - c.free)
 		return false
 	}
 	c.bytes += n
@@ -89,7 +90,7 @@ func (c *copyBreak) release(k *copyBreakChunk) {
 		return
 	}
 	c.bytes -= k.size
-	c.charge.Lower(c.bytes - copyBreakFree)
+	c.charge.Lower(c.bytes - c.free)
 	if c.filling == k {
 		c.filling = nil
 	}

@@ -28,7 +28,7 @@ func (c *conn) goWithoutCredits() {
 	c.holding, _ = c.lane.qp.(ibv.HoldingQP)
 	c.holding.PeerHolds()
 	c.in.reasm.cuts = true
-	c.in.copies.limit = heldMemory
+	c.in.copies.limit, c.in.copies.free = heldMemory, 0
 	if c.tx.mode != TransferNone {
 		c.agreed.maxFragmentedSend, c.in.reasm.max = sizeCeiling, sizeCeiling
 	}

@@ -20,7 +20,12 @@ import (
 func heldPipe(t *testing.T) (a, b *Conn) {
 	t.Helper()
 	checkLeaks(t)
-	a, b = pipeOn(t, Config{})
+	return heldPipeOn(t, Config{})
+}
+
+func heldPipeOn(t *testing.T, cfg Config) (a, b *Conn) {
+	t.Helper()
+	a, b = pipeOn(t, cfg)
 	if !a.Info().Extensions.HeldSends {
 		closeBoth(t, a, b)
 		t.Skip("only the software device holds Sends, on Linux")
@@ -172,11 +177,17 @@ func TestWriteCutBeforeItWaits(t *testing.T) {
 			a.mu.Lock()
 			a.lane.inPlace = &slowPost{a.lane.inPlace, func() { cut(a) }}
 			a.mu.Unlock()
+			want := pattern(4, heldBulk)
+			p, n := bytes.Clone(want), 0
 			within(t, "Write", func() {
-				_, err := a.Write(make([]byte, heldBulk))
+				var err error
+				n, err = a.Write(p)
 				require.Error(t, err)
 			})
+			clear(p) // The memory is the caller's again.
+			read := arriving(b)
 			a.Close()
+			within(t, "the peer", func() { defect.Bytes(t, string(want[:n]), <-read) })
 			b.Close()
 		})
 	}

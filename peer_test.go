@@ -388,6 +388,19 @@ func reading(c *Conn, b []byte) chan result {
 	return done
 }
 
+// arriving is what b reads until the end of the stream.
+func arriving(b io.Reader) chan []byte {
+	all := make(chan []byte, 1)
+	go func() {
+		got, err := io.ReadAll(b)
+		if err != nil {
+			got = append(got, err.Error()...)
+		}
+		all <- got
+	}()
+	return all
+}
+
 func (s *scene) await(ch chan result) result {
 	s.t.Helper()
 	select {

@@ -233,10 +233,39 @@ func TestRoomIsBounded(t *testing.T) {
 	}
 }
 
+// Where the kernels hold what nobody reads, connections have their room although
+// Config.ReceiveMemory is used up, and take no more of it.
+func TestRoomInKernels(t *testing.T) {
+	checkLeaks(t)
+	const bound = 128 << 10
+	want := pattern(8, 2<<20)
+	var from, to [4]*Conn
+	for i := range from {
+		from[i], to[i] = heldPipeOn(t, Config{ReceiveMemory: bound})
+		within(t, "Writes", func() { require.NoError(t, writeInParts(from[i], want, 256)) })
+	}
+	used := to[0].dom.Budget.Used
+	copies := func() (n int) {
+		for _, c := range to {
+			c.mu.Lock()
+			n += c.in.copies.bytes
+			c.mu.Unlock()
+		}
+		return n
+	}
+	require.True(t, eventually(func() bool { return used() == bound }), "%d bytes are used", used())
+	require.LessOrEqual(t, copies(), bound)
+	for i := range from {
+		require.NoError(t, defect.ReadFull(to[i], want))
+		closeBoth(t, from[i], to[i])
+	}
+	require.True(t, eventually(func() bool { return used() == 0 }), "%d bytes are still charged", used())
+}
+
 // Payloads are copied to chunks, which are charged and given back.
 func TestCopyBreak(t *testing.T) {
 	budget := new(regmem.Budget)
-	c := copyBreak{limit: copyBreakLimit, charge: budget.Share(math.MaxInt64, 1)}
+	c := copyBreak{limit: copyBreakLimit, free: copyBreakFree, charge: budget.Share(math.MaxInt64, 1)}
 	for _, n := range []int{0, 1, 4000, copyBreakSize / 4, copyBreakSize/4 + 1, copyBreakSize, 1 << 20} {
 		payload := pattern(5, n)
 		var copies [][]byte

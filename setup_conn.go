@@ -76,7 +76,7 @@ func (s *setup) newConn(a agreement, peer privateData, granted bool) (*conn, err
 	c.rx.receiverParts = receiverParts{lane: &c.lane, life: &c.life, stats: &c.stats, dom: c.dom, pool: c.pool, memory: s.set.transferMemory,
 		readers: &c.readers, wait: &c.wait, prefetch: c.prefetch}
 	c.tx.writers, c.tx.wait = &c.writers, &c.wait
-	c.in.copies = copyBreak{limit: copyBreakLimit, charge: s.dom.Budget.Share(int64(c.rx.limit(s.set.receiveMemory)), 1)}
+	c.in.copies = copyBreak{limit: copyBreakLimit, free: copyBreakFree, charge: s.dom.Budget.Share(int64(c.rx.limit(s.set.receiveMemory)), 1)}
 	c.credits = credits{
 		have:         int(a.sendCredits),
 		target:       max(int(a.receiveCreditTarget), minCredits),

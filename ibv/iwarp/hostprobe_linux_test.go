@@ -122,28 +122,34 @@ func hostGone(t *testing.T) {
 		require.NoError(t, err)
 	}
 	idle, _ := socketPair(t)
-	busy, peer := socketPair(t)
-	for _, s := range []*socket{idle, busy} {
+	busy := map[string]*socket{}
+	for _, name := range []string{"data", "end"} {
+		s, peer := socketPair(t)
 		require.True(t, s.probeHost(time.Second, 3*time.Second))
+		_, err := s.conn.Write([]byte("x"))
+		require.NoError(t, err)
+		_, err = peer.conn.Read(make([]byte, 1))
+		require.NoError(t, err)
+		require.Eventually(t, func() bool {
+			_, owes := s.hostHeard()
+			return !owes
+		}, time.Minute, time.Millisecond)
+		busy[name] = s
 	}
-	_, err := busy.conn.Write([]byte("x"))
-	require.NoError(t, err)
-	_, err = peer.conn.Read(make([]byte, 1))
-	require.NoError(t, err)
-	require.Eventually(t, func() bool {
-		_, owes := busy.hostHeard()
-		return !owes
-	}, time.Minute, time.Millisecond)
+	require.True(t, idle.probeHost(time.Second, 3*time.Second))
 
 	require.NoError(t, setLoopback(false))
-	_, err = busy.conn.Write([]byte("x"))
+	_, err := busy["data"].conn.Write([]byte("x"))
 	require.NoError(t, err)
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		ago, owes := busy.hostHeard()
-		if owes && ago >= 4*time.Second { // Nothing but that ends the connection for minutes.
-			break
+	require.NoError(t, busy["end"].closeWrite())
+	for name, s := range busy {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			ago, owes := s.hostHeard()
+			if owes && ago >= 4*time.Second { // Nothing but that ends the connection for minutes.
+				break
+			}
+			require.True(t, time.Now().Before(end), "%s: silent for %v, owes %v", name, ago, owes)
 		}
-		require.True(t, time.Now().Before(end), "silent for %v, owes %v", ago, owes)
 	}
 	idle.setReadDeadline(time.Now().Add(time.Minute))
 	_, err = idle.conn.Read(make([]byte, 1))

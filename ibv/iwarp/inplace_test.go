@@ -139,7 +139,8 @@ func TestFlushInterrupt(t *testing.T) {
 				require.NoError(t, err)
 				require.NotZero(t, left)
 				if keep {
-					q.Keep()
+					_, err = q.Keep()
+					require.NoError(t, err)
 					copy(b, bytes.Repeat([]byte{hostile}, len(b)))
 				}
 				got := make(chan []byte, 1)

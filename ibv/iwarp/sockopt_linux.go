@@ -44,26 +44,28 @@ func acknowledged(fd uintptr) ibv.Ack {
 func cork(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 1) }
 
 // heard returns how long ago the socket has received anything. owes is set if the peer's
-// kernel should have answered something since then. ok is not set if the system does not
+// kernel should have answered something since then. It is never set if the system does not
 // tell, which is so of some that take Linux's place. The kernel counts milliseconds.
 //
 // These are owed answers:
 //
 //   - To data that was sent, or sent again, since the peer was heard. If nothing was, then the
 //     peer has heard it all, and has no room.
+//   - To the end of this direction, which counts as no data. An answer is owed once it was sent
+//     again.
 //   - To a keep-alive probe. The kernel sends one if it has nothing else to send.
 //   - To the question whether a closed window is open. Peers do not answer each, some of the
 //     questions or answers may be lost, and the next one takes twice as long. So it counts
 //     from the third on.
-func heard(fd uintptr) (ago time.Duration, owes, ok bool) {
+func heard(fd uintptr) (ago time.Duration, owes bool) {
 	info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil || info.Snd_mss == 0 {
-		return 0, false, false
+		return 0, false
 	}
 	since := min(info.Last_ack_recv, info.Last_data_recv)
 	const windowProbes = 3
-	owes = info.Unacked > 0 && info.Last_data_sent < since ||
+	owes = info.Unacked > 0 && (info.Last_data_sent < since || info.Retransmits > 0) ||
 		info.Unacked == 0 && info.Notsent_bytes == 0 && info.Probes > 0 ||
 		info.Probes >= windowProbes
-	return time.Duration(since) * time.Millisecond, owes, true
+	return time.Duration(since) * time.Millisecond, owes
 }

@@ -22,4 +22,4 @@ func acknowledged(uintptr) ibv.Ack { return ibv.AckUnknown }
 func cork(uintptr) {}
 
 // heard is not known on these systems.
-func heard(uintptr) (ago time.Duration, owes, ok bool) { return 0, false, false }
+func heard(uintptr) (ago time.Duration, owes bool) { return 0, false }

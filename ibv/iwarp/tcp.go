@@ -102,9 +102,10 @@ func (s *socket) acknowledged() (a ibv.Ack) {
 // probeHost has the kernel ask a silent peer, by TCP's keep-alive probes, which the peer's
 // kernel answers. The kernel counts in seconds, and sends no such probe while it has something
 // to send: hostHeard is for that. TCP_USER_TIMEOUT would not do. It also counts how long the
-// window of a peer is closed whose kernel answers all the time.
+// window of a peer is closed whose kernel answers all the time. A system that does not tell
+// hostHeard waits for an answer to what was sent as long as TCP does.
 func (s *socket) probeHost(idle, patience time.Duration) bool {
-	if _, _, ok := s.heard(); !ok {
+	if !haveHeard {
 		return false
 	}
 	second := func(d time.Duration) time.Duration { return max(d.Truncate(time.Second), time.Second) }
@@ -121,14 +122,8 @@ func (s *socket) probeHost(idle, patience time.Duration) bool {
 const maxProbeIdle = 32767 * time.Second
 
 func (s *socket) hostHeard() (ago time.Duration, owes bool) {
-	ago, owes, _ = s.heard()
+	s.raw.Control(func(fd uintptr) { ago, owes = heard(fd) })
 	return ago, owes
-}
-
-// heard is hostHeard. ok is not set if the system cannot tell.
-func (s *socket) heard() (ago time.Duration, owes, ok bool) {
-	s.raw.Control(func(fd uintptr) { ago, owes, ok = heard(fd) })
-	return ago, owes, ok
 }
 
 func (s *socket) close(reset bool) error {
