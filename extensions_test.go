@@ -24,7 +24,7 @@ func TestExtensions(t *testing.T) {
 	}
 	noEarly := func(e *Extensions) { e.EarlyNegotiation = false }
 	target := func(e *Extensions) { e.ProbeTarget = true }
-	soft := Config{Provider: iwarp.New(iwarp.Config{})}
+	soft := Config{Provider: iwarp.New(iwarp.Config{SameHost: iwarp.SameHostOff})}
 	with := func(set func(c *Config, m *modest)) Config {
 		m := newModest(t, 1<<20, 1<<14, false)
 		m.Provider = soft.Provider

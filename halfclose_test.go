@@ -208,6 +208,7 @@ func TestWriteCountsWhatPeerRead(t *testing.T) {
 func TestCloseContextAfterReset(t *testing.T) {
 	checkLeaks(t)
 	a, b := pipe(t, "rdma4", local4, &ListenConfig{Config: Config{LingerTimeout: -1}}, new(Dialer))
+	needHeld(t, a, b)
 	require.NoError(t, b.CloseWrite())
 	_, err := a.Read(make([]byte, 1))
 	require.True(t, err == io.EOF)

@@ -26,11 +26,17 @@ func heldPipe(t *testing.T) (a, b *Conn) {
 func heldPipeOn(t *testing.T, cfg Config) (a, b *Conn) {
 	t.Helper()
 	a, b = pipeOn(t, cfg)
+	needHeld(t, a, b)
+	return a, b
+}
+
+// needHeld skips the test unless a connection is one between devices that hold Sends.
+func needHeld(t *testing.T, a, b *Conn) {
+	t.Helper()
 	if !a.Info().Extensions.HeldSends {
 		closeBoth(t, a, b)
 		t.Skip("only the software device holds Sends, on Linux")
 	}
-	return a, b
 }
 
 // heldBulk is more than the kernels of both ends hold.
