@@ -181,8 +181,9 @@ func (c *conn) answerFlags() uint16 {
 }
 
 // creditFlags returns the flag that tells the peer that payload waits for credits. more is set
-// if a writer is about to wait. A program that waits for Writable counts as one. While both ends send, the peer cannot see that from what it
-// has granted: most of that may be on its way, behind much else.
+// if a writer is about to wait. A program that waits for Writable counts as one. While both ends
+// send, the peer cannot see that from what it has granted: most of that may be on its way, behind
+// much else.
 func (c *conn) creditFlags(more bool) uint16 {
 	waits := more || c.send.wantsCredit || c.queue.wantsWritable || c.send.joined.n > 0
 	if c.messages && waits && c.credits.spendable() == 0 {

@@ -31,7 +31,8 @@ type Config struct {
 	// host use shared memory in place of TCP, where the system has that: "on", "off", or
 	// "require", which fails without, for tests. Empty means what the environment variable
 	// RDMANET_SAMEHOST says, and "off" without it. Both ends must have it on. Info tells
-	// whether it is used. It is experimental.
+	// whether it is used. It is experimental, and all connections of a device that has it on
+	// do without [Extensions].HeldSends, those to other hosts too.
 	SameHost string
 
 	// Provider, if not nil, is where all devices come from. It overrides Device,
@@ -81,7 +82,8 @@ type Config struct {
 	NoRDMARead bool
 
 	// InitialReceiveCredits is how many receive buffers a connection starts with, and
-	// returns to when it is idle: 4 to 255. 0 means 4. MaxReceiveCredits bounds it.
+	// returns to when it is idle: 4 to 255. 0 means 4. MaxReceiveCredits bounds it. With
+	// [Extensions].HeldSends a connection has 256 KiB of them if that is more.
 	InitialReceiveCredits int
 
 	// MaxReceiveCredits is how many receive buffers a connection may grow to while the peer
@@ -92,7 +94,8 @@ type Config struct {
 	// ReceiveMemory bounds the memory in bytes that all connections of a device together
 	// use for receive buffers and for copies of what nobody has read: 64 KiB to 1 TiB. 0 means
 	// 1 GiB. Twice InitialReceiveCredits of each connection do not count, because an idle
-	// connection may keep that many.
+	// connection may keep that many, and neither do 256 KiB of copies, so that each has some
+	// room. With [Extensions].HeldSends the kernels hold what is unread, and all copies count.
 	//
 	// A connection that finds the memory used up keeps its buffers. It grows when other
 	// connections have given buffers back, which they do when they are idle. So peers that

@@ -91,7 +91,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 // Write sends p. It returns when all of it has been handed to the device, or waits in the
 // process behind bytes that were written before. So the caller may use p again, and as with
 // TCP the peer may not have anything yet. Between software devices on Linux the kernel has all
-// of it ([Extensions].HeldSends). Write waits while the peer takes nothing.
+// of it, unless [Extensions].HeldSends is off. Write waits while the peer takes nothing.
 func (c *Conn) Write(p []byte) (int, error) {
 	n, err := c.write(p, sendOptions{})
 	runtime.KeepAlive(c)

@@ -2,7 +2,8 @@
 // pages that the program has protected. The system's calls return EFAULT for such memory. In Go
 // code it ends the process, unless the goroutine has asked for a panic.
 //
-// Package rdmanet touches memory that a program has passed in this way only.
+// Package rdmanet touches memory that a program has passed in this way only. Libraries of devices
+// do not: rdma-core copies short messages itself.
 package fault
 
 import (

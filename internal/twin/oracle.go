@@ -77,7 +77,8 @@ type endFacts struct {
 	heard                         bool          // heard is set if a call shows that something of the other end has come.
 }
 
-// mostInProcess is how many bytes of calls that were cut short wait in the process at most.
+// mostInProcess is how many bytes of calls that were cut short wait in the process at most. The
+// segments of programs are shorter.
 const mostInProcess = 256 << 10
 
 // Judge returns the results in a trace that the contract of net.Conn does not permit.
