@@ -162,12 +162,12 @@ type slowPost struct {
 	meanwhile func()
 }
 
-func (q *slowPost) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
-	n, held, err = q.InPlaceQP.PostInPlace(wrs)
-	if held {
+func (q *slowPost) PostInPlace(wrs []ibv.SendWR) (n int, lent bool, err error) {
+	n, lent, err = q.InPlaceQP.PostInPlace(wrs)
+	if lent {
 		q.meanwhile()
 	}
-	return n, held, err
+	return n, lent, err
 }
 
 // A deadline, CloseWrite or Close ends a Write at whatever moment it comes, also before the Write

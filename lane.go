@@ -95,7 +95,7 @@ type postBatch struct {
 	posted  bool // it was posted, or never will be
 	failed  bool // failed is set if the device has not taken all of it.
 	inPlace bool // the goroutine that waits for the batch also waits until its data was handed over
-	held    bool // that is still to come
+	lent    bool // that is still to come
 }
 
 const (
@@ -136,7 +136,7 @@ func (l *lane) newBatch(segs int) *postBatch {
 func (l *lane) free(b *postBatch) {
 	clear(b.sges) // the work requests name nothing else
 	b.wrs, b.sges = b.wrs[:0], b.sges[:0]
-	b.loose, b.awaited, b.posted, b.failed, b.inPlace, b.held = false, false, false, false, false, false
+	b.loose, b.awaited, b.posted, b.failed, b.inPlace, b.lent = false, false, false, false, false, false
 	switch {
 	case b.big:
 		bigBatches.Put(b)
@@ -386,7 +386,7 @@ func (l *lane) flush() {
 		var n int
 		var err error
 		if b.inPlace {
-			n, b.held, err = l.inPlace.PostInPlace(b.wrs)
+			n, b.lent, err = l.inPlace.PostInPlace(b.wrs)
 		} else {
 			n, err = l.qp.PostSend(b.wrs)
 		}

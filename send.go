@@ -299,7 +299,7 @@ func (c *conn) post(o *sendBatch, m *sendOptions) (taken int, err error) {
 	}
 	b.awaited, b.inPlace = true, c.lane.inPlace != nil
 	left, posted := 0, c.lane.await(b)
-	if b.held {
+	if b.lent {
 		left, err = c.handOver(m)
 	}
 	if !posted {

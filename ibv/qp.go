@@ -99,9 +99,9 @@ type HoldingQP interface {
 // place by one at a time.
 type InPlaceQP interface {
 	// PostInPlace is PostSend, but does not copy inline data that it could not hand over at
-	// once. If there is such data held is set. Then the caller's memory is in use until Flush
+	// once. If there is such data lent is set. Then the caller's memory is in use until Flush
 	// returns 0 or an error, or Keep returns. One of them must be called.
-	PostInPlace(wrs []SendWR) (n int, held bool, err error)
+	PostInPlace(wrs []SendWR) (n int, lent bool, err error)
 
 	// Flush hands over what PostInPlace has left, and waits for that, as write(2) waits for a
 	// socket. It returns of how many requests not all data was handed over, the last ones that

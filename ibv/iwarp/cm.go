@@ -40,7 +40,7 @@ type id struct {
 type setup struct {
 	crc      bool
 	ord, ird int
-	hold     bool    // hold is set for a responder that must wait for the peer's first FPDU.
+	awaits   bool    // awaits is set for a responder that must wait for the peer's first FPDU.
 	rtr      rtrKind // rtr is the RTR message that an initiator must send first.
 	eatSend  bool    // eatSend is set for a responder whose peer will send an RTR that is a Send.
 
@@ -323,7 +323,7 @@ func (i *id) accept(ctx context.Context, q *qp, param ibv.ConnParam) error {
 		private = h.Append(private[:len(private):len(private)])
 	}
 	reply := iwarpwire.Start{Reply: true, CRC: req.CRC || i.dev.cfg.CRC, Enhanced: req.Enhanced, Rev: req.Rev, Private: private}
-	s := setup{handover: h, unshared: unshared, meeting: &i.dev.meeting, crc: reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources, hold: true}
+	s := setup{handover: h, unshared: unshared, meeting: &i.dev.meeting, crc: reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources, awaits: true}
 	if req.Enhanced {
 		// RFC 6581: this side's ORD is within the peer's IRD, and the peer lowers its ORD
 		// to this side's IRD.

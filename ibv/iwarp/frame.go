@@ -14,7 +14,7 @@ import (
 // frame makes the next batch. It reports whether there is one.
 func (st *stream) frame() bool {
 	t := &st.tx
-	if t.hold {
+	if t.awaits {
 		return false
 	}
 	begin := t.framed

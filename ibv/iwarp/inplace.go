@@ -47,7 +47,7 @@ func (p *inPlace) stop() {
 }
 
 // PostInPlace implements ibv.InPlaceQP.
-func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
+func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, lent bool, err error) {
 	st := q.stream.Load()
 	if st == nil || st.direct == nil {
 		n, err = q.PostSend(wrs)
@@ -85,7 +85,7 @@ func (q *qp) Flush() (left int, err error) {
 	q.sq.mu.Lock()
 	t := &st.tx
 	p := &t.inPlace
-	for (p.n > 0 || p.lost && !t.told) && !p.interrupted {
+	for (p.n > 0 || p.lost && !t.announced) && !p.interrupted {
 		if !p.parked {
 			p.free.Wait()
 			continue
@@ -105,12 +105,12 @@ func (q *qp) Flush() (left int, err error) {
 		}
 	}
 	p.interrupted = false
-	left, lost, told, err := p.n, p.lost, t.told, t.err
+	left, lost, announced, err := p.n, p.lost, t.announced, t.err
 	if lost {
 		left = max(p.left, 1)
 	}
 	q.sq.mu.Unlock()
-	if !lost || !told {
+	if !lost || !announced {
 		return left, nil // Keep tells why if it is lost.
 	}
 	if err == nil {
@@ -163,7 +163,7 @@ func (q *qp) Keep() (left int, err error) {
 	st.ownOut()
 	q.own(0)
 	for i := range q.sq.reqs.Len() {
-		q.sq.at(i).held = false
+		q.sq.at(i).lent = false
 	}
 	left, p.n = p.n, 0
 	if t.unreadable {

@@ -55,10 +55,10 @@ func (p *rawPeer) message() (got []byte) {
 // post posts b in place, of which the socket does not take all.
 func (v *victim) post(b []byte) {
 	v.t.Helper()
-	n, held, err := v.qp.(ibv.InPlaceQP).PostInPlace(inline(b))
+	n, lent, err := v.qp.(ibv.InPlaceQP).PostInPlace(inline(b))
 	require.NoError(v.t, err)
 	require.Equal(v.t, 1, n)
-	require.True(v.t, held)
+	require.True(v.t, lent)
 }
 
 // Requests that are posted in place when the stream has ended are all told to be left.
@@ -68,10 +68,10 @@ func TestPostInPlaceLate(t *testing.T) {
 			require.NoError(t, v.qp.SetError())
 			v.event()
 			wrs := append(inline([]byte("some")), inline([]byte("more"))...)
-			n, held, err := q.PostInPlace(wrs)
+			n, lent, err := q.PostInPlace(wrs)
 			require.NoError(t, err)
 			require.Equal(t, len(wrs), n, "they are flushed")
-			require.True(t, held)
+			require.True(t, lent)
 			left, err := 0, error(nil)
 			if keep {
 				left, err = q.Keep()
@@ -84,21 +84,21 @@ func TestPostInPlaceLate(t *testing.T) {
 	}
 }
 
-// What the socket takes at once is not held, and what it does not take is sent by Flush from
+// What the socket takes at once is not lent, and what it does not take is sent by Flush from
 // where it lies then. What others post meanwhile comes behind it.
 func TestFlushSendsInPlace(t *testing.T) {
 	eachInPlace(t, func(t *testing.T, v *victim, p *rawPeer, q ibv.InPlaceQP) {
-		_, held, err := q.PostInPlace(inline([]byte("some bytes")))
+		_, lent, err := q.PostInPlace(inline([]byte("some bytes")))
 		require.NoError(t, err)
-		if held { // until the peer's first frame has been seen
+		if lent { // until the peer's first frame has been seen
 			left, err := q.Flush()
 			require.NoError(t, err)
 			require.Zero(t, left)
 		}
 		defect.Bytes(t, "some bytes", p.message())
-		_, held, err = q.PostInPlace(inline([]byte("more bytes")))
+		_, lent, err = q.PostInPlace(inline([]byte("more bytes")))
 		require.NoError(t, err)
-		require.False(t, held)
+		require.False(t, lent)
 		defect.Bytes(t, "more bytes", p.message())
 		for i := range byte(3) {
 			b := make([]byte, inPlaceSize)
@@ -210,7 +210,7 @@ func TestFlushOfConnectionThatEnds(t *testing.T) {
 				b = nil
 				runtime.GC()
 				v.qp.PostSend(inline([]byte("later")))
-				if _, held, err := q.PostInPlace(inline([]byte("later"))); err == nil && held {
+				if _, lent, err := q.PostInPlace(inline([]byte("later"))); err == nil && lent {
 					_, err = q.Flush()
 					require.Error(t, err)
 				}

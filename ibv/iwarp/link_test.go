@@ -69,7 +69,7 @@ func linkPair(t testing.TB, open opener) (x, y link) {
 	require.NoError(t, err)
 	yc, err := ln.Accept()
 	require.NoError(t, err)
-	y, err = open(yc, &setup{hold: true})
+	y, err = open(yc, &setup{awaits: true})
 	require.NoError(t, err)
 	x, err = open(xc, &setup{})
 	require.NoError(t, err)

@@ -62,7 +62,7 @@ func wake(c chan struct{}) {
 // open is an opener.
 func (n *memoryNet) open(conn net.Conn, s *setup) (link, error) {
 	key := [2]netip.AddrPort{unmapped(conn.LocalAddr()), unmapped(conn.RemoteAddr())}
-	if s.hold { // the responder
+	if s.awaits { // the responder
 		key[0], key[1] = key[1], key[0]
 	}
 	l := &memoryLink{of: n, key: key, conn: conn, changed: make(chan struct{}, 1), closed: make(chan struct{})}

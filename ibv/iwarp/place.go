@@ -89,12 +89,12 @@ func (st *stream) aimSend() *iwarpwire.TermError {
 			rx.sendMSN++
 			return nil
 		}
-		r, ok, held := st.qp.popRecv()
+		r, ok, waits := st.qp.popRecv()
 		switch {
 		case ok:
-		case !held:
+		case !waits:
 			return iwarpwire.ErrNoBuffer
-		case st.held():
+		case st.mayWait():
 			return errHold
 		default:
 			st.holding.Store(false)

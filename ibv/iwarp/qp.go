@@ -59,7 +59,7 @@ type sendReq struct {
 	raddr  uint64
 	sgl    []segment
 	copied *[]byte // copied is the memory of sgl if the device had to copy the data.
-	held   bool    // the post's caller waits until the link has the data
+	lent   bool    // the post's caller waits until the link has the data
 }
 
 // segment is an SGE with its region. Inline data has no region.
@@ -156,8 +156,8 @@ func (q *qp) PostSend(wrs []ibv.SendWR) (n int, err error) {
 }
 
 // queueSends appends requests to the queue, and returns how many. In the error state it
-// flushes them. The caller holds sq.mu.
-func (q *qp) queueSends(wrs []ibv.SendWR, hold bool) (n int, err error) {
+// flushes them. With inPlace their inline data is lent by the caller. The caller holds sq.mu.
+func (q *qp) queueSends(wrs []ibv.SendWR, inPlace bool) (n int, err error) {
 	if q.closed.Load() {
 		return 0, fmt.Errorf("%s: post send: queue pair closed: %w", Name, ibv.ErrState)
 	}
@@ -179,8 +179,8 @@ func (q *qp) queueSends(wrs []ibv.SendWR, hold bool) (n int, err error) {
 		if err = q.pushSend(&wrs[i]); err != nil {
 			return i, err
 		}
-		if r := q.sq.at(q.sq.reqs.Len() - 1); hold && r.flags&ibv.SendInline != 0 && r.size > 0 {
-			r.held = true
+		if r := q.sq.at(q.sq.reqs.Len() - 1); inPlace && r.flags&ibv.SendInline != 0 && r.size > 0 {
+			r.lent = true
 			st.tx.inPlace.n++
 		}
 	}
@@ -469,16 +469,16 @@ func (q *qp) PollPays() bool {
 }
 
 // popRecv removes and returns the oldest posted receive. If there is none, and Sends are to
-// wait for receives, it notes that one does, and held is set. A receive may have been posted
+// wait for receives, it notes that one does, and waits is set. A receive may have been posted
 // since when popRecv returns.
-func (q *qp) popRecv() (r recvReq, ok, held bool) {
+func (q *qp) popRecv() (r recvReq, ok, waits bool) {
 	s := &q.rq
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reqs.Len() == 0 {
-		held = q.holds.Load()
-		q.stream.Load().holding.Store(held)
-		return recvReq{}, false, held
+		waits = q.holds.Load()
+		q.stream.Load().holding.Store(waits)
+		return recvReq{}, false, waits
 	}
 	return s.reqs.Pop(), true, false
 }

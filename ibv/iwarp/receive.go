@@ -360,8 +360,8 @@ func (st *stream) firstFrame() {
 	st.rx.seen = true
 	st.qp.sq.mu.Lock()
 	st.tx.expectNoMore()
-	if st.tx.hold {
-		st.tx.hold = false
+	if st.tx.awaits {
+		st.tx.awaits = false
 		st.push(false)
 	}
 	st.qp.sq.mu.Unlock()

@@ -28,7 +28,7 @@ func (n *sharedNet) open(conn net.Conn, s *setup) (link, error) {
 	n.mu.Lock()
 	local, remote := unmapped(conn.LocalAddr()), unmapped(conn.RemoteAddr())
 	var h handover
-	if s.hold {
+	if s.awaits {
 		h.passive, h.Now = true, n.now
 		if err := n.meeting.prepare(&h.SameHostAnswer); err != nil {
 			return nil, err

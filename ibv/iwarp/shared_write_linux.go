@@ -47,12 +47,12 @@ const (
 
 func (l *shared) write(step func(at uintptr) bool) error {
 	for !l.out.on.Load() {
-		held := l.undecided()
-		done, err := l.out.tcp.steps(l.raw.Write, step, &l.out.on, held)
+		waits := l.undecided()
+		done, err := l.out.tcp.steps(l.raw.Write, step, &l.out.on, waits)
 		if done || err != nil {
 			return err
 		}
-		if held {
+		if waits {
 			<-l.begun
 		}
 	}

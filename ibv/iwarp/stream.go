@@ -67,7 +67,7 @@ var (
 // over, and closes it on an error.
 func startStream(q *qp, link link, s setup, notify func(ibv.Event)) error {
 	st := &stream{qp: q, link: link, notify: notify, unshared: s.unshared, crc: s.crc, ord: s.ord, ird: s.ird}
-	st.tx.hold, st.tx.rtr, st.rx.eatSend, st.rx.eatRead = s.hold, s.rtr, s.eatSend, s.rtr == rtrRead
+	st.tx.awaits, st.tx.rtr, st.rx.eatSend, st.rx.eatRead = s.awaits, s.rtr, s.eatSend, s.rtr == rtrRead
 	if l, ok := link.(*tcp); ok {
 		st.direct = l
 	}
@@ -84,7 +84,7 @@ func startStream(q *qp, link link, s setup, notify func(ibv.Event)) error {
 		link.close(false)
 		return fmt.Errorf("%s: connect queue pair in state %s: %w", Name, q.State(), ibv.ErrState)
 	}
-	if !s.hold {
+	if !s.awaits {
 		st.expectFirst()
 	}
 	q.stream.Store(st)
@@ -260,7 +260,7 @@ func (st *stream) disconnect() {
 func (st *stream) peerFinished() {
 	st.qp.sq.mu.Lock()
 	t := &st.tx
-	half := st.qp.holds.Load() && !t.withPeer && !t.finished && !t.stopped && !t.hold
+	half := st.qp.holds.Load() && !t.withPeer && !t.finished && !t.stopped && !t.awaits
 	st.half.Store(half)
 	st.qp.sq.mu.Unlock()
 	if !half {
@@ -290,9 +290,9 @@ func (st *stream) conclude() {
 	st.release()
 }
 
-// held is called for a Send that finds no receive. It reports whether the Send is to wait: after
-// disconnect it is dropped.
-func (st *stream) held() bool {
+// mayWait is called for a Send that finds no receive. It reports whether the Send is to wait:
+// after disconnect it is dropped.
+func (st *stream) mayWait() bool {
 	st.qp.sq.mu.Lock()
 	defer st.qp.sq.mu.Unlock()
 	if st.tx.stopped {

@@ -27,14 +27,18 @@ import (
 //     until nothing is left. Where the caller of a post waits for its data to be handed over,
 //     that goroutine does it (inplace.go).
 type transmitter struct {
-	hold     bool // hold is set while this side must wait for the peer's first FPDU.
+	awaits   bool // awaits is set while this side must wait for the peer's first FPDU.
 	rtr      rtrKind
 	first    *time.Timer // first runs until the peer's first frame comes: see nudge.go.
 	draining bool        // draining is set after closeSends and disconnect. Nothing more is posted.
 	finished bool        // finished is set when this direction of the link is closed.
 	stopped  bool        // stopped is set when nothing is sent any more.
-	told     bool        // told is set when that was told, or the end of the stream
-	faulted  bool        // faulted is set if the next request cannot be done. The stream is ending.
+
+	// announced is set when an event has told that nothing is sent any more, or the end of the
+	// stream.
+	announced bool
+
+	faulted bool // faulted is set if the next request cannot be done. The stream is ending.
 
 	// open is set if the stream has ended and the link has not, because it still tells what the
 	// peer has acknowledged. abort closes it.
@@ -299,8 +303,8 @@ func (st *stream) account(n int) {
 		if r.op != ibv.OpRead {
 			r.done = true // The link has the data, so the buffer is the caller's again.
 		}
-		if r.held {
-			r.held = false
+		if r.lent {
+			r.lent = false
 			t.inPlace.free1()
 		}
 	}
@@ -354,8 +358,8 @@ func (st *stream) txFailed() {
 // sendsFailed tells that nothing is sent any more, before the receiver finds the end.
 func (st *stream) sendsFailed() {
 	t := &st.tx
-	if !t.told {
-		t.told = true
+	if !t.announced {
+		t.announced = true
 		go st.notify(ibv.Event{Kind: ibv.EventSQError, Err: t.err})
 		t.inPlace.free.Broadcast()
 	}
@@ -385,7 +389,7 @@ func (st *stream) sendError() error {
 func (st *stream) stopTransmit() {
 	t := &st.tx
 	st.dropBatch()
-	t.told = true
+	t.announced = true
 	t.inPlace.free.Broadcast()
 	if t.inPlace.byCaller {
 		st.direct.interruptWrite()
@@ -500,7 +504,7 @@ func (st *stream) ownOut() {
 // of the frame in progress, then the Terminate.
 func (st *stream) lastWords(term *iwarpwire.TermMsg) []byte {
 	t := &st.tx
-	if term == nil || t.stopped || t.hold || t.finished {
+	if term == nil || t.stopped || t.awaits || t.finished {
 		return nil
 	}
 	var words []byte

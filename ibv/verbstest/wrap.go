@@ -306,7 +306,7 @@ func (q *switchQP) PostRecv(wrs []ibv.RecvWR) (int, error) {
 }
 
 // PostInPlace implements ibv.InPlaceQP. Without that of the device it is PostSend.
-func (q *switchQP) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
+func (q *switchQP) PostInPlace(wrs []ibv.SendWR) (n int, lent bool, err error) {
 	p, ok := q.QP.(ibv.InPlaceQP)
 	if !ok {
 		n, err = q.PostSend(wrs)
@@ -314,11 +314,11 @@ func (q *switchQP) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
 	}
 	n, err = cutShort(q.s.enter(PostSend), innerAHs(wrs), func(wrs []ibv.SendWR) (int, error) {
 		n, h, err := p.PostInPlace(wrs)
-		held = held || h
+		lent = lent || h
 		return n, err
 	})
 	q.s.moved[movedSends].Add(int64(n))
-	return n, held, err
+	return n, lent, err
 }
 
 // StopHolding implements ibv.HoldingQP where the device does.

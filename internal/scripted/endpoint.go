@@ -339,7 +339,7 @@ func (q *qp) aboutToSend(wrs []ibv.SendWR) error {
 }
 
 // PostInPlace implements ibv.InPlaceQP. Without that of the device it is PostSend.
-func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, held bool, err error) {
+func (q *qp) PostInPlace(wrs []ibv.SendWR) (n int, lent bool, err error) {
 	if err := q.aboutToSend(wrs); err != nil {
 		return 0, false, err
 	}
