@@ -294,6 +294,14 @@ func (s *stall) run(t *testing.T, m *modest, keepAlive time.Duration, wait func(
 			err = errors.Join(err, <-errs)
 		}
 	})
+	if err != nil {
+		// An end whose calls are done may have given up the other, which then cannot say why.
+		for _, c := range []*Conn{a, b} {
+			c.mu.Lock()
+			err = errors.Join(err, c.life.cause)
+			c.mu.Unlock()
+		}
+	}
 	return err
 }
 
