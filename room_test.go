@@ -239,9 +239,10 @@ func TestRoomInKernels(t *testing.T) {
 	checkLeaks(t)
 	const bound = 128 << 10
 	want := pattern(8, 2<<20)
+	kernels := overTCP()
 	var from, to [4]*Conn
 	for i := range from {
-		from[i], to[i] = heldPipeOn(t, Config{ReceiveMemory: bound})
+		from[i], to[i] = heldPipeOn(t, Config{Provider: kernels, ReceiveMemory: bound})
 		within(t, "Writes", func() { require.NoError(t, writeInParts(from[i], want, 256)) })
 	}
 	used := to[0].dom.Budget.Used

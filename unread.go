@@ -50,7 +50,13 @@ func (c *conn) watchUnread() {
 // holdsPeerBack reports whether the peer may wait for somebody to read, and nobody does.
 func (c *conn) holdsPeerBack() bool {
 	q := &c.credits
-	return c.rx.reading == 0 && c.in.held > 0 && !q.off && q.peerCredits() <= max(q.peerReserve(), 1) && c.life.posts()
+	switch {
+	case c.rx.reading > 0 || c.in.held == 0 || !c.life.posts():
+		return false
+	case q.off:
+		return c.in.posted.Len() == 0 && !c.holding.SendsHaveRoom()
+	}
+	return q.peerCredits() <= max(q.peerReserve(), 1)
 }
 
 // leftUnread is called by the timer.
@@ -63,6 +69,7 @@ func (c *conn) leftUnread() {
 		return
 	}
 	if w.alone = w.reads == w.since && c.rx.reading == 0; w.alone {
+		c.in.copies.limit = copyBreakLimit
 		c.copyUnread()
 		c.replenish()
 	}

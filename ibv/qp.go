@@ -87,6 +87,11 @@ type HoldingQP interface {
 	// The error matches [ErrState] before the connection is established.
 	CloseSends() error
 
+	// SendsHaveRoom reports whether there is room for megabytes of Sends that wait, as in the
+	// buffers of sockets. If not, the owner may post receives so that the peer can go on. It may
+	// be another answer later.
+	SendsHaveRoom() bool
+
 	// PeerCloses tells the queue pair that the peer ends the connection, and not its direction
 	// alone. Then the end of that direction ends the queue pair too, as it does where no Sends
 	// are held. That is so also if EventSendsClosed has come before.

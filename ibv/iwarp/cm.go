@@ -457,7 +457,7 @@ func (i *id) Unsent() int {
 	return 0
 }
 
-// Acknowledged implements ibv.Acknowledger, for connections over TCP.
+// Acknowledged implements ibv.Acknowledger.
 func (i *id) Acknowledged() ibv.Ack {
 	st := i.stream()
 	if st == nil || st.direct == nil {

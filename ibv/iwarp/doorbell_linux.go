@@ -3,7 +3,6 @@
 package iwarp
 
 import (
-	"io"
 	"net"
 	"sync"
 	"syscall"
@@ -70,35 +69,20 @@ func (d *doorbell) give(ring int) (err error) {
 // any more that it can be written.
 const drainEvery = 32
 
-// check reports, before a sleep, whether the peer has gone. The error is io.EOF then. Now and
-// then it takes the bytes out of the socket. It does not do that before each sleep, because
-// the peer's process is woken each time to hear that its socket has room. taken is set if
-// there were any.
-func (d *doorbell) check(fd uintptr) (taken bool, err error) {
+// rest prepares a sleep. Now and then it takes the bytes out of the socket, and reports whether
+// there were any. It does not do that before each sleep, because the peer's process is woken each
+// time to hear that its socket has room.
+func (d *doorbell) rest(fd uintptr) (taken bool) {
 	d.mu.Lock()
 	d.sleeps++
 	due := d.sleeps >= drainEvery
 	d.mu.Unlock()
-	if due {
-		return d.drain(fd)
-	}
-	if d.ended(fd) {
-		err = io.EOF
-	}
-	return false, err
-}
-
-// ended reports whether the peer has gone, whatever bytes it has left.
-func (d *doorbell) ended(fd uintptr) bool {
-	pfd := unix.PollFd{Fd: int32(fd), Events: unix.POLLRDHUP}
-	var zero unix.Timespec
-	_, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&pfd)), 1, uintptr(unsafe.Pointer(&zero)), 0, 0, 0)
-	return errno == 0 && pfd.Revents != 0
+	return due && d.drain(fd)
 }
 
 // drain takes all bytes out of the socket, but at most those of some calls, and reports
-// whether there were any. The error is io.EOF when the peer has gone.
-func (d *doorbell) drain(fd uintptr) (some bool, err error) {
+// whether there were any.
+func (d *doorbell) drain(fd uintptr) (some bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.sleeps = 0
@@ -111,22 +95,18 @@ func (d *doorbell) drain(fd uintptr) (some bool, err error) {
 		switch {
 		case errno == unix.EINTR:
 			continue
-		case errno == unix.EAGAIN:
-			return some, nil
-		case errno != 0:
-			return some, errno
-		case n == 0:
-			return some, io.EOF
+		case errno != 0 || n == 0:
+			return some // What ends the stream is for the watch.
 		}
 		some = true
 		if int(msg.Controllen) == len(d.control) {
 			d.keep()
 		}
 		if int(n) < len(d.buf) && msg.Controllen == 0 {
-			return some, nil // A byte that comes from now on wakes.
+			return some // A byte that comes from now on wakes.
 		}
 	}
-	return some, nil
+	return some
 }
 
 // keep notes the descriptor in control. A peer that sends another one before the first is

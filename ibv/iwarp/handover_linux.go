@@ -76,6 +76,8 @@ type meeting struct {
 	waiting map[[16]byte]*shared // waiting has the connections by their tokens.
 	slots   chan struct{}        // slots has a token for each visitor.
 
+	watch goneWatch
+
 	thirdRings atomic.Int32 // thirdRings counts the rings of the largest size of this device's ends.
 }
 

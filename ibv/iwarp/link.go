@@ -3,6 +3,8 @@ package iwarp
 import (
 	"net"
 	"time"
+
+	"github.com/rdmanet/rdmanet/ibv"
 )
 
 // A link carries the bytes of a stream in both directions, in order and without loss. It
@@ -74,6 +76,21 @@ type link interface {
 	// It closes the link, and returns, when the peer has ended its direction too, or after
 	// lastWordsTimeout.
 	closeAfter(words []byte)
+}
+
+// A directLink is a link of which the peer has what writev has taken, whatever becomes of this
+// process. So the caller of a post can wait until its data was taken from where it lies.
+type directLink interface {
+	link
+
+	// interruptWrite ends the write that waits, and those that follow, until resumeWrite is
+	// called. The error matches os.ErrDeadlineExceeded. Both are for any goroutine.
+	interruptWrite()
+	resumeWrite()
+
+	// acknowledged tells whether the peer's host has everything that was written. It is called
+	// after closeWrite.
+	acknowledged() ibv.Ack
 }
 
 // lastWordsTimeout bounds how long a link exists without its queue pair to send a

@@ -119,7 +119,7 @@ func (d *device) Name() string { return Name }
 func (d *device) Attr() ibv.DeviceAttr {
 	caps := ibv.CapSendInvalidate | ibv.CapLocalInvalidate | ibv.CapSolicited | ibv.CapQPRegion |
 		ibv.CapOnDemandPaging | ibv.CapWaitReceives | ibv.CapTCPPorts
-	if haveHeard && !d.cfg.portable && d.cfg.SameHost == SameHostOff {
+	if haveHeard && !d.cfg.portable {
 		caps |= ibv.CapHoldSends
 	}
 	return ibv.DeviceAttr{

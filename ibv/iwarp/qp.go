@@ -440,6 +440,16 @@ func (q *qp) CloseSends() error {
 	return nil
 }
 
+// SendsHaveRoom implements ibv.HoldingQP. A ring is smaller than the buffers of sockets.
+func (q *qp) SendsHaveRoom() bool {
+	st := q.stream.Load()
+	if st == nil {
+		return true
+	}
+	l, ok := st.link.(interface{ inRing() bool })
+	return !ok || !l.inRing()
+}
+
 // PeerCloses implements ibv.HoldingQP.
 func (q *qp) PeerCloses() {
 	if st := q.stream.Load(); st != nil {

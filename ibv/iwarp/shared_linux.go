@@ -31,6 +31,7 @@ type shared struct {
 	out sharedOut
 
 	bell         atomic.Pointer[doorbell] // bell is set by install.
+	watched      uint64                   // watched is the number of the doorbell in the watch.
 	gone         atomic.Bool              // gone is set when the doorbell's stream has ended.
 	closed       atomic.Bool
 	begun        chan struct{} // begun is closed when this end may move or never will, if it must not write by TCP before.
@@ -89,7 +90,8 @@ func (l *shared) visit(conn *net.UnixConn) bool {
 	return true
 }
 
-// install makes this end ready for the peer to move. It takes its arguments over.
+// install makes this end ready for the peer to move. It takes its arguments over. refuse must be
+// called after an error.
 func (l *shared) install(conn *net.UnixConn, ours, theirs []byte) error {
 	bell, err := newDoorbell(conn)
 	l.in.Lock()
@@ -117,7 +119,8 @@ func (l *shared) install(conn *net.UnixConn, ours, theirs []byte) error {
 	l.out.poller = cqwait.NewPoller(l.out.pollPays)
 	l.bell.Store(bell)
 	l.in.perhaps.Store(true)
-	return nil
+	l.watched, err = l.meeting.watch.add(l, bell)
+	return err
 }
 
 // mayBegin lets this end move.
@@ -168,6 +171,7 @@ func (l *shared) refuse(err error) {
 func (l *shared) unmap() {
 	// Goroutines that sleep are woken first: closing a socket takes until nobody uses it.
 	if bell := l.bell.Load(); bell != nil {
+		l.meeting.watch.remove(l.watched)
 		bell.close()
 	}
 	l.in.Lock()
@@ -224,9 +228,9 @@ func (w *tcpWaits) steps(wait func(func(at uintptr) bool) error, step func(at ui
 }
 
 // peerGone notes that the peer has gone, and wakes the goroutines that wait for it.
-func (l *shared) peerGone(bell *doorbell) {
+func (l *shared) peerGone() {
 	if !l.gone.Swap(true) {
-		bell.conn.SetDeadline(time.Unix(1, 0))
+		l.bell.Load().conn.SetDeadline(time.Unix(1, 0))
 		if !l.in.on.Load() {
 			time.AfterFunc(lastWordsTimeout/2, func() { l.endTCP(0) })
 		}
@@ -267,12 +271,13 @@ func (l *shared) close(reset bool) error {
 	if l.agreed.passive {
 		l.meeting.forget(l.agreed.Token)
 	}
+	unread := l.hasUnread()
 	l.out.Lock()
 	l.out.closed = true
 	if l.out.ring != nil {
 		switch {
 		case !l.out.on.Load():
-		case reset:
+		case reset, unread && !l.out.ended:
 			l.out.ring.End(shmring.Reset)
 		case !l.out.ended:
 			l.out.ring.End(shmring.Finished)

@@ -29,7 +29,6 @@ type sharedIn struct {
 	page    shmring.Page    // page is the peer's.
 	mapped  []byte          // mapped is the peer's page.
 	mem     []byte          // mem is the ring outside that page, or nil.
-	idle    int             // idle counts polls that have found nothing.
 	perhaps atomic.Bool     // perhaps is set by install: the peer may move.
 }
 
@@ -68,10 +67,6 @@ func (l *shared) poll(step func(at uintptr) bool) error {
 	return l.raw.Read(step)
 }
 
-// checkEvery is how many polls in vain there are until one looks whether the peer still
-// exists, which takes a system call.
-const checkEvery = 1024
-
 // nothingCame reports whether a step would find nothing.
 func (l *shared) nothingCame() bool {
 	l.in.Lock()
@@ -79,21 +74,12 @@ func (l *shared) nothingCame() bool {
 	if l.in.ring == nil {
 		return false
 	}
-	gone := l.gone.Load()
-	if next, err := l.in.ring.Peek(); next != shmring.Nothing || err != nil || gone {
-		l.in.idle = 0
-		return false
-	}
-	if l.in.idle++; l.in.idle%checkEvery == 0 {
-		bell := l.bell.Load()
-		bell.raw.Control(func(fd uintptr) {
-			if bell.ended(fd) {
-				l.peerGone(bell)
-			}
-		})
-	}
-	return true
+	next, err := l.in.ring.Peek()
+	return next == shmring.Nothing && err == nil && !l.gone.Load()
 }
+
+// inRing reports whether the peer's bytes come through a ring.
+func (l *shared) inRing() bool { return l.in.on.Load() }
 
 // pollPays reports whether the peer was last on another processor than this goroutine. Where
 // that is not known, what polls find decides.
@@ -168,12 +154,7 @@ func (l *shared) nothingToWaitFor(bell *doorbell, fd uintptr) bool {
 		}
 		// The poller forgets, when a wait begins, what has come before. So the socket is
 		// looked at before each sleep.
-		taken, err := bell.check(fd)
-		if err != nil {
-			l.peerGone(bell)
-			return true
-		}
-		if !taken {
+		if !bell.rest(fd) {
 			return false
 		}
 		// A byte may have been for the sleep that was announced just now.
@@ -276,13 +257,34 @@ func (l *shared) readRing(bufs [][]byte) (n int, wait bool, err error) {
 				return 0, false, io.EOF
 			}
 			return 0, false, errno.ECONNRESET
-		case gone:
+		case gone && l.unreadAtEnd():
 			return 0, false, errno.ECONNRESET
+		case gone:
+			return 0, false, io.EOF
 		default:
 			return 0, true, nil
 		}
 	}
 	return 0, false, shmring.ErrCorrupt
+}
+
+// hasUnread reports whether the ring has bytes to read.
+func (l *shared) hasUnread() bool {
+	l.in.Lock()
+	defer l.in.Unlock()
+	if !l.in.on.Load() || l.in.ring == nil {
+		return false
+	}
+	next, err := l.in.ring.Peek()
+	return err == nil && (next == shmring.Bytes || next == shmring.Moved)
+}
+
+// unreadAtEnd reports whether the peer's process has ended and left something unread. TCP resets
+// a connection for that. The caller holds in.
+func (l *shared) unreadAtEnd() bool {
+	l.out.Lock()
+	defer l.out.Unlock()
+	return l.out.unread()
 }
 
 // follow goes on to the peer's next ring. The caller holds in.

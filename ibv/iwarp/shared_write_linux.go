@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/cqwait"
 	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/processor"
@@ -32,10 +33,13 @@ type sharedOut struct {
 	moving bool // moving is set when the way to shared memory was begun.
 	ended  bool
 	closed bool
+	corked bool // TCP keeps back what is incomplete
 	growth growth
 	poller *cqwait.Poller
 	bufs   [batchChunks][]byte // bufs is for rest.
 	want   int                 // want is how many bytes the writer waits to write.
+
+	interrupted atomic.Bool // no write may wait
 }
 
 // Sharing begins after so many writes of the initiator, or so many bytes. What is said when a
@@ -57,8 +61,11 @@ func (l *shared) write(step func(at uintptr) bool) error {
 		}
 	}
 	for {
-		if l.closed.Load() {
+		switch {
+		case l.closed.Load():
 			return net.ErrClosed
+		case l.out.interrupted.Load():
+			return os.ErrDeadlineExceeded
 		}
 		if step(0) {
 			return nil
@@ -88,6 +95,22 @@ func (l *shared) sleepToWrite() error {
 	return err
 }
 
+func (l *shared) interruptWrite() {
+	l.out.interrupted.Store(true)
+	l.tcp.interruptWrite()
+	if bell := l.bell.Load(); bell != nil {
+		bell.conn.SetWriteDeadline(time.Unix(1, 0))
+	}
+}
+
+func (l *shared) resumeWrite() {
+	l.out.interrupted.Store(false)
+	l.tcp.resumeWrite()
+	if bell := l.bell.Load(); bell != nil {
+		bell.conn.SetWriteDeadline(time.Time{})
+	}
+}
+
 // noNeedToWait says that the writer sleeps, and reports whether there is a reason not to.
 func (l *shared) noNeedToWait(bell *doorbell, fd uintptr) bool {
 	for range 8 {
@@ -100,16 +123,11 @@ func (l *shared) noNeedToWait(bell *doorbell, fd uintptr) bool {
 		if l.readerSleeps.Load() {
 			return false // The reader looks after the socket, and peerGone wakes this goroutine.
 		}
-		taken, err := bell.check(fd)
-		if err != nil {
-			l.peerGone(bell)
-			return true
-		}
-		if taken && l.readerSleeps.Load() {
-			l.kick(bell)
-		}
-		if !taken {
+		if !bell.rest(fd) {
 			return false
+		}
+		if l.readerSleeps.Load() {
+			l.kick(bell)
 		}
 	}
 	return true
@@ -177,6 +195,9 @@ func (l *shared) begin(at uintptr) (wait bool, err error) {
 	if _, wait, err := l.tcp.writev(at, [][]byte{{0}}); wait || err != nil {
 		return wait, err
 	}
+	if l.out.corked {
+		uncork(at)
+	}
 	l.out.on.Store(true)
 	return false, nil
 }
@@ -224,6 +245,16 @@ func (l *shared) writeRing(bufs [][]byte) (n int, wait bool, err error) {
 	}
 }
 
+// ending is of use for TCP alone.
+func (l *shared) ending() {
+	l.out.Lock()
+	defer l.out.Unlock()
+	if !l.out.on.Load() {
+		l.out.corked = true
+		l.tcp.ending()
+	}
+}
+
 func (l *shared) closeWrite() error {
 	l.out.Lock()
 	defer l.out.Unlock()
@@ -242,6 +273,18 @@ func (l *shared) closeWrite() error {
 	}
 	return nil
 }
+
+func (l *shared) acknowledged() ibv.Ack {
+	l.out.Lock()
+	defer l.out.Unlock()
+	if (l.gone.Load() || l.out.ring != nil && l.in.page.Gone()) && l.out.unread() {
+		return ibv.AckNever
+	}
+	return l.tcp.acknowledged()
+}
+
+// unread reports whether the peer has not read all that is in the ring.
+func (out *sharedOut) unread() bool { return out.on.Load() && out.ring != nil && !out.ring.Empty() }
 
 // rest returns what follows the first n bytes of bufs, in memory of out.
 func (out *sharedOut) rest(bufs [][]byte, n int) [][]byte {

@@ -43,6 +43,9 @@ func acknowledged(fd uintptr) ibv.Ack {
 // most.
 func cork(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 1) }
 
+// uncork has the socket send what it keeps.
+func uncork(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 0) }
+
 // heard returns how long ago the socket has received anything. owes is set if the peer's
 // kernel should have answered something since then. It is never set if the system does not
 // tell, which is so of some that take Linux's place. The kernel counts milliseconds.

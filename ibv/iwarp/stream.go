@@ -55,7 +55,7 @@ type stream struct {
 	tx transmitter // qp.sq.mu guards tx.
 
 	// direct is the link if data can be sent from where it lies, and otherwise nil.
-	direct *tcp
+	direct directLink
 }
 
 var (
@@ -68,9 +68,7 @@ var (
 func startStream(q *qp, link link, s setup, notify func(ibv.Event)) error {
 	st := &stream{qp: q, link: link, notify: notify, unshared: s.unshared, crc: s.crc, ord: s.ord, ird: s.ird}
 	st.tx.awaits, st.tx.rtr, st.rx.eatSend, st.rx.eatRead = s.awaits, s.rtr, s.eatSend, s.rtr == rtrRead
-	if l, ok := link.(*tcp); ok {
-		st.direct = l
-	}
+	st.direct, _ = link.(directLink)
 	st.tx.inPlace.free.L = &q.sq.mu
 	st.tx.write, st.tx.flush, st.rx.pump = st.writeSome, st.flushSome, st.pump
 	st.seat.Init(&q.dev.sweeper, func() { go st.background() })

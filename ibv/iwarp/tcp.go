@@ -39,8 +39,6 @@ func (t *tcp) poll(step func(at uintptr) bool) error {
 	return t.raw.Read(step)
 }
 
-// interruptWrite ends the write that waits, and those that follow, until resumeWrite is called.
-// The error matches os.ErrDeadlineExceeded.
 func (t *tcp) interruptWrite() { t.conn.SetWriteDeadline(time.Unix(1, 0)) }
 
 func (t *tcp) resumeWrite() { t.conn.SetWriteDeadline(time.Time{}) }

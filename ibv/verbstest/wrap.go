@@ -328,6 +328,12 @@ func (q *switchQP) StopHolding() {
 	}
 }
 
+// SendsHaveRoom implements ibv.HoldingQP where the device does.
+func (q *switchQP) SendsHaveRoom() bool {
+	h, ok := q.QP.(ibv.HoldingQP)
+	return !ok || h.SendsHaveRoom()
+}
+
 // CloseSends implements ibv.HoldingQP where the device does.
 func (q *switchQP) CloseSends() error {
 	if h, ok := q.QP.(ibv.HoldingQP); ok {

@@ -361,6 +361,12 @@ func (q *qp) StopHolding() {
 	}
 }
 
+// SendsHaveRoom passes the call on to a queue pair that has it.
+func (q *qp) SendsHaveRoom() bool {
+	h, ok := q.QP.(ibv.HoldingQP)
+	return !ok || h.SendsHaveRoom()
+}
+
 // PeerHolds passes the call on to a queue pair that has it.
 func (q *qp) PeerHolds() {
 	if h, ok := q.QP.(ibv.HoldingQP); ok {

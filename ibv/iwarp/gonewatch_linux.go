@@ -1,0 +1,110 @@
+//go:build amd64 || arm64
+
+package iwarp
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A goneWatch tells the shared links of a device when their peers have gone, whatever the links
+// are doing: nobody may be waiting for the doorbell, and a ring does not tell of the end of a
+// process. It has one descriptor of epoll, and one goroutine, while there are such links. The
+// bytes in a doorbell do not wake it.
+type goneWatch struct {
+	mu    sync.Mutex
+	epoll *os.File // nil while links is empty
+	raw   syscall.RawConn
+	last  uint64
+	links map[uint64]*shared // by their numbers
+}
+
+// add watches the doorbell of a link. It returns the number for remove, which must be called also
+// after an error.
+func (w *goneWatch) add(l *shared, bell *doorbell) (id uint64, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.epoll == nil {
+		if err := w.open(); err != nil {
+			return 0, err
+		}
+	}
+	w.last++
+	id = w.last
+	e := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(id), Pad: int32(id >> 32)}
+	cerr := bell.raw.Control(func(fd uintptr) {
+		w.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &e) })
+	})
+	w.links[id] = l
+	return id, cmp.Or(os.NewSyscallError("epoll_ctl", err), cerr)
+}
+
+// open begins to watch. The caller holds mu.
+func (w *goneWatch) open() error {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("epoll_create1", err)
+	}
+	// The runtime's poller waits for a file that does not block.
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return os.NewSyscallError("fcntl", err)
+	}
+	f := os.NewFile(uintptr(fd), "epoll")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return fmt.Errorf("watch for the end of peers: %w", err)
+	}
+	w.epoll, w.raw, w.links = f, raw, make(map[uint64]*shared)
+	go w.run(raw)
+	return nil
+}
+
+// remove ends the watch of a doorbell, which the caller closes.
+func (w *goneWatch) remove(id uint64) {
+	w.mu.Lock()
+	delete(w.links, id)
+	var unused *os.File
+	if len(w.links) == 0 {
+		unused, w.epoll, w.raw, w.links = w.epoll, nil, nil, nil
+	}
+	w.mu.Unlock()
+	if unused != nil {
+		unused.Close() // This waits for tell.
+	}
+}
+
+// run tells links until the descriptor is closed.
+func (w *goneWatch) run(raw syscall.RawConn) {
+	var events [16]unix.EpollEvent
+	raw.Read(func(epoll uintptr) bool {
+		for {
+			n, err := unix.EpollWait(int(epoll), events[:], 0)
+			if err == unix.EINTR {
+				continue
+			}
+			for _, e := range events[:max(n, 0)] {
+				w.tell(uint64(uint32(e.Fd)) | uint64(uint32(e.Pad))<<32)
+			}
+			if n < len(events) {
+				return false
+			}
+		}
+	})
+}
+
+// tell tells a link that its peer has gone.
+func (w *goneWatch) tell(id uint64) {
+	w.mu.Lock()
+	l := w.links[id]
+	w.mu.Unlock()
+	if l != nil {
+		l.peerGone()
+	}
+}
