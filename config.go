@@ -31,8 +31,7 @@ type Config struct {
 	// host use shared memory in place of TCP, where the system has that: "on", "off", or
 	// "require", which fails without, for tests. Empty means what the environment variable
 	// RDMANET_SAMEHOST says, and "off" without it. Both ends must have it on. Info tells
-	// whether it is used. It is experimental, and all connections of a device that has it on
-	// do without [Extensions].HeldSends, those to other hosts too.
+	// whether it is used. It is experimental.
 	SameHost string
 
 	// Provider, if not nil, is where all devices come from. It overrides Device,

@@ -33,8 +33,7 @@ type Extensions struct {
 
 	// HeldSends is set if the peer's device holds what it has no receive for, as TCP's window
 	// does, so that there are neither credits nor large transfers. That is so between software
-	// devices on Linux, unless Config.TransferSize asks for transfers, or Config.SameHost for
-	// shared memory.
+	// devices on Linux, unless Config.TransferSize asks for transfers.
 	HeldSends bool
 }
 
