@@ -259,7 +259,7 @@ func (l *lossy) cut(how string) {
 		case "idle":
 		case "stalls":
 			call(name, "write", func() error { return flood(c) })
-			require.Eventually(l, func() bool { return stalls(c) }, lossyPatience, 10*time.Millisecond)
+			require.Eventually(l, stalls(c), lossyPatience, 10*time.Millisecond)
 		default:
 			write := flood
 			if name == "device" {
@@ -296,15 +296,22 @@ func (l *lossy) cut(how string) {
 	}
 }
 
-// stalls reports whether writers wait for the reader of the other end.
-func stalls(c *Conn) bool {
-	if !c.Info().Extensions.HeldSends {
-		return c.Stats().CreditStalls > 0
+// stalls returns a function that reports whether writers wait for the reader of the other end.
+// Without credits nothing tells but that no byte was taken for long, as the network goes.
+func stalls(c *Conn) func() bool {
+	const long = time.Second
+	var sent uint64
+	var since time.Time
+	return func() bool {
+		s := c.Stats()
+		if !c.Info().Extensions.HeldSends {
+			return s.CreditStalls > 0
+		}
+		if s.BytesSent != sent {
+			sent, since = s.BytesSent, time.Now()
+		}
+		return sent > 0 && time.Since(since) > long
 	}
-	const long = time.Second // for the kernels, on a network that is slow at times
-	sent := c.Stats().BytesSent
-	time.Sleep(long)
-	return sent > 0 && sent == c.Stats().BytesSent
 }
 
 // link has the script do something to the network.

@@ -69,7 +69,7 @@ func (c *conn) leftUnread() {
 		return
 	}
 	if w.alone = w.reads == w.since && c.rx.reading == 0; w.alone {
-		c.in.copies.limit = copyBreakLimit
+		c.in.copies.limit = copyBreakLimit // It is less while the kernels hold what is unread.
 		c.copyUnread()
 		c.replenish()
 	}

@@ -36,7 +36,7 @@ func (w *goneWatch) add(l *shared, bell *doorbell) (id uint64, err error) {
 	}
 	w.last++
 	id = w.last
-	e := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(id), Pad: int32(id >> 32)}
+	e := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(id), Pad: int32(id >> 32)}
 	cerr := bell.raw.Control(func(fd uintptr) {
 		w.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &e) })
 	})

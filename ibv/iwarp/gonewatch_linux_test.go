@@ -46,9 +46,8 @@ func TestGoneWatchTellsWriter(t *testing.T) {
 	require.ErrorIs(t, err, errno.EPIPE)
 }
 
-// What is in the ring is read to its end when the peer's process has ended. Behind it is the
-// orderly end, or a reset if the peer has left something unread, and then the peer does not have
-// everything.
+// A ring is read to its end when the peer's process has ended. Then comes the orderly end, or a
+// reset if the peer has left something unread.
 func TestGoneBehindData(t *testing.T) {
 	for name, unread := range map[string]bool{"all read": false, "some unread": true} {
 		t.Run(name, func(t *testing.T) {

@@ -152,8 +152,6 @@ func (l *shared) nothingToWaitFor(bell *doorbell, fd uintptr) bool {
 		if awake || l.gone.Load() {
 			return true
 		}
-		// The poller forgets, when a wait begins, what has come before. So the socket is
-		// looked at before each sleep.
 		if !bell.rest(fd) {
 			return false
 		}

@@ -196,7 +196,7 @@ func (l *shared) begin(at uintptr) (wait bool, err error) {
 		return wait, err
 	}
 	if l.out.corked {
-		uncork(at)
+		uncork(at) // The peer waits for the mark.
 	}
 	l.out.on.Store(true)
 	return false, nil
@@ -245,7 +245,7 @@ func (l *shared) writeRing(bufs [][]byte) (n int, wait bool, err error) {
 	}
 }
 
-// ending is of use for TCP alone.
+// ending is of use for TCP alone: a ring has no packets.
 func (l *shared) ending() {
 	l.out.Lock()
 	defer l.out.Unlock()
