@@ -345,17 +345,19 @@ func (i *id) accept(ctx context.Context, q *qp, param ibv.ConnParam) error {
 			}
 		}
 	}
-	b, err := reply.Append(nil)
-	if err != nil {
-		conn.Close()
-		return err
-	}
 	i.mu.Lock()
 	i.param = ibv.ConnParam{InitiatorDepth: s.ord, ResponderResources: s.ird}
 	i.mu.Unlock()
-	// The link exists before the peer learns how to move it to shared memory.
-	l, err := i.dev.open(conn, &s)
+	b, err := reply.Append(nil)
+	var l link
+	if err == nil {
+		// The link exists before the peer learns how to move it to shared memory.
+		l, err = i.dev.open(conn, &s)
+	}
 	if err != nil {
+		if h != nil {
+			s.meeting.release()
+		}
 		conn.Close()
 		return err
 	}

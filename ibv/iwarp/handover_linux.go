@@ -96,7 +96,8 @@ func (m *meeting) release() {
 	}
 }
 
-// prepare opens the socket if it is not open, and fills in the answer.
+// prepare opens the socket if it is not open, and fills in the answer. The socket stays open for
+// the connection: expect takes that over, and if it is not called, release must be.
 func (m *meeting) prepare(a *iwarpwire.SameHostAnswer) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -110,6 +111,7 @@ func (m *meeting) prepare(a *iwarpwire.SameHostAnswer) error {
 		m.slots = make(chan struct{}, maxVisitors)
 		go m.serve(ln, m.slots)
 	}
+	m.users++
 	a.Name = m.name
 	rand.Read(a.Token[:])
 	return nil
@@ -117,7 +119,7 @@ func (m *meeting) prepare(a *iwarpwire.SameHostAnswer) error {
 
 func socketName(name [16]byte) string { return "@rdmanet-" + hex.EncodeToString(name[:]) }
 
-// expect has a connection wait for the peer with its token.
+// expect has a connection wait for the peer with its token, after prepare.
 func (m *meeting) expect(l *shared) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,7 +127,6 @@ func (m *meeting) expect(l *shared) {
 		m.waiting = make(map[[16]byte]*shared)
 	}
 	m.waiting[l.agreed.Token] = l
-	m.users++
 }
 
 // forget ends the wait of a connection. It does nothing if the peer has come.
@@ -267,7 +268,7 @@ func (l *shared) move() error {
 		l.out.Lock()
 		defer l.out.Unlock()
 		if !l.out.on.Load() && !l.out.ended && !l.out.closed {
-			l.begin(fd)
+			_, l.out.lost = l.begin(fd)
 		}
 	})
 }

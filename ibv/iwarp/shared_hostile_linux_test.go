@@ -683,6 +683,30 @@ func TestTricksOfTheMark(t *testing.T) {
 	}
 }
 
+// A reset that comes while the device moves to shared memory is found by its mark first, and TCP
+// tells of it once. The connection ends with it all the same.
+func TestResetBeforeMark(t *testing.T) {
+	nothingLeft(t)
+	s := newSite(t, Config{SameHost: SameHostOn})
+	good := s.bystander()
+	h := newHost(t, true)
+	mem := newMemory(t, s.p)
+	v, p, result := h.connect(s.p, mem, 1)
+	conn, theirs := h.welcome()
+	require.NoError(t, p.conn.SetLinger(0))
+	require.NoError(t, p.conn.Close())
+	sendHello(t, conn, []byte(helloMagic), goodPage(t))
+	require.NoError(t, <-result)
+	require.ErrorIs(t, v.event().Err, errno.ECONNRESET)
+	unix.Close(theirs)
+	conn.Close()
+	v.close()
+	require.Zero(t, mem.touched())
+	mem.close()
+	good.check()
+	good.close()
+}
+
 // A byte that a peer sends as a mark before there is shared memory belongs to the stream.
 func TestMarkWithoutHandover(t *testing.T) {
 	nothingLeft(t)

@@ -291,8 +291,9 @@ func (l *shared) close(reset bool) error {
 }
 
 func (l *shared) closeAfter(words []byte) {
-	defer l.close(false)
-	defer time.AfterFunc(2*lastWordsTimeout, func() { l.close(false) }).Stop()
+	var said atomic.Bool // An end without the words could be taken for an orderly one.
+	defer func() { l.close(!said.Load()) }()
+	defer time.AfterFunc(2*lastWordsTimeout, func() { l.close(!said.Load()) }).Stop()
 	until := time.Now().Add(lastWordsTimeout)
 	l.conn.SetWriteDeadline(until)
 	if bell := l.bell.Load(); bell != nil && l.out.on.Load() {
@@ -313,6 +314,7 @@ func (l *shared) closeAfter(words []byte) {
 	}); werr != nil || err != nil || len(words) > 0 || l.closeWrite() != nil {
 		return
 	}
+	said.Store(true)
 	l.setReadDeadline(until)
 	rest := stagingPool.Get().(*[]byte)
 	defer stagingPool.Put(rest)

@@ -3,6 +3,7 @@
 package iwarp
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net"
@@ -179,6 +180,9 @@ func (l *shared) readv(at uintptr, bufs [][]byte) (n int, wait bool, err error) 
 // readTCP reads from the socket, up to the mark.
 func (l *shared) readTCP(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	n, wait, err = l.tcp.readv(at, bufs)
+	if err == io.EOF {
+		err = cmp.Or(l.lost(), err)
+	}
 	if n <= 0 {
 		return n, wait, err
 	}
@@ -264,6 +268,16 @@ func (l *shared) readRing(bufs [][]byte) (n int, wait bool, err error) {
 		}
 	}
 	return 0, false, shmring.ErrCorrupt
+}
+
+// lost returns the error that move has found, if the peer has reset TCP rather than ended it.
+func (l *shared) lost() error {
+	l.out.Lock()
+	defer l.out.Unlock()
+	if errors.Is(l.out.lost, errno.EPIPE) {
+		return nil
+	}
+	return l.out.lost
 }
 
 // hasUnread reports whether the ring has bytes to read.
