@@ -94,7 +94,8 @@ type Config struct {
 	// use for receive buffers and for copies of what nobody has read: 64 KiB to 1 TiB. 0 means
 	// 1 GiB. Twice InitialReceiveCredits of each connection do not count, because an idle
 	// connection may keep that many, and neither do 256 KiB of copies, so that each has some
-	// room. With [Extensions].HeldSends the kernels hold what is unread, and all copies count.
+	// room. With [Extensions].HeldSends the kernels, or the memory that two processes share, hold
+	// what is unread, and all copies count.
 	//
 	// A connection that finds the memory used up keeps its buffers. It grows when other
 	// connections have given buffers back, which they do when they are idle. So peers that

@@ -15,7 +15,8 @@ const (
 	copyBreakLimit = 4 << 20
 
 	// copyBreakFree is how many bytes of chunks are not charged, so that a connection has them even
-	// if others have used up all receive memory. None are free where the kernels hold what is unread.
+	// if others have used up all receive memory. None are free where the kernels, or shared memory,
+	// hold what is unread.
 	copyBreakFree = 256 << 10
 )
 

@@ -222,6 +222,8 @@ func TestCloseContextAfterReset(t *testing.T) {
 	_, err = a.Write(make([]byte, 1000<<10))
 	require.NoError(t, err)
 	require.NoError(t, b.Close())
+	// Until b has let go, its host may get all of it, with the end.
+	require.True(t, eventually(func() bool { return Lingering().Now == 0 }))
 	if err := a.CloseWrite(); err != nil {
 		require.ErrorIs(t, err, syscall.ECONNRESET)
 	}

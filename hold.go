@@ -9,7 +9,8 @@ import "github.com/rdmanet/rdmanet/ibv"
 //   - There are no credits. What is written goes until the kernels of both hosts have no more
 //     room. Nothing is sent to a process but what its peer's program writes. A grant would
 //     reach the socket of a process that has ended, and Linux drops what such a socket has not
-//     sent yet when something arrives.
+//     sent yet when something arrives. Where two processes share memory, that has less room than
+//     kernels have, and this process copies what nobody reads (holdsPeerBack).
 //   - A call that sends returns when the kernel has its data, from where it lies
 //     (ibv.InPlaceQP), so that nothing is lost when the process ends. Writes are not joined.
 //   - A process that ends, in whatever way, is the end of its stream, and so is CloseWrite: each

@@ -5,11 +5,14 @@ package rdmanet
 import (
 	"io"
 	"net"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/rdmanet/rdmanet/ibv/iwarp"
+	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
 // sameHostPair returns both ends of a connection of the software device.
@@ -114,6 +117,34 @@ func TestSameHostEnvironment(t *testing.T) {
 	require.ErrorContains(t, err, want)
 	_, err = (&Dialer{Config: cfg}).Dial("rdma4", "127.0.0.1:1")
 	require.ErrorContains(t, err, want)
+}
+
+// There is room for a writer also if what it has written first has used up the receives before the
+// end that does not read has learned that the connection has moved to shared memory.
+func TestRoomWhileMoving(t *testing.T) {
+	t.Setenv(deviceEnv, "iwarp")
+	for _, first := range []int{16 << 10, 400 << 10, 512 << 10} {
+		t.Run(strconv.Itoa(first), func(t *testing.T) {
+			checkLeaks(t)
+			c, s, err := sameHostPair(t, "on", "on")
+			require.NoError(t, err)
+			src := pattern(1, 1<<20)
+			_, err = c.Write(src[:first])
+			require.NoError(t, err)
+			require.True(t, eventually(func() bool { return c.Info().Link == "shared memory" || first < 64<<10 }))
+			require.NoError(t, c.SetWriteDeadline(time.Now().Add(patience)))
+			for at := first; at < len(src); at += 16 << 10 {
+				_, err := c.Write(src[at : at+16<<10])
+				require.NoError(t, err, "%d bytes were taken", at)
+			}
+			got := make([]byte, len(src))
+			_, err = io.ReadFull(s, got)
+			require.NoError(t, err)
+			defect.Bytes(t, src, got)
+			require.NoError(t, c.Close())
+			require.NoError(t, s.Close())
+		})
+	}
 }
 
 // Nothing goes past a proxy, also one on the same host.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,7 +37,7 @@ func (w *goneWatch) add(l *shared, bell *doorbell) (id uint64, err error) {
 	}
 	w.last++
 	id = w.last
-	e := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(id), Pad: int32(id >> 32)}
+	e := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: int32(id), Pad: int32(id >> 32)}
 	cerr := bell.raw.Control(func(fd uintptr) {
 		w.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &e) })
 	})
@@ -57,6 +58,9 @@ func (w *goneWatch) open() error {
 	}
 	f := os.NewFile(uintptr(fd), "epoll")
 	raw, err := f.SyscallConn()
+	if err == nil {
+		err = f.SetReadDeadline(time.Time{}) // an error where the poller has not taken the file
+	}
 	if err != nil {
 		f.Close()
 		return fmt.Errorf("watch for the end of peers: %w", err)

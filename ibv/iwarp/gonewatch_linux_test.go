@@ -5,10 +5,15 @@ package iwarp
 import (
 	"io"
 	"os"
+	"sync/atomic"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"github.com/rdmanet/rdmanet/ibv"
 	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
@@ -74,6 +79,132 @@ func TestGoneBehindData(t *testing.T) {
 	}
 }
 
+// writerSleeps reports whether a writer has said that it sleeps.
+func (l *shared) writerSleeps() bool {
+	l.out.Lock()
+	defer l.out.Unlock()
+	nap := (*atomic.Uint32)(unsafe.Pointer(&l.out.mapped[wordSendNap]))
+	return nap.Load()%2 == 1
+}
+
+// What a peer has left of TCP's bytes when it goes, it has left unread also if it had moved to its
+// ring and this end has not.
+func TestGoneWithTCPUnread(t *testing.T) {
+	for name, unread := range map[string]bool{"all read": false, "some unread": true} {
+		t.Run(name, func(t *testing.T) {
+			leaktest.Check(t)
+			x, y := halfMovedPair(t)
+			require.NoError(t, writeTo(y, []byte("answer")))
+			if !unread {
+				_, err := readFrom(x, make([]byte, 6))
+				require.NoError(t, err)
+			}
+			carry(t, x, y, 64<<10) // y learns now that x has moved.
+			require.True(t, y.in.on.Load() && !y.out.on.Load())
+			quit(x)
+			err := soon(t, func() error {
+				_, err := readFrom(y, make([]byte, 10))
+				return err
+			})
+			if unread {
+				require.ErrorIs(t, err, errno.ECONNRESET)
+			} else {
+				require.ErrorIs(t, err, io.EOF)
+			}
+		})
+	}
+}
+
+// halfMovedPair returns both ends of a link of which x has moved to shared memory. The mark has not
+// been read.
+func halfMovedPair(t *testing.T) (x, y *shared) {
+	t.Helper()
+	a, b := linkPair(t, sharedKinds()["sharing"])
+	x, y = a.(*shared), b.(*shared)
+	carry(t, x, y, moveAfterBytes)
+	require.Eventually(t, x.out.on.Load, patience, time.Millisecond)
+	require.False(t, y.in.on.Load())
+	return x, y
+}
+
+// An end that is closed with bytes to read is a reset for its peer, as with TCP. Where all is read
+// it is an orderly end.
+func TestCloseOfLinkWithUnread(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		reset bool
+		pair  func(t *testing.T) (x, y *shared) // x is closed
+	}{
+		{"all read", false, movedPair},
+		{"ring", true, func(t *testing.T) (x, y *shared) {
+			x, y = movedPair(t)
+			require.NoError(t, writeTo(y, []byte("unread")))
+			return x, y
+		}},
+		{"smaller ring", false, func(t *testing.T) (x, y *shared) {
+			x, y = movedPair(t)
+			carry(t, y, x, 4<<20)
+			y.trim()
+			require.False(t, y.out.ring.Empty() && y.out.ring.CanMove(), "the ring has not shrunk")
+			return x, y
+		}},
+		{"ring behind the mark", true, func(t *testing.T) (x, y *shared) {
+			y, x = halfMovedPair(t)
+			require.NoError(t, writeTo(y, []byte("unread")))
+			x.mayBegin()
+			require.NoError(t, writeTo(x, []byte("moves too")))
+			return x, y
+		}},
+		{"mark", false, func(t *testing.T) (x, y *shared) {
+			y, x = halfMovedPair(t)
+			x.mayBegin()
+			require.NoError(t, writeTo(x, nil))
+			return x, y
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			leaktest.Check(t)
+			x, y := tt.pair(t)
+			require.NoError(t, x.close(false))
+			err := soon(t, func() error {
+				_, err := readFrom(y, make([]byte, 100))
+				return err
+			})
+			if tt.reset {
+				require.ErrorIs(t, err, errno.ECONNRESET)
+			} else {
+				require.ErrorIs(t, err, io.EOF)
+			}
+		})
+	}
+}
+
+// What a peer that has gone has not read it will never acknowledge.
+func TestGoneAcknowledgesNothing(t *testing.T) {
+	leaktest.Check(t)
+	x, y := movedPair(t)
+	require.NoError(t, writeTo(x, []byte("unread")))
+	require.NoError(t, x.closeWrite())
+	require.NotEqual(t, ibv.AckNever, x.acknowledged())
+	quit(y)
+	require.Eventually(t, func() bool { return x.acknowledged() == ibv.AckNever }, patience, time.Millisecond)
+}
+
+// The mark goes at once also behind a call that has TCP keep what is incomplete.
+func TestMarkBehindCork(t *testing.T) {
+	leaktest.Check(t)
+	a, b := linkPair(t, sharedKinds()["sharing"])
+	x := a.(*shared)
+	x.ending()
+	carry(t, x, b, moveAfterBytes)
+	require.Eventually(t, x.out.on.Load, patience, time.Millisecond)
+	corked := -1
+	require.NoError(t, x.raw.Control(func(fd uintptr) {
+		corked, _ = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK)
+	}))
+	require.Zero(t, corked)
+}
+
 // An interrupted write returns though there is no room, and others wait again after resumeWrite.
 func TestInterruptRingWrite(t *testing.T) {
 	leaktest.Check(t)
@@ -81,6 +212,7 @@ func TestInterruptRingWrite(t *testing.T) {
 	full := make(chan error, 1)
 	data := make([]byte, 2*thirdRing)
 	go func() { full <- writeTo(x, data) }()
+	require.Eventually(t, x.writerSleeps, patience, time.Millisecond)
 	x.interruptWrite()
 	require.ErrorIs(t, soon(t, func() error { return <-full }), os.ErrDeadlineExceeded)
 	x.resumeWrite()

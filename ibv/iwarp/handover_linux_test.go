@@ -355,6 +355,28 @@ func TestVisitors(t *testing.T) {
 	}
 }
 
+// An initiator that has the responder's page, and cannot use it, goes on with TCP for as long as it
+// likes.
+func TestInitiatorGivesUp(t *testing.T) {
+	nothingLeft(t)
+	s := newSite(t, Config{SameHost: SameHostOn})
+	mem := newMemory(t, s.p)
+	v, p, a := s.invite(mem, false, 1)
+	conn := dialMeeting(t, a)
+	sendHello(t, conn, helloOf(a.Token), goodPage(t))
+	page, err := receivePage(conn, make([]byte, len(helloMagic)))
+	require.NoError(t, err)
+	unix.Close(page)
+	require.NoError(t, conn.Close())
+	p.send(rtrFrame(false))
+	l := v.qp.(*qp).stream.Load().link.(*shared)
+	require.Eventually(t, l.gone.Load, patience, time.Millisecond)
+	time.Sleep(2 * lastWordsTimeout) // Nothing but time could end the connection now.
+	b := &bystander{v: v, p: p, mem: mem}
+	requireTCP(t, b, "")
+	b.close()
+}
+
 // A visitor may come after the program has closed the connection.
 func TestVisitorTooLate(t *testing.T) {
 	nothingLeft(t)

@@ -446,8 +446,8 @@ func (q *qp) SendsHaveRoom() bool {
 	if st == nil {
 		return true
 	}
-	l, ok := st.link.(interface{ inRing() bool })
-	return !ok || !l.inRing()
+	l, ok := st.link.(interface{ mayShare() bool })
+	return !ok || !l.mayShare()
 }
 
 // PeerCloses implements ibv.HoldingQP.

@@ -292,13 +292,20 @@ func (p *ringPeer) follow() {
 // frameOf reads an FPDU, which must have the opcode.
 func (p *ringPeer) frameOf(op iwarpwire.Opcode) (payload []byte) {
 	p.t.Helper()
+	got, payload := p.frame()
+	require.Equal(p.t, op, got)
+	return payload
+}
+
+// frame reads an FPDU.
+func (p *ringPeer) frame() (op iwarpwire.Opcode, payload []byte) {
+	p.t.Helper()
 	ulen := int(binary.BigEndian.Uint16(p.next(iwarpwire.LengthLen)))
 	ulpdu := p.next(iwarpwire.FPDULen(ulen) - iwarpwire.LengthLen)[:ulen]
 	var h iwarpwire.Header
 	n, term := h.Parse(ulpdu)
 	require.Nil(p.t, term)
-	require.Equal(p.t, op, h.Op)
-	return ulpdu[n:]
+	return h.Op, ulpdu[n:]
 }
 
 // say has the device send a message.
@@ -705,6 +712,31 @@ func TestResetBeforeMark(t *testing.T) {
 	mem.close()
 	good.check()
 	good.close()
+}
+
+// A peer that breaks the rules while a Flush waits for room learns why, and finds no end in the
+// middle of a message.
+func TestViolationDuringFlush(t *testing.T) {
+	eachRole(t, func(t *testing.T, s *site, p *ringPeer) {
+		p.v.post(make([]byte, 1<<20))
+		flushed := make(chan error, 1)
+		go func() {
+			_, err := p.v.qp.(ibv.InPlaceQP).Flush()
+			flushed <- err
+		}()
+		l := p.v.qp.(*qp).stream.Load().link.(*shared)
+		require.Eventually(t, l.writerSleeps, patience, time.Millisecond)
+		p.put(bytes.Repeat([]byte{0xff}, 200))
+		p.press()
+		require.Error(t, p.v.event().Err)
+		require.Error(t, <-flushed)
+		op, _ := p.frame()
+		for op == iwarpwire.Send {
+			op, _ = p.frame()
+		}
+		require.Equal(t, iwarpwire.Terminate, op)
+		p.close()
+	})
 }
 
 // A byte that a peer sends as a mark before there is shared memory belongs to the stream.

@@ -39,7 +39,7 @@ type shared struct {
 	readerSleeps atomic.Bool
 	limited      atomic.Bool // limited is set while there is a read deadline.
 
-	mu       sync.Mutex // mu guards what follows. It is taken last.
+	mu       sync.Mutex // mu guards what follows. After it only the watch's is taken.
 	deadline time.Time  // deadline is that of read.
 	kicked   bool       // kicked is set if the doorbell's read deadline is in the past for no reason of the caller.
 	visiting *net.UnixConn
@@ -227,33 +227,38 @@ func (w *tcpWaits) steps(wait func(func(at uintptr) bool) error, step func(at ui
 	return done, err
 }
 
-// peerGone notes that the peer has gone, and wakes the goroutines that wait for it.
+// peerGone notes that the peer has closed the doorbell, and wakes the goroutines that wait for
+// it. An initiator that does so before it has moved may have given up the way to shared memory
+// only, and goes on with TCP. Any other peer has gone.
 func (l *shared) peerGone() {
 	if !l.gone.Swap(true) {
 		l.bell.Load().conn.SetDeadline(time.Unix(1, 0))
-		if !l.in.on.Load() {
-			time.AfterFunc(lastWordsTimeout/2, func() { l.endTCP(0) })
+		if !l.in.on.Load() && !l.agreed.passive {
+			l.endTCP(-1)
 		}
 	}
 }
 
-// endTCP ends the reading of TCP when the peer has gone, has not moved to its ring, and has
-// left TCP open, which no honest peer does. A peer that has closed may have bytes in its
-// socket that wait for this end to read. So nothing must have come for some time. empty
-// counts how often that was so.
+// endTCP ends the reading of TCP in some time when the peer has gone and has left TCP open, which no
+// honest peer does. A peer that has closed may have bytes in its socket that wait for this end to
+// read. So nothing must have come for some time. empty counts how often that was so.
 func (l *shared) endTCP(empty int) {
-	came := 0
-	l.raw.Control(func(fd uintptr) { came, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
-	if empty++; came > 0 {
+	if empty++; l.unreadInTCP() > 0 {
 		empty = 0
 	}
 	switch {
-	case l.closed.Load() || l.in.on.Load():
+	case l.closed.Load() || l.in.on.Load() && l.out.on.Load():
 	case empty < 3:
 		time.AfterFunc(lastWordsTimeout/2, func() { l.endTCP(empty) })
 	default:
 		l.conn.CloseRead()
 	}
+}
+
+// unreadInTCP returns how many bytes of TCP this end has not read.
+func (l *shared) unreadInTCP() (n int) {
+	l.raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
+	return n
 }
 
 func (l *shared) close(reset bool) error {
@@ -295,10 +300,20 @@ func (l *shared) closeAfter(words []byte) {
 	defer func() { l.close(!said.Load()) }()
 	defer time.AfterFunc(2*lastWordsTimeout, func() { l.close(!said.Load()) }).Stop()
 	until := time.Now().Add(lastWordsTimeout)
-	l.conn.SetWriteDeadline(until)
-	if bell := l.bell.Load(); bell != nil && l.out.on.Load() {
-		bell.conn.SetWriteDeadline(until)
+	limit := func() {
+		l.conn.SetWriteDeadline(until)
+		if l.out.on.Load() {
+			l.bell.Load().conn.SetWriteDeadline(until)
+		}
 	}
+	// A write under way ends by then too, and one that was interrupted at once.
+	if !l.out.interrupted.Load() {
+		limit()
+	}
+	l.out.turn.Lock()
+	l.out.interrupted.Store(false)
+	limit()
+	l.out.turn.Unlock()
 	var err error
 	if werr := l.write(func(at uintptr) bool {
 		for len(words) > 0 && err == nil {

@@ -31,6 +31,7 @@ type sharedIn struct {
 	mapped  []byte          // mapped is the peer's page.
 	mem     []byte          // mem is the ring outside that page, or nil.
 	perhaps atomic.Bool     // perhaps is set by install: the peer may move.
+	ending  bool            // endTCP was called for a peer that has moved
 }
 
 func (l *shared) read(step func(at uintptr) bool) error {
@@ -79,8 +80,11 @@ func (l *shared) nothingCame() bool {
 	return next == shmring.Nothing && err == nil && !l.gone.Load()
 }
 
-// inRing reports whether the peer's bytes come through a ring.
-func (l *shared) inRing() bool { return l.in.on.Load() }
+// mayShare reports whether the peer's bytes come through a ring, or may some day.
+func (l *shared) mayShare() bool {
+	why := l.sharing()
+	return why == nil || why == errSharedEarly
+}
 
 // pollPays reports whether the peer was last on another processor than this goroutine. Where
 // that is not known, what polls find decides.
@@ -123,6 +127,9 @@ func (l *shared) sleepToRead() error {
 	bell := l.bell.Load()
 	if bell == nil {
 		return net.ErrClosed
+	}
+	if l.gone.Load() && !l.out.on.Load() {
+		return l.raw.Read(readable) // See endOfTCP.
 	}
 	err := bell.raw.Read(bell.waitRead)
 	l.readerSleeps.Store(false)
@@ -259,10 +266,13 @@ func (l *shared) readRing(bufs [][]byte) (n int, wait bool, err error) {
 				return 0, false, io.EOF
 			}
 			return 0, false, errno.ECONNRESET
-		case gone && l.unreadAtEnd():
-			return 0, false, errno.ECONNRESET
-		case gone:
+		case gone && l.out.on.Load():
+			if l.untakenAtEnd() {
+				return 0, false, errno.ECONNRESET
+			}
 			return 0, false, io.EOF
+		case gone:
+			return l.endOfTCP(bufs)
 		default:
 			return 0, true, nil
 		}
@@ -280,23 +290,57 @@ func (l *shared) lost() error {
 	return l.out.lost
 }
 
-// hasUnread reports whether the ring has bytes to read.
+// hasUnread reports whether the peer has written something to the ring that this end has not
+// read. Of what it has sent by TCP the kernel knows.
 func (l *shared) hasUnread() bool {
 	l.in.Lock()
 	defer l.in.Unlock()
-	if !l.in.on.Load() || l.in.ring == nil {
+	if l.in.ring == nil {
 		return false
 	}
-	next, err := l.in.ring.Peek()
-	return err == nil && (next == shmring.Bytes || next == shmring.Moved)
+	if !l.in.on.Load() {
+		switch n := l.unreadInTCP(); {
+		case n == 0:
+			return false
+		case n > 1 || l.in.page.Start() == 0:
+			return true
+		}
+		// This is the mark.
+	}
+	for range 4 {
+		next, err := l.in.ring.Peek()
+		if err != nil || next != shmring.Moved {
+			return err == nil && next == shmring.Bytes
+		}
+		if l.follow() != nil {
+			return false
+		}
+	}
+	return false
 }
 
-// unreadAtEnd reports whether the peer's process has ended and left something unread. TCP resets
+// untakenAtEnd reports whether the peer's process has ended and left something unread. TCP resets
 // a connection for that. The caller holds in.
-func (l *shared) unreadAtEnd() bool {
+func (l *shared) untakenAtEnd() bool {
 	l.out.Lock()
 	defer l.out.Unlock()
-	return l.out.unread()
+	return l.out.untaken()
+}
+
+// endOfTCP tells how the peer has ended that has moved, while this end has not: what it has left
+// unread, it has left in its socket.
+func (l *shared) endOfTCP(bufs [][]byte) (n int, wait bool, err error) {
+	if cerr := l.raw.Control(func(fd uintptr) { n, wait, err = l.tcp.readv(fd, bufs) }); cerr != nil {
+		return 0, false, cerr
+	}
+	if n > 0 {
+		return 0, false, errSharedMark
+	}
+	if wait && !l.in.ending {
+		l.in.ending = true
+		l.endTCP(-1)
+	}
+	return n, wait, err
 }
 
 // follow goes on to the peer's next ring. The caller holds in.

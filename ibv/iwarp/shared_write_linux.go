@@ -34,12 +34,12 @@ type sharedOut struct {
 	moving bool // moving is set when the way to shared memory was begun.
 	ended  bool
 	closed bool
-	corked bool // TCP keeps back what is incomplete
 	growth growth
 	poller *cqwait.Poller
 	bufs   [batchChunks][]byte // bufs is for rest.
 	want   int                 // want is how many bytes the writer waits to write.
 
+	turn        sync.Mutex  // of write; it is taken first
 	interrupted atomic.Bool // no write may wait
 }
 
@@ -51,6 +51,8 @@ const (
 )
 
 func (l *shared) write(step func(at uintptr) bool) error {
+	l.out.turn.Lock()
+	defer l.out.turn.Unlock()
 	for !l.out.on.Load() {
 		waits := l.undecided()
 		done, err := l.out.tcp.steps(l.raw.Write, step, &l.out.on, waits)
@@ -99,16 +101,17 @@ func (l *shared) sleepToWrite() error {
 func (l *shared) interruptWrite() {
 	l.out.interrupted.Store(true)
 	l.tcp.interruptWrite()
-	if bell := l.bell.Load(); bell != nil {
-		bell.conn.SetWriteDeadline(time.Unix(1, 0))
+	// Before this end has moved the doorbell is of use to others.
+	if l.out.on.Load() {
+		l.bell.Load().conn.SetWriteDeadline(time.Unix(1, 0))
 	}
 }
 
 func (l *shared) resumeWrite() {
 	l.out.interrupted.Store(false)
 	l.tcp.resumeWrite()
-	if bell := l.bell.Load(); bell != nil {
-		bell.conn.SetWriteDeadline(time.Time{})
+	if l.out.on.Load() {
+		l.bell.Load().conn.SetWriteDeadline(time.Time{})
 	}
 }
 
@@ -153,6 +156,8 @@ func (l *shared) writev(at uintptr, bufs [][]byte) (n int, wait bool, err error)
 	}
 	if !l.out.on.Load() {
 		switch {
+		case l.out.may && l.gone.Load():
+			return 0, false, errno.EPIPE
 		case l.out.may && !l.out.ended:
 			if wait, err := l.begin(at); wait || err != nil {
 				return 0, wait, err
@@ -196,9 +201,7 @@ func (l *shared) begin(at uintptr) (wait bool, err error) {
 	if _, wait, err := l.tcp.writev(at, [][]byte{{0}}); wait || err != nil {
 		return wait, err
 	}
-	if l.out.corked {
-		uncork(at) // The peer waits for the mark.
-	}
+	uncork(at) // The peer waits for the mark, which ending may have TCP keep.
 	l.out.on.Store(true)
 	return false, nil
 }
@@ -251,7 +254,6 @@ func (l *shared) ending() {
 	l.out.Lock()
 	defer l.out.Unlock()
 	if !l.out.on.Load() {
-		l.out.corked = true
 		l.tcp.ending()
 	}
 }
@@ -278,14 +280,14 @@ func (l *shared) closeWrite() error {
 func (l *shared) acknowledged() ibv.Ack {
 	l.out.Lock()
 	defer l.out.Unlock()
-	if (l.gone.Load() || l.out.ring != nil && l.in.page.Gone()) && l.out.unread() {
+	if (l.gone.Load() || l.out.ring != nil && l.in.page.Gone()) && l.out.untaken() {
 		return ibv.AckNever
 	}
 	return l.tcp.acknowledged()
 }
 
-// unread reports whether the peer has not read all that is in the ring.
-func (out *sharedOut) unread() bool { return out.on.Load() && out.ring != nil && !out.ring.Empty() }
+// untaken reports whether the peer has not read all that is in the ring.
+func (out *sharedOut) untaken() bool { return out.on.Load() && out.ring != nil && !out.ring.Empty() }
 
 // rest returns what follows the first n bytes of bufs, in memory of out.
 func (out *sharedOut) rest(bufs [][]byte, n int) [][]byte {

@@ -43,6 +43,16 @@ func acknowledged(fd uintptr) ibv.Ack {
 // most.
 func cork(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 1) }
 
+// readable reports whether a read would not wait.
+func readable(fd uintptr) bool {
+	p := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		if n, err := unix.Poll(p[:], 0); err != unix.EINTR {
+			return n != 0
+		}
+	}
+}
+
 // uncork has the socket send what it keeps.
 func uncork(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 0) }
 
