@@ -40,7 +40,7 @@ func TestConformanceOverLinks(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			verbstest.TestProvider(t, func(t *testing.T) verbstest.Env {
-				p := New(Config{})
+				p := New(Config{SameHost: SameHostOff})
 				p.dev.open = linkKinds()[name]
 				return verbstest.Env{Passive: p, Addr: netip.MustParseAddr("127.0.0.1")}
 			})
