@@ -108,7 +108,7 @@ func TestLargeReceivesAreGivenBack(t *testing.T) {
 						}
 						time.Sleep(time.Millisecond)
 						return a.keptLarge()+b.keptLarge() == 0 && max(a.Stats().ReceiveCredits, b.Stats().ReceiveCredits) <= idleReceives
-					}), "%d bytes by %d: %+v\n%+v", n, size, a.credits, b.credits)
+					}), "%d bytes by %d: %+v, %d large\n%+v, %d large", n, size, a.Stats(), a.keptLarge(), b.Stats(), b.keptLarge())
 					closeBoth(t, a, b)
 				}
 			})
