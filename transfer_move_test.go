@@ -89,7 +89,7 @@ func TestOneCopyAtMost(t *testing.T) {
 			require.NoError(t, <-wrote)
 			defect.Bytes(t, src, got)
 			require.LessOrEqual(t, a.Stats().BytesCopied, uint64(size))
-			// What nobody reads for some time, as on a busy machine, is copied out of its receive.
+			// A reader that is late, as on a busy machine, has bytes copied out of their receives.
 			require.Less(t, b.Stats().BytesCopied, uint64(size)*3/2)
 		})
 	}

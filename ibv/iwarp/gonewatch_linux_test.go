@@ -87,7 +87,7 @@ func (l *shared) writerSleeps() bool {
 	return nap.Load()%2 == 1
 }
 
-// What a peer has left of TCP's bytes when it goes, it has left unread also if it had moved to its
+// A peer that goes and leaves bytes of TCP unread resets the connection also if it had moved to its
 // ring and this end has not.
 func TestGoneWithTCPUnread(t *testing.T) {
 	for name, unread := range map[string]bool{"all read": false, "some unread": true} {
@@ -179,7 +179,7 @@ func TestCloseOfLinkWithUnread(t *testing.T) {
 	}
 }
 
-// What a peer that has gone has not read it will never acknowledge.
+// A peer that has gone never acknowledges the bytes that it has not read.
 func TestGoneAcknowledgesNothing(t *testing.T) {
 	leaktest.Check(t)
 	x, y := movedPair(t)

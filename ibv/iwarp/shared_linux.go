@@ -234,7 +234,7 @@ func (l *shared) peerGone() {
 	if !l.gone.Swap(true) {
 		l.bell.Load().conn.SetDeadline(time.Unix(1, 0))
 		if !l.in.on.Load() && !l.agreed.passive {
-			l.endTCP(-1)
+			l.endTCP(0)
 		}
 	}
 }
@@ -243,16 +243,17 @@ func (l *shared) peerGone() {
 // honest peer does. A peer that has closed may have bytes in its socket that wait for this end to
 // read. So nothing must have come for some time. empty counts how often that was so.
 func (l *shared) endTCP(empty int) {
-	if empty++; l.unreadInTCP() > 0 {
-		empty = 0
-	}
-	switch {
-	case l.closed.Load() || l.in.on.Load() && l.out.on.Load():
-	case empty < 3:
-		time.AfterFunc(lastWordsTimeout/2, func() { l.endTCP(empty) })
-	default:
-		l.conn.CloseRead()
-	}
+	time.AfterFunc(lastWordsTimeout/2, func() {
+		switch {
+		case l.closed.Load() || l.in.on.Load() && l.out.on.Load():
+		case l.unreadInTCP() > 0:
+			l.endTCP(0)
+		case empty < 2:
+			l.endTCP(empty + 1)
+		default:
+			l.conn.CloseRead()
+		}
+	})
 }
 
 // unreadInTCP returns how many bytes of TCP this end has not read.

@@ -338,7 +338,7 @@ func (l *shared) endOfTCP(bufs [][]byte) (n int, wait bool, err error) {
 	}
 	if wait && !l.in.ending {
 		l.in.ending = true
-		l.endTCP(-1)
+		l.endTCP(0)
 	}
 	return n, wait, err
 }

@@ -23,8 +23,8 @@ type sharedOut struct {
 	on     atomic.Bool // on is set when this end has moved.
 	tcp    tcpWaits
 	count  uint64 // count is how many bytes TCP has taken.
-	lost   error  // what move found when it sent the mark; TCP tells of a reset once
 	writes int    // writes is how often it has.
+	lost   error  // of the mark that move sent; TCP tells of a reset once
 	ring   *shmring.Writer
 	page   shmring.Page // page is this end's.
 	mapped []byte
