@@ -160,7 +160,7 @@ func measureIdle(b *testing.B, transport string, reading bool, bytes int64, wait
 }
 
 // idleFiles is how many file descriptors a process has for a connection that uses shared memory.
-const idleFiles = 2
+const idleFiles = 4
 
 // idleMemory is memory in bytes: of both processes together, and the shared memory of the
 // system.

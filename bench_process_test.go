@@ -84,19 +84,24 @@ func benchHasShared() bool {
 type benchTarget struct {
 	transport, addr string
 
-	// opened is told of the connections of mustDial, if it is not nil.
+	// opened is told of new connections, if it is not nil.
 	opened func(net.Conn)
 }
 
-func (t benchTarget) dialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+func (t benchTarget) dialContext(ctx context.Context, network, addr string) (c net.Conn, err error) {
 	var d net.Dialer
 	switch t.transport {
 	case "tcp":
-		return d.DialContext(ctx, network, addr)
+		c, err = d.DialContext(ctx, network, addr)
 	case "unix":
-		return d.DialContext(ctx, "unix", t.addr)
+		c, err = d.DialContext(ctx, "unix", t.addr)
+	default:
+		c, err = t.dialRDMA(ctx, network, addr)
 	}
-	return t.dialRDMA(ctx, network, addr)
+	if err == nil && t.opened != nil {
+		t.opened(c)
+	}
+	return c, err
 }
 
 func (t benchTarget) dialRDMA(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -139,9 +144,6 @@ func (t benchTarget) mustDial(tb testing.TB) net.Conn {
 	}
 	tb.Cleanup(func() { c.Close() })
 	t.checkLink(tb, c)
-	if t.opened != nil {
-		t.opened(c)
-	}
 	return c
 }
 

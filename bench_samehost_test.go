@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -96,6 +97,7 @@ type sameHostCase struct {
 	measures []sameHostMeasure
 	service  BenchService
 	open     func(tb testing.TB, target benchTarget, s *sameHostSlice) benchRun
+	dials    bool // each operation has a connection of its own
 }
 
 // A sameHostSlice is what was measured in one slice.
@@ -226,7 +228,7 @@ func tripCase(name, title string, pause time.Duration, measures ...sameHostMeasu
 func dialCase() sameHostCase {
 	return sameHostCase{
 		name: "dial", title: "dial, byte, byte back, close", measures: []sameHostMeasure{sameHostOpsRate("conns/s")},
-		service: BenchService{Name: "answer", Size: 1},
+		service: BenchService{Name: "answer", Size: 1}, dials: true,
 		open: func(_ testing.TB, target benchTarget, _ *sameHostSlice) benchRun {
 			return func(_ benchClock, n int) error {
 				return inParallel(n, 16, func(i int) error {
@@ -300,23 +302,30 @@ func (c *sameHostCase) slice(b *testing.B, transport string, n *int) sameHostSli
 	target := listenBench(scope, far, c.service)
 	placeBench(scope, far)
 
-	var conn *rdmanet.Conn
-	target.opened = func(c net.Conn) { conn, _ = c.(*rdmanet.Conn) }
+	var mu sync.Mutex
+	var conns []*rdmanet.Conn
+	if transport == "on" && !c.dials {
+		target.opened = func(c net.Conn) {
+			mu.Lock()
+			defer mu.Unlock()
+			conns = append(conns, c.(*rdmanet.Conn))
+		}
+	}
+	probe := target
+	probe.opened = nil
+	probe.mustDial(scope).Close() // which looks at the link
 	s := sameHostSlice{bytes: c.bytes}
 	run := c.open(scope, target, &s)
-	if conn == nil { // the operations dial: look at another connection
-		probe := target
-		probe.opened = nil
-		probe.mustDial(scope).Close()
-	}
 	if *sameHostOps > 0 {
 		*n = *sameHostOps
 	} else {
 		warmSlice(b, run, n)
 	}
-	if transport == "on" && conn != nil {
-		awaitShared(b, conn, run)
-	}
+	awaitShared(b, run, func() []*rdmanet.Conn {
+		mu.Lock()
+		defer mu.Unlock()
+		return conns
+	})
 	s.n = *n
 	busy := benchBusy(b, far)
 	s.elapsed = timeSlice(b, run, n)
@@ -324,13 +333,18 @@ func (c *sameHostCase) slice(b *testing.B, transport string, n *int) sameHostSli
 	return s
 }
 
-// awaitShared does operations until the connection has moved to shared memory.
-func awaitShared(b *testing.B, c *rdmanet.Conn, run benchRun) {
-	for end := time.Now().Add(5 * time.Second); c.Info().Link != sharedLink; {
-		if time.Now().After(end) {
-			b.Fatalf("a connection has not moved to shared memory: %s", c.Info().LinkReason)
+// awaitShared does operations until all connections have moved to shared memory.
+func awaitShared(b *testing.B, run benchRun, opened func() []*rdmanet.Conn) {
+	for end := time.Now().Add(10 * time.Second); ; {
+		conns := opened()
+		i := slices.IndexFunc(conns, func(c *rdmanet.Conn) bool { return c.Info().Link != sharedLink })
+		if i < 0 {
+			return
 		}
-		if err := run(new(benchStopwatch), 1); err != nil {
+		if time.Now().After(end) {
+			b.Fatalf("a connection has not moved to shared memory: %s", conns[i].Info().LinkReason)
+		}
+		if err := run(new(benchStopwatch), len(conns)); err != nil {
 			b.Fatal(err)
 		}
 	}

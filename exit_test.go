@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"bufio"
 	"encoding/binary"
 	"errors"
 	"flag"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rdmanet/rdmanet/ibv/iwarp"
 	"github.com/rdmanet/rdmanet/internal/defect"
 )
 
@@ -158,7 +161,15 @@ func (p *exitPlan) check(c *Conn, ended chan struct{}) error {
 // of the stream, as with TCP. Where devices do not hold Sends the last bytes may be missing, but
 // then the end is an error.
 func TestProcessExits(t *testing.T) {
-	if address := os.Getenv(exitsEnv); address != "" {
+	switch address := os.Getenv(exitsEnv); address {
+	case "":
+	case exitAnswer:
+		if err := beAnswering(); err != nil {
+			fmt.Fprintln(os.Stderr, "answering:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	default:
 		beExiting(address)
 	}
 	checkLeaks(t)
@@ -196,6 +207,115 @@ func TestProcessExits(t *testing.T) {
 		close(ended)
 		for range exitConns {
 			within(t, "the connection", func() { require.NoError(t, <-results) })
+		}
+	}
+}
+
+// exitAnswer says that a process answers, in place of the address to which it dials.
+const exitAnswer = "answers"
+
+// beAnswering is a process that listens, answers a request and ends.
+func beAnswering() error {
+	ln, err := Listen("rdma4", local4)
+	if err != nil {
+		return err
+	}
+	fmt.Println(ln.Addr())
+	c, err := ln.Accept()
+	if err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(c, make([]byte, exitRequest)); err != nil {
+		return err
+	}
+	_, err = c.Write(pattern(1, exitAnswerSize))
+	runtime.KeepAlive(c)
+	runtime.KeepAlive(ln)
+	return err
+}
+
+const (
+	exitRequest    = 64 << 10
+	exitAnswerSize = 1 << 20
+)
+
+// A client reads the whole answer of a process that has ended, and then the end of the stream, as
+// with TCP. That holds also while the connection moves to shared memory.
+func TestProcessAnswersAndExits(t *testing.T) {
+	checkLeaks(t)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	for _, sameHost := range []string{os.Getenv(iwarp.SameHostEnv), "on"} {
+		t.Setenv(iwarp.SameHostEnv, sameHost) // for the process
+		dialer := &Dialer{Config: Config{SameHost: sameHost}}
+		for range *exits / 2 {
+			cmd := exec.Command(exe, "-test.run=^TestProcessExits$")
+			cmd.Env = append(os.Environ(), exitsEnv+"="+exitAnswer)
+			cmd.Stderr = os.Stderr
+			out, err := cmd.StdoutPipe()
+			require.NoError(t, err)
+			require.NoError(t, cmd.Start())
+			address, err := bufio.NewReader(out).ReadString('\n')
+			require.NoError(t, err)
+			nc, err := dialer.Dial("rdma4", strings.TrimSpace(address))
+			require.NoError(t, err)
+			c := nc.(*Conn)
+			_, err = c.Write(make([]byte, exitRequest))
+			require.NoError(t, err)
+			holds := c.Info().Extensions.HeldSends
+			if holds {
+				within(t, "the process", func() { require.NoError(t, cmd.Wait()) })
+			}
+			var got []byte
+			within(t, "the answer", func() { got, err = io.ReadAll(c) })
+			want := pattern(1, exitAnswerSize)
+			if !holds {
+				within(t, "the process", func() { require.NoError(t, cmd.Wait()) })
+				if err != nil { // A device may have lost what it had not sent, and says so.
+					require.ErrorIs(t, err, syscall.ECONNRESET)
+					want = want[:min(len(got), len(want))]
+				}
+			} else {
+				require.NoError(t, err, "after %d bytes", len(got))
+			}
+			defect.Bytes(t, want, got)
+			require.NoError(t, c.Close())
+		}
+	}
+}
+
+// A process that is killed while it leaves something unread is a reset, as with TCP. Where devices
+// do not hold Sends it may be an orderly end.
+func TestProcessReadsAndIsKilled(t *testing.T) {
+	checkLeaks(t)
+	for _, sameHost := range []string{os.Getenv(iwarp.SameHostEnv), "on"} {
+		t.Setenv(iwarp.SameHostEnv, sameHost) // for the process
+		dialer := &Dialer{Config: Config{SameHost: sameHost}}
+		v := startVictim(t, "sinks ")
+		var conns [victimConns]*Conn
+		for i := range conns {
+			address, err := v.out.ReadString('\n')
+			require.NoError(t, err)
+			c, err := dialer.Dial("rdma4", strings.TrimSpace(address))
+			require.NoError(t, err)
+			conns[i] = c.(*Conn)
+		}
+		for _, c := range conns {
+			// More than there is room for.
+			require.NoError(t, c.SetWriteDeadline(time.Now().Add(300*time.Millisecond)))
+			_, err := c.Write(make([]byte, 64<<20))
+			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		}
+		v.kill()
+		for _, c := range conns {
+			var err error
+			within(t, "the end", func() { _, err = c.Read(make([]byte, 1)) })
+			if c.Info().Extensions.HeldSends {
+				require.ErrorIs(t, err, syscall.ECONNRESET)
+			} else {
+				requirePeerGone(t, err)
+			}
+			require.NoError(t, c.Close())
 		}
 	}
 }

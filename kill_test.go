@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -39,6 +40,7 @@ var victims = map[string]func(address string) error{
 	"writes":  func(address string) error { return victimConn(address, writeMessages) },
 	"echoes":  echo,
 	"listens": func(string) error { return victimListener() },
+	"sinks":   func(string) error { return sink() },
 }
 
 // victimConn dials and uses the connection.
@@ -90,6 +92,24 @@ func victimListener() error {
 		}
 		go chatter(c)
 	}
+}
+
+// sink prints its address, and reads a part of what comes in.
+func sink() error {
+	ln, err := Listen("rdma4", local4)
+	if err != nil {
+		return err
+	}
+	fmt.Println(ln.Addr())
+	c, err := ln.Accept()
+	if err != nil {
+		return err
+	}
+	io.ReadFull(c, make([]byte, victimMessage))
+	<-make(chan bool)
+	runtime.KeepAlive(c) // what is dropped is closed
+	runtime.KeepAlive(ln)
+	return nil
 }
 
 // chatter reads and writes until an error ends both, and returns the two.

@@ -3,147 +3,161 @@
 package iwarp
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
 	"net"
-	"sync"
+	"os"
 	"syscall"
-	"unsafe"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// A doorbell is a Unix socket between the two ends of a shared link. A byte in it wakes the
-// peer, which sleeps in the runtime's poller until then. The bytes mean nothing. The end of
-// the socket's stream means that the peer has gone, for whatever reason. New rings come by
-// the socket as descriptors.
+// A doorbell wakes the peer, which sleeps in the runtime's poller until then. The two ends have two
+// pairs of Unix sockets for that, one for each way: an end rings by one socket, and is woken by
+// another.
 //
-// Reader and writer of an end wait for the same socket at the same time, the reader for the
-// event that it can be read, and the writer for the event that it can be written. The
-// socket is registered for edges of both. At each byte that comes, epoll reports all that is
-// true of the socket then: that it can be read, if the byte has not been taken meanwhile,
-// and that it can be written. So each byte wakes both.
+// Nothing is ever sent. An end rings by shutdown(2) of its sending side, any number of times. The
+// kernel reports a change to the other socket each time, although only the first one changes
+// something. So ringing needs no memory in the kernel, nothing has to be taken out, and neither end
+// can make the other one wait. It costs half of what a byte costs.
+//
+// The kernel reports the change to the socket itself as well. One pair for both ways would wake the
+// end that rings too.
+//
+// Reader and writer of an end wait for the same socket at the same time, the reader for the event
+// that it can be read, and the writer for the event that it can be written. It is registered for
+// edges of both, and epoll reports all that is true of it each time. So each ring wakes both.
 type doorbell struct {
-	conn *net.UnixConn
-	raw  syscall.RawConn
-	byte func(fd uintptr) // byte sends one.
+	woken   *os.File // the poller waits for it
+	wakes   *os.File // this end rings by it
+	waiting syscall.RawConn
+	ringing syscall.RawConn
 
-	// waitRead and waitWrite are for raw.
-	waitRead, waitWrite func(fd uintptr) bool
-
-	mu      sync.Mutex // mu guards what follows.
-	sleeps  int        // sleeps is how often this end has slept since the socket was empty.
-	buf     [256]byte
-	control [unix.SizeofCmsghdr + 4]byte // control has room for one descriptor, so the kernel drops others.
-	ring    int                          // ring is a descriptor from the peer that nobody has taken, or -1.
+	// waitRead and waitWrite are for waiting.
+	waitRead, waitWrite func(uintptr) bool
 }
 
-func newDoorbell(conn *net.UnixConn) (*doorbell, error) {
-	raw, err := conn.SyscallConn()
+// doorbellFDs are the descriptors of which an end makes its doorbell.
+type doorbellFDs struct{ woken, wakes int }
+
+// newDoorbells returns the descriptors for both ends.
+func newDoorbells() (ours, theirs doorbellFDs, err error) {
+	const flags = unix.SOCK_STREAM | unix.SOCK_CLOEXEC
+	there, err := unix.Socketpair(unix.AF_UNIX, flags, 0)
 	if err != nil {
+		return ours, theirs, os.NewSyscallError("socketpair", err)
+	}
+	back, err := unix.Socketpair(unix.AF_UNIX, flags, 0)
+	if err != nil {
+		closeAll(there[:])
+		return ours, theirs, os.NewSyscallError("socketpair", err)
+	}
+	return doorbellFDs{woken: back[0], wakes: there[0]}, doorbellFDs{woken: there[1], wakes: back[1]}, nil
+}
+
+func (fds doorbellFDs) close() { closeAll([]int{fds.woken, fds.wakes}) }
+
+// newDoorbell makes a doorbell of descriptors that may come from the peer, and takes them over.
+func newDoorbell(fds doorbellFDs) (*doorbell, error) {
+	err := cmp.Or(checkDoorbell(fds.woken), checkDoorbell(fds.wakes))
+	if err == nil {
+		// The runtime's poller waits for a socket that does not block. It does not take the other
+		// one, for which nobody waits.
+		err = cmp.Or(unix.SetNonblock(fds.woken, true), unix.SetNonblock(fds.wakes, false))
+		err = os.NewSyscallError("fcntl", err)
+	}
+	if err != nil {
+		fds.close()
 		return nil, err
 	}
-	d := &doorbell{conn: conn, raw: raw, ring: -1}
-	d.byte = func(fd uintptr) {
-		one := [1]byte{}
-		// An error is of no use here. If the peer has gone, the end of the stream says so.
-		// If the socket is full, then of bytes that have not woken the peer yet.
-		syscall.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(&one)), 1, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	d := &doorbell{woken: os.NewFile(uintptr(fds.woken), "doorbell"), wakes: os.NewFile(uintptr(fds.wakes), "doorbell")}
+	d.waiting, err = d.woken.SyscallConn()
+	if err == nil {
+		d.ringing, err = d.wakes.SyscallConn()
+	}
+	if err == nil {
+		err = d.woken.SetDeadline(time.Time{}) // an error where the poller has not taken the file
+	}
+	if err != nil {
+		d.close()
+		return nil, fmt.Errorf("doorbell: %w", err)
 	}
 	return d, nil
 }
 
+// checkDoorbell returns an error for what is no Unix socket of a stream. Calls for other
+// descriptors might wait for the peer.
+func checkDoorbell(fd int) error {
+	for _, want := range []struct{ option, value int }{
+		{unix.SO_DOMAIN, unix.AF_UNIX},
+		{unix.SO_TYPE, unix.SOCK_STREAM},
+	} {
+		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, want.option)
+		if err != nil {
+			return fmt.Errorf("the peer's doorbell is no socket: %w", os.NewSyscallError("getsockopt", err))
+		}
+		if got != want.value {
+			return errors.New("the peer's doorbell is a socket of another kind")
+		}
+	}
+	return nil
+}
+
+func shutdownToRing(fd uintptr) {
+	// An error is of no use here. If the peer has gone, its control socket says so.
+	syscall.RawSyscall(unix.SYS_SHUTDOWN, fd, unix.SHUT_WR, 0)
+}
+
+// awaitRead sleeps until waitRead returns true, which is called when the peer rings.
+func (d *doorbell) awaitRead() error { return closedAsNet(d.waiting.Read(d.waitRead)) }
+
+// awaitWrite is the same for waitWrite.
+func (d *doorbell) awaitWrite() error { return closedAsNet(d.waiting.Write(d.waitWrite)) }
+
+// closedAsNet returns net.ErrClosed for the error after close, which package os does not name.
+func closedAsNet(err error) error {
+	if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	return net.ErrClosed
+}
+
 // press wakes the peer.
-func (d *doorbell) press() { d.raw.Control(d.byte) }
-
-// give sends a descriptor. It does not wait.
-func (d *doorbell) give(ring int) (err error) {
-	if cerr := d.raw.Control(func(fd uintptr) {
-		err = unix.Sendmsg(int(fd), []byte{0}, unix.UnixRights(ring), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	}); err == nil {
-		err = cerr
-	}
-	return err
-}
-
-// drainEvery is how many sleeps a drain is for. The peer sends a byte for a sleep at most.
-// A socket that holds some seventy bytes for the peer counts as full, and does not report
-// any more that it can be written.
-const drainEvery = 32
-
-// rest prepares a sleep. Now and then it takes the bytes out of the socket, and reports whether
-// there were any. It does not do that before each sleep, because the peer's process is woken each
-// time to hear that its socket has room.
-func (d *doorbell) rest(fd uintptr) (taken bool) {
-	d.mu.Lock()
-	d.sleeps++
-	due := d.sleeps >= drainEvery
-	d.mu.Unlock()
-	return due && d.drain(fd)
-}
-
-// drain takes all bytes out of the socket, but at most those of some calls, and reports
-// whether there were any.
-func (d *doorbell) drain(fd uintptr) (some bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.sleeps = 0
-	iov := unix.Iovec{Base: &d.buf[0]}
-	iov.SetLen(len(d.buf))
-	for range 16 {
-		msg := unix.Msghdr{Iov: &iov, Iovlen: 1, Control: &d.control[0]}
-		msg.SetControllen(len(d.control))
-		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
-		switch {
-		case errno == unix.EINTR:
-			continue
-		case errno != 0 || n == 0:
-			return some // What ends the stream is for the watch.
-		}
-		some = true
-		if int(msg.Controllen) == len(d.control) {
-			d.keep()
-		}
-		if int(n) < len(d.buf) && msg.Controllen == 0 {
-			return some // A byte that comes from now on wakes.
-		}
-	}
-	return some
-}
-
-// keep notes the descriptor in control. A peer that sends another one before the first is
-// needed breaks the rules, and finds out when the second is missing.
-func (d *doorbell) keep() {
-	h := (*unix.Cmsghdr)(unsafe.Pointer(&d.control[0]))
-	if h.Level != unix.SOL_SOCKET || h.Type != unix.SCM_RIGHTS {
-		return
-	}
-	ring := int(*(*int32)(unsafe.Pointer(&d.control[unix.SizeofCmsghdr])))
-	if d.ring >= 0 {
-		unix.Close(ring)
-		return
-	}
-	d.ring = ring
-}
-
-// take returns the descriptor that the peer has sent, or -1. The caller closes it.
-func (d *doorbell) take() int {
-	d.mu.Lock()
-	ring := d.ring
-	d.ring = -1
-	d.mu.Unlock()
-	if ring >= 0 {
-		return ring
-	}
-	d.raw.Control(func(fd uintptr) { d.drain(fd) })
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	ring = d.ring
-	d.ring = -1
-	return ring
-}
+func (d *doorbell) press() { d.ringing.Control(shutdownToRing) }
 
 func (d *doorbell) close() {
-	d.conn.Close()
-	if ring := d.take(); ring >= 0 {
-		unix.Close(ring)
+	d.woken.Close()
+	d.wakes.Close()
+}
+
+// doorbellsRing returns an error if this kernel reports a shutdown that changes nothing only once.
+// Linux has always reported each, but no manual promises that.
+func doorbellsRing() error {
+	ours, theirs, err := newDoorbells()
+	if err != nil {
+		return err
 	}
+	defer ours.close()
+	defer theirs.close()
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("epoll_create1", err)
+	}
+	defer unix.Close(epoll)
+	e := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET}
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, theirs.woken, &e); err != nil {
+		return os.NewSyscallError("epoll_ctl", err)
+	}
+	for range 3 { // The first one finds that the socket can be written.
+		shutdownToRing(uintptr(ours.wakes))
+		events := make([]unix.EpollEvent, 2)
+		n, err := unix.EpollWait(epoll, events, 0)
+		const both = unix.EPOLLIN | unix.EPOLLOUT
+		if err != nil || n != 1 || events[0].Events&both != both {
+			return errors.New("the kernel does not report each shutdown of a Unix socket")
+		}
+	}
+	return nil
 }

@@ -15,8 +15,8 @@ import (
 
 // A goneWatch tells the shared links of a device when their peers have gone, whatever the links
 // are doing: nobody may be waiting for the doorbell, and a ring does not tell of the end of a
-// process. It has one descriptor of epoll, and one goroutine, while there are such links. The
-// bytes in a doorbell do not wake it.
+// process. It has one descriptor of epoll, and one goroutine, while there are such links. What
+// comes by a control socket does not wake it.
 type goneWatch struct {
 	mu    sync.Mutex
 	epoll *os.File // nil while links is empty
@@ -25,9 +25,9 @@ type goneWatch struct {
 	links map[uint64]*shared // by their numbers
 }
 
-// add watches the doorbell of a link. It returns the number for remove, which must be called also
+// add watches the control socket of a link. It returns the number for remove, which must be called also
 // after an error.
-func (w *goneWatch) add(l *shared, bell *doorbell) (id uint64, err error) {
+func (w *goneWatch) add(l *shared, c *controlSocket) (id uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.epoll == nil {
@@ -38,7 +38,7 @@ func (w *goneWatch) add(l *shared, bell *doorbell) (id uint64, err error) {
 	w.last++
 	id = w.last
 	e := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: int32(id), Pad: int32(id >> 32)}
-	cerr := bell.raw.Control(func(fd uintptr) {
+	cerr := c.raw.Control(func(fd uintptr) {
 		w.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &e) })
 	})
 	w.links[id] = l
@@ -70,7 +70,7 @@ func (w *goneWatch) open() error {
 	return nil
 }
 
-// remove ends the watch of a doorbell, which the caller closes.
+// remove ends the watch of a control socket, which the caller closes.
 func (w *goneWatch) remove(id uint64) {
 	w.mu.Lock()
 	delete(w.links, id)

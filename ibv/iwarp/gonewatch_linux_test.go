@@ -31,7 +31,7 @@ func movedPair(t *testing.T) (x, y *shared) {
 
 // quit does to a link what the end of the process does, which sets nothing in shared memory.
 func quit(l *shared) {
-	l.bell.Load().conn.Close()
+	l.control.close()
 	l.conn.Close()
 }
 
@@ -122,9 +122,102 @@ func halfMovedPair(t *testing.T) (x, y *shared) {
 	a, b := linkPair(t, sharedKinds()["sharing"])
 	x, y = a.(*shared), b.(*shared)
 	carry(t, x, y, moveAfterBytes)
-	require.Eventually(t, x.out.on.Load, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return x.sharing() == nil }, patience, time.Millisecond)
+	require.NoError(t, writeTo(x, nil))
+	require.True(t, x.out.on.Load())
 	require.False(t, y.in.on.Load())
 	return x, y
+}
+
+// readerPair returns both ends of a link of which x has moved to shared memory. y has read the mark and
+// all that follows, and has written nothing since.
+func readerPair(t *testing.T) (x, y *shared) {
+	t.Helper()
+	x, y = halfMovedPair(t)
+	carry(t, x, y, 64<<10)
+	require.True(t, y.in.on.Load())
+	require.False(t, y.out.on.Load())
+	return x, y
+}
+
+// The end of a process that only reads is a reset if it has left something unread, and orderly if
+// it has not, or has ended its own direction before.
+func TestReaderGone(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		unread, closes bool
+		want           error
+	}{
+		{"all read", false, false, io.EOF},
+		{"some unread", true, false, errno.ECONNRESET},
+		{"some unread behind its own end", true, true, io.EOF},
+	} {
+		for _, first := range []string{"TCP", "control socket"} {
+			t.Run(tt.name+", "+first+" first", func(t *testing.T) {
+				leaktest.Check(t)
+				x, y := readerPair(t)
+				if tt.closes {
+					require.NoError(t, y.closeWrite())
+				}
+				if tt.unread {
+					require.NoError(t, writeTo(x, make([]byte, 100)))
+				}
+				if first == "TCP" {
+					y.conn.Close()
+				}
+				quit(y)
+				require.ErrorIs(t, soon(t, func() error {
+					_, err := readFrom(x, make([]byte, 10))
+					return err
+				}), tt.want)
+			})
+		}
+	}
+}
+
+// An end that may move says nothing of its own accord. So a peer that answers, and whose process
+// ends then, has an orderly end.
+func TestMarkNeverAlone(t *testing.T) {
+	leaktest.Check(t)
+	a, b := linkPair(t, sharedKinds()["sharing"])
+	x, y := a.(*shared), b.(*shared)
+	carry(t, x, y, moveAfterBytes)
+	require.Eventually(t, func() bool { return x.sharing() == nil }, patience, time.Millisecond)
+	require.Zero(t, y.unreadInTCP())
+	require.NoError(t, writeTo(y, []byte("answer")))
+	quit(y)
+	got := make([]byte, 10)
+	n, err := readFrom(x, got)
+	require.ErrorIs(t, err, io.EOF)
+	require.Equal(t, "answer", string(got[:n]))
+}
+
+// The peer writes and closes its control socket between a look at the ring and the sleep of an end
+// that has not moved, and leaves TCP open. The bytes are read, and then comes the end.
+func TestGoneBeforeSleep(t *testing.T) {
+	leaktest.Check(t)
+	x, y := readerPair(t)
+	var end error
+	got := 0
+	step := func(at uintptr) bool {
+		for end == nil {
+			var n int
+			var wait bool
+			if n, wait, end = y.readv(at, [][]byte{make([]byte, 100)}); wait {
+				break
+			}
+			got += n
+		}
+		if !y.gone.Load() {
+			require.NoError(t, writeTo(x, []byte("words")))
+			x.control.close()
+			require.Eventually(t, y.gone.Load, patience, time.Millisecond)
+		}
+		return end != nil
+	}
+	require.NoError(t, soon(t, func() error { return y.read(step) }))
+	require.Equal(t, len("words"), got)
+	require.ErrorIs(t, end, io.EOF)
 }
 
 // An end that is closed with bytes to read is a reset for its peer, as with TCP. Where all is read
@@ -151,14 +244,15 @@ func TestCloseOfLinkWithUnread(t *testing.T) {
 		{"ring behind the mark", true, func(t *testing.T) (x, y *shared) {
 			y, x = halfMovedPair(t)
 			require.NoError(t, writeTo(y, []byte("unread")))
-			x.mayBegin()
-			require.NoError(t, writeTo(x, []byte("moves too")))
 			return x, y
 		}},
-		{"mark", false, func(t *testing.T) (x, y *shared) {
-			y, x = halfMovedPair(t)
-			x.mayBegin()
-			require.NoError(t, writeTo(x, nil))
+		{"ring, by an end that has not moved", true, func(t *testing.T) (x, y *shared) {
+			y, x = readerPair(t)
+			require.NoError(t, writeTo(y, []byte("unread")))
+			return x, y
+		}},
+		{"all read, by an end that has not moved", false, func(t *testing.T) (x, y *shared) {
+			y, x = readerPair(t)
 			return x, y
 		}},
 	} {
@@ -195,9 +289,11 @@ func TestMarkBehindCork(t *testing.T) {
 	leaktest.Check(t)
 	a, b := linkPair(t, sharedKinds()["sharing"])
 	x := a.(*shared)
-	x.ending()
 	carry(t, x, b, moveAfterBytes)
-	require.Eventually(t, x.out.on.Load, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return x.sharing() == nil }, patience, time.Millisecond)
+	x.ending()
+	require.NoError(t, writeTo(x, nil))
+	require.True(t, x.out.on.Load())
 	corked := -1
 	require.NoError(t, x.raw.Control(func(fd uintptr) {
 		corked, _ = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK)

@@ -3,6 +3,7 @@
 package iwarp
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
@@ -26,11 +27,14 @@ import (
 // This file has the way of a connection to shared memory, which begins in both processes:
 //
 //  1. The initiator connects to the Unix socket that the answer names. It sends the token,
-//     and its page.
+//     its page, and the responder's doorbell.
 //  2. The responder finds the connection by the token. It sends its page. From now on it
 //     understands when the initiator moves to the ring.
-//  3. The initiator moves to the ring (see shared.begin). The responder, which reads that it
-//     has, may move too.
+//  3. The initiator moves to the ring with what it writes next (see shared.begin). The
+//     responder, which reads that it has, may move too.
+//
+// The mark goes ahead of bytes of the program and never alone: a process that has ended answers
+// any byte with a reset, and its kernel drops what it has not sent yet.
 //
 // Whatever fails before step 3 leaves the connection with TCP. The initiator decides that
 // alone, so the two ends never disagree.
@@ -42,13 +46,16 @@ const (
 	// maxVisitors bounds how many peers are in step 1 at a time. Others wait.
 	maxVisitors = 64
 
-	helloMagic = "rdmanet shared 1"
+	helloMagic = "rdmanet shared 2"
 	helloLen   = len(helloMagic) + 16
 )
 
 // hostID returns a number that processes have in common if they run on one kernel, in one
-// network namespace, and as one user.
+// network namespace, and as one user, or the reason for which this process cannot share memory.
 var hostID = sync.OnceValues(func() (id [16]byte, err error) {
+	if err := doorbellsRing(); err != nil {
+		return id, err
+	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return id, fmt.Errorf("the identity of the host is not known: %w", err)
@@ -163,57 +170,58 @@ func (m *meeting) serve(ln *net.UnixListener, slots chan struct{}) {
 
 // welcome is the responder's side of the way.
 func (m *meeting) welcome(conn *net.UnixConn, slots chan struct{}) {
-	l, theirs, err := m.recognise(conn)
+	l, bell, theirs, err := m.recognise(conn)
 	<-slots
 	if err != nil {
 		conn.Close()
 		return
 	}
-	if err := l.admit(conn, theirs); err != nil {
+	if err := l.admit(conn, bell, theirs); err != nil {
 		l.refuse(err)
 	}
 }
 
-// recognise returns the connection that a visitor has come for, and its page.
-func (m *meeting) recognise(conn *net.UnixConn) (l *shared, theirs []byte, err error) {
+// recognise returns the connection that a visitor has come for, its doorbell, and the visitor's
+// page.
+func (m *meeting) recognise(conn *net.UnixConn) (l *shared, bell doorbellFDs, theirs []byte, err error) {
 	conn.SetDeadline(time.Now().Add(handoverTimeout))
 	if err := sameUser(conn); err != nil {
-		return nil, nil, err
+		return nil, bell, nil, err
 	}
 	var hello [helloLen]byte
-	fd, err := receivePage(conn, hello[:])
-	if err != nil {
-		return nil, nil, err
+	var fds [3]int
+	if err := readHello(conn, hello[:], fds[:]); err != nil {
+		return nil, bell, nil, err
 	}
-	defer unix.Close(fd)
-	if string(hello[:len(helloMagic)]) != helloMagic {
-		return nil, nil, errors.New("no hello")
-	}
-	if theirs, err = shmring.Map(fd, shmring.PageSize); err != nil {
-		return nil, nil, err
-	}
-	if l = m.find([16]byte(hello[len(helloMagic):])); l == nil {
+	page, bell := fds[0], doorbellFDs{woken: fds[1], wakes: fds[2]}
+	defer unix.Close(page)
+	if theirs, err = shmring.Map(page, shmring.PageSize); err == nil {
+		if l = m.find([16]byte(hello[len(helloMagic):])); l != nil {
+			return l, bell, theirs, nil
+		}
 		shmring.Release(theirs)
-		return nil, nil, errors.New("nobody waits for the token")
+		err = errors.New("nobody waits for the token")
 	}
-	return l, theirs, nil
+	bell.close()
+	return nil, bell, nil, err
 }
 
 // admit sends the responder's page to the initiator. If the initiator does not use it, it is
 // given back when the connection is closed.
-func (l *shared) admit(conn *net.UnixConn, theirs []byte) error {
+func (l *shared) admit(conn *net.UnixConn, bell doorbellFDs, theirs []byte) error {
 	fd, ours, err := shmring.Create(shmring.PageSize)
 	if err != nil {
+		bell.close()
 		shmring.Release(theirs)
 		conn.Close()
 		return err
 	}
 	defer unix.Close(fd)
 	conn.SetDeadline(time.Time{}) // A page always fits into the socket's buffer.
-	if err := l.install(conn, ours, theirs); err != nil {
+	if err := l.install(conn, bell, ours, theirs); err != nil {
 		return err
 	}
-	return sendPage(conn, []byte(helloMagic), fd)
+	return writeHello(conn, []byte(helloMagic), fd)
 }
 
 // move is the initiator's side of the way.
@@ -237,40 +245,41 @@ func (l *shared) move() error {
 		return err
 	}
 	defer unix.Close(fd)
-	fail := func(err error) error {
+	bell, theirs, err := l.introduce(conn, fd)
+	if err != nil {
 		shmring.Release(ours)
 		return err
 	}
-	if err := sendPage(conn, append([]byte(helloMagic), l.agreed.Token[:]...), fd); err != nil {
-		return fail(err)
-	}
-	var hello [len(helloMagic)]byte
-	peer, err := receivePage(conn, hello[:])
-	if err != nil {
-		return fail(err)
-	}
-	defer unix.Close(peer)
-	if string(hello[:]) != helloMagic {
-		return fail(errors.New("no hello"))
-	}
-	theirs, err := shmring.Map(peer, shmring.PageSize)
-	if err != nil {
-		return fail(err)
-	}
 	conn.SetDeadline(time.Time{})
-	if err := l.install(conn, ours, theirs); err != nil {
+	if err := l.install(conn, bell, ours, theirs); err != nil {
 		return err
 	}
 	l.mayBegin()
-	// The responder moves only after this side has. If the socket is full, what is written
-	// next moves.
-	return l.raw.Control(func(fd uintptr) {
-		l.out.Lock()
-		defer l.out.Unlock()
-		if !l.out.on.Load() && !l.out.ended && !l.out.closed {
-			_, l.out.lost = l.begin(fd)
-		}
-	})
+	return nil
+}
+
+// introduce sends the token, the initiator's page and the responder's doorbell. It returns the
+// initiator's doorbell, and the responder's page.
+func (l *shared) introduce(conn *net.UnixConn, page int) (bell doorbellFDs, theirs []byte, err error) {
+	bell, peer, err := newDoorbells()
+	if err != nil {
+		return bell, nil, err
+	}
+	defer peer.close()
+	var hello [len(helloMagic)]byte
+	var fds [1]int
+	err = writeHello(conn, append([]byte(helloMagic), l.agreed.Token[:]...), page, peer.woken, peer.wakes)
+	if err == nil {
+		err = readHello(conn, hello[:], fds[:])
+	}
+	if err == nil {
+		defer unix.Close(fds[0])
+		theirs, err = shmring.Map(fds[0], shmring.PageSize)
+	}
+	if err != nil {
+		bell.close()
+	}
+	return bell, theirs, err
 }
 
 // sameUser returns an error unless the peer of a Unix socket runs as the same user.
@@ -294,62 +303,58 @@ func sameUser(conn *net.UnixConn) error {
 	return nil
 }
 
-// sendPage sends b with the descriptor of a page.
-func sendPage(conn *net.UnixConn, b []byte, fd int) error {
-	_, _, err := conn.WriteMsgUnix(b, unix.UnixRights(fd), nil)
+// writeHello sends b with descriptors.
+func writeHello(conn *net.UnixConn, b []byte, fds ...int) error {
+	_, _, err := conn.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
 	return err
 }
 
-// receivePage reads as many bytes as b has, and the descriptor that comes with the first
-// ones. The caller closes it.
-func receivePage(conn *net.UnixConn, b []byte) (fd int, err error) {
-	fd = -1
-	oob := make([]byte, unix.SizeofCmsghdr+4) // The kernel drops further descriptors.
+// readHello reads as many bytes as b has, which begin with helloMagic, and the descriptors that
+// come with them, as many as fds has. The caller closes these.
+func readHello(conn *net.UnixConn, b []byte, fds []int) (err error) {
+	var got []int
+	defer func() {
+		if err != nil {
+			closeAll(got)
+		}
+	}()
+	oob := make([]byte, unix.SizeofCmsghdr+4*len(fds)) // The kernel drops further descriptors.
 	for n := 0; n < len(b); {
 		k, oobn, _, _, err := conn.ReadMsgUnix(b[n:], oob)
-		if oobn > 0 {
-			if got := rightsIn(oob[:oobn]); fd < 0 {
-				fd = got
-			} else if got >= 0 {
-				unix.Close(got)
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			err = errors.New("the peer has given up")
-		}
-		if err != nil {
-			if fd >= 0 {
-				unix.Close(fd)
-			}
-			return -1, err
+		got = append(got, rightsIn(oob[:oobn])...)
+		switch {
+		case errors.Is(err, io.EOF):
+			return errors.New("the peer has given up")
+		case err != nil:
+			return err
 		}
 		n += k
 	}
-	if fd < 0 {
-		return -1, errors.New("the peer has sent no shared memory")
+	switch {
+	case !bytes.HasPrefix(b, []byte(helloMagic)):
+		return errors.New("no hello")
+	case len(got) != len(fds):
+		return fmt.Errorf("the peer has sent %d descriptors and not %d", len(got), len(fds))
 	}
-	return fd, nil
+	copy(fds, got)
+	return nil
 }
 
-// rightsIn returns the descriptor in a control message, or -1.
-func rightsIn(oob []byte) int {
+// rightsIn returns the descriptors in control messages.
+func rightsIn(oob []byte) (fds []int) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return -1
+		return nil
 	}
-	fd := -1
 	for i := range msgs {
-		fds, err := unix.ParseUnixRights(&msgs[i])
-		if err != nil {
-			continue
-		}
-		for _, got := range fds {
-			if fd < 0 {
-				fd = got
-			} else {
-				unix.Close(got)
-			}
-		}
+		got, _ := unix.ParseUnixRights(&msgs[i])
+		fds = append(fds, got...)
 	}
-	return fd
+	return fds
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
 }

@@ -180,6 +180,45 @@ func goodPage(t testing.TB) int {
 	return fd
 }
 
+// badBells are descriptors that an initiator sends in place of one of the responder's doorbell.
+func badBells() map[string]func(t testing.TB) int {
+	socket := func(domain, kind int) func(t testing.TB) int {
+		return func(t testing.TB) int {
+			fd, err := unix.Socket(domain, kind|unix.SOCK_CLOEXEC, 0)
+			require.NoError(t, err)
+			return fd
+		}
+	}
+	return map[string]func(t testing.TB) int{
+		"pipe for a doorbell":            badPages()["pipe"],
+		"page for a doorbell":            goodPage,
+		"TCP socket for a doorbell":      socket(unix.AF_INET, unix.SOCK_STREAM),
+		"datagram socket for a doorbell": socket(unix.AF_UNIX, unix.SOCK_DGRAM),
+	}
+}
+
+// goodBell returns the descriptors of a doorbell, of which the other end has gone.
+func goodBell(t testing.TB) []int {
+	t.Helper()
+	ours, theirs, err := newDoorbells()
+	require.NoError(t, err)
+	ours.close()
+	return []int{theirs.woken, theirs.wakes}
+}
+
+// goodVisit returns the descriptors of an initiator that any device takes.
+func goodVisit(t testing.TB) []int {
+	t.Helper()
+	return append([]int{goodPage(t)}, goodBell(t)...)
+}
+
+// readReply reads what a responder says, and returns the descriptor of its page.
+func readReply(conn *net.UnixConn) (page int, err error) {
+	var fds [1]int
+	err = readHello(conn, make([]byte, len(helloMagic)), fds[:])
+	return fds[0], err
+}
+
 // manyPipes returns as many descriptors as a message may nearly have.
 func manyPipes(t testing.TB) []int {
 	fds := make([]int, 100)
@@ -215,6 +254,11 @@ func visits() []visit {
 			sendHello(t, conn, helloOf(a.Token))
 			requireEnd(t, conn)
 		}},
+		{name: "no doorbell", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+			conn := dialMeeting(t, a)
+			sendHello(t, conn, helloOf(a.Token), goodPage(t))
+			requireEnd(t, conn)
+		}},
 		{name: "100 pipes", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
 			sendHello(t, conn, helloOf(a.Token), manyPipes(t)...)
@@ -230,18 +274,18 @@ func visits() []visit {
 		{name: "wrong token", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			a.Token[15] ^= 1
 			conn := dialMeeting(t, a)
-			sendHello(t, conn, helloOf(a.Token), goodPage(t))
+			sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
 			requireEnd(t, conn)
 		}},
 		{name: "hello cut short", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
-			sendHello(t, conn, helloOf(a.Token)[:helloLen-1], goodPage(t))
+			sendHello(t, conn, helloOf(a.Token)[:helloLen-1], goodVisit(t)...)
 			require.NoError(t, conn.CloseWrite())
 			requireEnd(t, conn)
 		}},
 		{name: "hello of garbage", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
-			sendHello(t, conn, bytesOf(10000), goodPage(t))
+			sendHello(t, conn, bytesOf(10000), goodVisit(t)...)
 			requireEnd(t, conn)
 		}},
 		{name: "silence", short: true, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
@@ -249,38 +293,38 @@ func visits() []visit {
 		}},
 		{name: "silence inside the hello", short: true, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
-			sendHello(t, conn, helloOf(a.Token)[:5], goodPage(t))
+			sendHello(t, conn, helloOf(a.Token)[:5], goodVisit(t)...)
 			requireEnd(t, conn)
 		}},
 		{name: "end before the answer", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
-			sendHello(t, conn, helloOf(a.Token), goodPage(t))
+			sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
 			conn.Close()
 		}},
 		{name: "page refused", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
-			sendHello(t, conn, helloOf(a.Token), goodPage(t))
-			fd, err := receivePage(conn, make([]byte, len(helloMagic)))
+			sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
+			fd, err := readReply(conn)
 			require.NoError(t, err)
 			unix.Close(fd)
 			conn.Close()
 		}},
 		{name: "page taken and nothing done", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
-			sendHello(t, conn, helloOf(a.Token), goodPage(t))
-			fd, err := receivePage(conn, make([]byte, len(helloMagic)))
+			sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
+			fd, err := readReply(conn)
 			require.NoError(t, err)
 			unix.Close(fd)
 		}},
 		{name: "token used twice", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			for i := range 3 {
 				conn := dialMeeting(t, a)
-				sendHello(t, conn, helloOf(a.Token), goodPage(t))
+				sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
 				if i > 0 {
 					requireEnd(t, conn)
 					continue
 				}
-				fd, err := receivePage(conn, make([]byte, len(helloMagic)))
+				fd, err := readReply(conn)
 				require.NoError(t, err)
 				unix.Close(fd)
 			}
@@ -291,7 +335,7 @@ func visits() []visit {
 				conns = append(conns, dialMeeting(t, a))
 			}
 			last := dialMeeting(t, a)
-			sendHello(t, last, helloOf([16]byte{}), goodPage(t))
+			sendHello(t, last, helloOf([16]byte{}), goodVisit(t)...)
 			for _, conn := range conns {
 				conn.Close()
 			}
@@ -305,7 +349,24 @@ func visits() []visit {
 				return
 			}
 			conn := dialMeeting(t, a)
-			sendHello(t, conn, helloOf(a.Token), fd)
+			sendHello(t, conn, helloOf(a.Token), append([]int{fd}, goodBell(t)...)...)
+			requireEnd(t, conn)
+		}})
+	}
+	for name, bad := range badBells() {
+		list = append(list, visit{name: name, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+			conn := dialMeeting(t, a)
+			fds := goodVisit(t)
+			unix.Close(fds[1])
+			fds[1] = bad(t)
+			sendHello(t, conn, helloOf(a.Token), fds...)
+			requireEnd(t, conn)
+		}}, visit{name: name + " to ring by", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+			conn := dialMeeting(t, a)
+			fds := goodVisit(t)
+			unix.Close(fds[2])
+			fds[2] = bad(t)
+			sendHello(t, conn, helloOf(a.Token), fds...)
 			requireEnd(t, conn)
 		}})
 	}
@@ -363,8 +424,8 @@ func TestInitiatorGivesUp(t *testing.T) {
 	mem := newMemory(t, s.p)
 	v, p, a := s.invite(mem, false, 1)
 	conn := dialMeeting(t, a)
-	sendHello(t, conn, helloOf(a.Token), goodPage(t))
-	page, err := receivePage(conn, make([]byte, len(helloMagic)))
+	sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
+	page, err := readReply(conn)
 	require.NoError(t, err)
 	unix.Close(page)
 	require.NoError(t, conn.Close())
@@ -385,7 +446,7 @@ func TestVisitorTooLate(t *testing.T) {
 	v, p, a := s.invite(mem, false, 0)
 	v.close()
 	conn := dialMeeting(t, a)
-	sendHello(t, conn, helloOf(a.Token), goodPage(t))
+	sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
 	requireEnd(t, conn)
 	p.conn.Close()
 	mem.close()
@@ -402,14 +463,14 @@ func TestCloseDuringVisit(t *testing.T) {
 		conn := dialMeeting(t, a)
 		hello := helloOf(a.Token)
 		if n > 0 {
-			sendHello(t, conn, hello[:n], goodPage(t))
+			sendHello(t, conn, hello[:n], goodVisit(t)...)
 		}
 		v.close()
 		if n < helloLen {
 			conn.Write(hello[n:])
 		}
 		// If the visitor was faster than Close it may get the page, and then the end.
-		fd, err := receivePage(conn, make([]byte, len(helloMagic)))
+		fd, err := readReply(conn)
 		if err == nil {
 			unix.Close(fd)
 			requireEnd(t, conn)
@@ -468,18 +529,28 @@ func (h *host) connect(p *Provider, mem *memory, recvs int) (v *victim, peer *ra
 	return v, peer, result
 }
 
-// welcome accepts a visitor, and reads its hello and its page.
-func (h *host) welcome() (conn *net.UnixConn, page int) {
+// welcome accepts a visitor, and reads its hello with the descriptors of its page and of the
+// responder's doorbell.
+func (h *host) welcome() (conn *net.UnixConn, page int, bell doorbellFDs) {
 	h.t.Helper()
 	conn, err := h.unix.AcceptUnix()
 	require.NoError(h.t, err)
 	h.t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(patience))
 	var hello [helloLen]byte
-	page, err = receivePage(conn, hello[:])
-	require.NoError(h.t, err)
+	var fds [3]int
+	require.NoError(h.t, readHello(conn, hello[:], fds[:]))
 	require.Equal(h.t, helloOf(h.answer.Token), hello[:])
-	return conn, page
+	return conn, fds[0], doorbellFDs{woken: fds[1], wakes: fds[2]}
+}
+
+// receive is welcome for a test that uses no descriptor.
+func (h *host) receive() (conn *net.UnixConn) {
+	h.t.Helper()
+	conn, page, bell := h.welcome()
+	unix.Close(page)
+	bell.close()
+	return conn
 }
 
 // A reception is what a responder does with an initiator at its Unix socket, in place of what
@@ -495,8 +566,7 @@ func receptions() []reception {
 	// greet answers the hello of the visitor, and waits for it to go.
 	greet := func(b []byte, fds func(t testing.TB) []int) func(t testing.TB, h *host) {
 		return func(t testing.TB, h *host) {
-			conn, page := h.welcome()
-			unix.Close(page)
+			conn := h.receive()
 			sendHello(t, conn, b, fds(t)...)
 			conn.CloseWrite()
 			requireEnd(t, conn)
@@ -514,22 +584,19 @@ func receptions() []reception {
 			conn.Close()
 		}},
 		{name: "close after the hello", want: "given up", do: func(t testing.TB, h *host) {
-			conn, page := h.welcome()
-			unix.Close(page)
+			conn := h.receive()
 			conn.Close()
 		}},
 		{name: "silence", short: true, want: "timeout", do: func(t testing.TB, h *host) {
-			conn, page := h.welcome()
-			unix.Close(page)
+			conn := h.receive()
 			requireEnd(t, conn)
 		}},
 		{name: "silence inside the hello", short: true, want: "timeout", do: func(t testing.TB, h *host) {
-			conn, page := h.welcome()
-			unix.Close(page)
+			conn := h.receive()
 			sendHello(t, conn, hello[:5], goodPage(t))
 			requireEnd(t, conn)
 		}},
-		{name: "no descriptor", want: "no shared memory", do: greet(hello, none)},
+		{name: "no descriptor", want: "0 descriptors and not 1", do: greet(hello, none)},
 		{name: "hello cut short", want: "given up", do: greet(hello[:len(hello)-1], good)},
 		{name: "hello of garbage", want: "no hello", do: greet(bytesOf(10000), good)},
 		{name: "100 pipes", want: "not of shared memory", do: greet(hello, manyPipes)},
@@ -642,9 +709,7 @@ func TestCloseDuringReception(t *testing.T) {
 			conn, err = h.unix.AcceptUnix()
 			require.NoError(t, err)
 		case 2:
-			var page int
-			conn, page = h.welcome()
-			unix.Close(page)
+			conn = h.receive()
 		}
 		v.close()
 		if conn != nil {

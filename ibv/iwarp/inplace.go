@@ -139,7 +139,7 @@ func (q *qp) FlushInterrupt() {
 	p := &st.tx.inPlace
 	p.interrupted = true
 	p.free.Broadcast()
-	if p.byCaller {
+	if p.byCaller && !st.tx.stopped {
 		st.direct.interruptWrite()
 	}
 }

@@ -100,6 +100,7 @@ var (
 	errSharedAnswer  = errors.New("the peer has not accepted it: it is on another host, in another network namespace, of another user, behind a proxy, or has it switched off")
 	errSharedHost    = errors.New("the peer is on another host, in another network namespace, of another user or behind a proxy")
 	errSharedEarly   = errors.New("too little has been exchanged so far")
+	errSharedGivenUp = errors.New("the peer could not use it")
 )
 
 // requireShared returns an error if shared memory is required and why is a reason against

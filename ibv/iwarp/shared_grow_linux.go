@@ -101,7 +101,7 @@ func (l *shared) newRing(size int) ([]byte, error) {
 	}
 	fd, mem, err := shmring.Create(size)
 	if err == nil {
-		err = l.bell.Load().give(fd)
+		err = l.control.give(fd)
 		unix.Close(fd)
 	}
 	if err != nil {

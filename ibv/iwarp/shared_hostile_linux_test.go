@@ -56,7 +56,9 @@ type ringPeer struct {
 	page   []byte // page is this end's.
 	theirs []byte // theirs is the device's.
 	peerFD int    // peerFD is the descriptor of theirs.
-	bell   *net.UnixConn
+
+	control *net.UnixConn
+	bell    *doorbell
 
 	out   *shmring.Writer
 	moved bool // moved is set when this end has moved.
@@ -66,7 +68,7 @@ type ringPeer struct {
 	ring  bool // ring is set when the device has moved.
 	count uint64
 	got   []byte
-	fds   []int // fds came by the doorbell.
+	fds   []int // fds came by the control socket.
 	rings [][]byte
 
 	msn uint32
@@ -80,11 +82,14 @@ func (p *ringPeer) u64(off int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&p.page[off]))
 }
 
-// use gives the peer its page and that of the device.
-func (p *ringPeer) use(conn *net.UnixConn, page []byte, fd, theirs int) {
+// use gives the peer its page and that of the device, and its doorbell.
+func (p *ringPeer) use(conn *net.UnixConn, bell doorbellFDs, page []byte, fd, theirs int) {
 	p.t.Helper()
 	var err error
-	p.bell, p.page, p.fd, p.peerFD = conn, page, fd, theirs
+	p.control, p.page, p.fd, p.peerFD = conn, page, fd, theirs
+	p.bell, err = newDoorbell(bell)
+	require.NoError(p.t, err)
+	require.NoError(p.t, p.bell.woken.SetDeadline(time.Now().Add(patience)))
 	p.theirs, err = shmring.Map(theirs, shmring.PageSize)
 	require.NoError(p.t, err)
 	own, peer := shmring.NewPage(p.page), shmring.NewPage(p.theirs)
@@ -97,7 +102,8 @@ func (p *ringPeer) free() {
 	if p.page == nil {
 		return
 	}
-	p.bell.Close()
+	p.bell.close()
+	p.control.Close()
 	p.conn.Close()
 	for _, mem := range append(p.rings, p.page, p.theirs) {
 		shmring.Release(mem)
@@ -127,12 +133,14 @@ func (p *ringPeer) visit(a iwarpwire.SameHostAnswer) {
 	p.t.Helper()
 	fd, page, err := shmring.Create(shmring.PageSize)
 	require.NoError(p.t, err)
+	bell, theirBell, err := newDoorbells()
+	require.NoError(p.t, err)
+	defer theirBell.close()
 	conn := dialMeeting(p.t, a)
-	_, _, err = conn.WriteMsgUnix(helloOf(a.Token), unix.UnixRights(fd), nil)
+	require.NoError(p.t, writeHello(conn, helloOf(a.Token), fd, theirBell.woken, theirBell.wakes))
+	theirs, err := readReply(conn)
 	require.NoError(p.t, err)
-	theirs, err := receivePage(conn, make([]byte, len(helloMagic)))
-	require.NoError(p.t, err)
-	p.use(conn, page, fd, theirs)
+	p.use(conn, bell, page, fd, theirs)
 }
 
 // hosting makes a connection whose responder is a ringPeer. The device has moved.
@@ -149,19 +157,23 @@ func (s *site) hosting(now bool) *ringPeer {
 			p.exchange()
 		}
 	}
-	conn, theirs := h.welcome()
+	conn, theirs, bell := h.welcome()
 	fd, page, err := shmring.Create(shmring.PageSize)
 	require.NoError(s.t, err)
-	_, _, err = conn.WriteMsgUnix([]byte(helloMagic), unix.UnixRights(fd), nil)
-	require.NoError(s.t, err)
-	p.use(conn, page, fd, theirs)
+	require.NoError(s.t, writeHello(conn, []byte(helloMagic), fd))
+	p.use(conn, bell, page, fd, theirs)
 	if now {
 		require.NoError(s.t, <-result)
 	}
 	h.unix.Close()
 	h.tcp.Close()
 	for !p.ring { // The device is ready for this end to move when it has moved itself.
-		p.readTCP()
+		if now {
+			p.readTCP()
+			continue
+		}
+		p.say([]byte("x"))
+		p.frameOf(iwarpwire.Send)
 	}
 	return p
 }
@@ -174,30 +186,32 @@ func (p *ringPeer) move() {
 	p.moved = true
 }
 
-// press wakes the device.
-func (p *ringPeer) press() {
+// await sleeps until ready returns true, which it looks at when the device rings.
+func (p *ringPeer) await(ready func() bool) {
 	p.t.Helper()
-	_, err := p.bell.Write([]byte{0})
-	require.NoError(p.t, err)
+	require.NoError(p.t, p.bell.waiting.Read(func(uintptr) bool { return ready() }))
 }
 
-// listen waits for something at the doorbell.
-func (p *ringPeer) listen() error {
+// receiveRing waits for a descriptor from the device.
+func (p *ringPeer) receiveRing() {
+	p.t.Helper()
 	b, oob := make([]byte, 64), make([]byte, unix.CmsgSpace(4*16))
-	n, oobn, _, _, err := p.bell.ReadMsgUnix(b, oob)
-	if err == nil && n == 0 {
-		err = io.EOF
-	}
-	if oobn > 0 {
-		msgs, perr := unix.ParseSocketControlMessage(oob[:oobn])
-		require.NoError(p.t, perr)
-		for i := range msgs {
-			fds, perr := unix.ParseUnixRights(&msgs[i])
-			require.NoError(p.t, perr)
-			p.fds = append(p.fds, fds...)
-		}
-	}
-	return err
+	n, oobn, _, _, err := p.control.ReadMsgUnix(b, oob)
+	require.NoError(p.t, err)
+	require.Positive(p.t, n, "the device has closed its control socket")
+	p.fds = append(p.fds, rightsIn(oob[:oobn])...)
+}
+
+// deviceGone reports whether the device has closed its control socket.
+func (p *ringPeer) deviceGone() (gone bool) {
+	raw, err := p.control.SyscallConn()
+	require.NoError(p.t, err)
+	require.NoError(p.t, raw.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		unix.Poll(fds, 0)
+		gone = fds[0].Revents&unix.POLLRDHUP != 0
+	}))
+	return gone
 }
 
 // put sends bytes of the stream: by TCP before move, and after it by the ring.
@@ -212,9 +226,9 @@ func (p *ringPeer) put(b []byte) {
 		n, _, err := p.out.Write([][]byte{b})
 		require.NoError(p.t, err)
 		b = b[n:]
-		p.press()
-		if len(b) > 0 && !p.out.Sleep(len(b)) {
-			require.NoError(p.t, p.listen())
+		p.bell.press()
+		if len(b) > 0 {
+			p.await(func() bool { return p.out.Sleep(len(b)) })
 			p.out.Awake()
 		}
 	}
@@ -236,7 +250,7 @@ func (p *ringPeer) next(n int) []byte {
 			k, wake, err := p.in.Read([][]byte{b})
 			require.NoError(p.t, err)
 			if wake {
-				p.press()
+				p.bell.press()
 			}
 			p.got = append(p.got, b[:k]...)
 		case shmring.Moved:
@@ -244,10 +258,8 @@ func (p *ringPeer) next(n int) []byte {
 		case shmring.Ended:
 			require.FailNow(p.t, "the device has ended its direction")
 		default:
-			if !p.in.Sleep() {
-				require.NoError(p.t, p.listen())
-				p.in.Awake()
-			}
+			p.await(p.in.Sleep)
+			p.in.Awake()
 		}
 	}
 	b := p.got[:n]
@@ -279,7 +291,7 @@ func (p *ringPeer) follow() {
 		return
 	}
 	for len(p.fds) == 0 {
-		require.NoError(p.t, p.listen())
+		p.receiveRing()
 	}
 	mem, err := shmring.Map(p.fds[0], size)
 	require.NoError(p.t, err)
@@ -415,7 +427,7 @@ func (p *ringPeer) announce(size uint32) {
 	p.u32(wordMoveLen).Store(size)
 	p.u64(wordMoveAt).Store(p.u64(wordTail).Load())
 	p.u32(wordMove).Add(1)
-	p.press()
+	p.bell.press()
 }
 
 var (
@@ -428,17 +440,17 @@ func tricks() []trick {
 	store32 := func(off int, n uint32) func(p *ringPeer) {
 		return func(p *ringPeer) {
 			p.u32(off).Store(n)
-			p.press()
+			p.bell.press()
 		}
 	}
 	list := []trick{
 		{"tail far ahead", func(p *ringPeer) {
 			p.u64(wordTail).Add(pageRing + 1)
-			p.press()
+			p.bell.press()
 		}, shmring.ErrCorrupt},
 		{"tail goes back", func(p *ringPeer) {
 			p.u64(wordTail).Add(^uint64(0))
-			p.press()
+			p.bell.press()
 		}, shmring.ErrCorrupt},
 		{"moves left out", store32(wordMove, 7), shmring.ErrCorrupt},
 		{"move to a ring of no size that is allowed", func(p *ringPeer) { p.announce(5000) }, shmring.ErrCorrupt},
@@ -446,15 +458,15 @@ func tricks() []trick {
 		{"move to a ring of 2^31 bytes", func(p *ringPeer) { p.announce(1 << 31) }, shmring.ErrCorrupt},
 		{"move without a descriptor", func(p *ringPeer) { p.announce(firstRing) }, errSharedRing},
 		{"move to a pipe", func(p *ringPeer) {
-			sendHello(p.t, p.bell, []byte{0}, badPages()["pipe"](p.t))
+			sendHello(p.t, p.control, []byte{0}, badPages()["pipe"](p.t))
 			p.announce(firstRing)
 		}, errAny},
 		{"move to a ring without seals", func(p *ringPeer) {
-			sendHello(p.t, p.bell, []byte{0}, badPages()["page without seals"](p.t))
+			sendHello(p.t, p.control, []byte{0}, badPages()["page without seals"](p.t))
 			p.announce(shmring.MinRing)
 		}, errAny},
 		{"move to a ring of another size", func(p *ringPeer) {
-			sendHello(p.t, p.bell, []byte{0}, ringOf(p.t, firstRing))
+			sendHello(p.t, p.control, []byte{0}, ringOf(p.t, firstRing))
 			p.announce(secondRing)
 		}, errAny},
 		{"end of no kind", store32(wordEnd, 77), errno.ECONNRESET},
@@ -473,14 +485,19 @@ func tricks() []trick {
 		{"head anywhere while the device waits for room", func(p *ringPeer) {
 			p.fill()
 			p.u64(wordHead).Store(1 << 60)
-			p.press()
+			p.bell.press()
 		}, shmring.ErrCorrupt},
-		{"doorbell closed and TCP open", func(p *ringPeer) { p.bell.Close() }, errEnd},
-		{"doorbell closed for writing and TCP open", func(p *ringPeer) { p.bell.CloseWrite() }, errEnd},
-		{"doorbell closed while the device waits for room", func(p *ringPeer) {
+		{"control socket closed and TCP open", func(p *ringPeer) { p.control.Close() }, errEnd},
+		{"control socket closed for writing and TCP open", func(p *ringPeer) { p.control.CloseWrite() }, errEnd},
+		{"control socket closed while the device waits for room", func(p *ringPeer) {
 			p.fill()
-			p.bell.Close()
+			p.control.Close()
 		}, errno.ECONNRESET},
+		{"move with a byte that has no descriptor", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{0})
+			sendHello(p.t, p.control, []byte{0}, ringOf(p.t, firstRing))
+			p.announce(firstRing)
+		}, errSharedRing},
 		{"ring of garbage", func(p *ringPeer) { p.put(bytes.Repeat([]byte{0xff}, 1000)) }, errAny},
 		{"origin changed", func(p *ringPeer) {
 			p.u64(wordOrigin).Store(12345)
@@ -507,25 +524,24 @@ func tricks() []trick {
 			// The next sleep of this end must be one that the device has not seen.
 			p.u32(wordRecvNap).Store(0)
 		}, nil},
-		{"flood of doorbell bytes", func(p *ringPeer) {
-			// The device takes the bytes out now and then only. If the socket is full when it
-			// goes to sleep, this peer cannot wake it any more, and is the only one to suffer.
-			for full, n := 0, 0; full < 20 && n < 5000; n++ {
-				p.bell.SetWriteDeadline(time.Now().Add(time.Millisecond))
-				if _, err := p.bell.Write(make([]byte, 1000)); isTimeout(err) {
-					full++
-				} else {
-					require.NoError(p.t, err)
-				}
-				if p.out.Empty() {
-					p.out.Write([][]byte{rtrFrame(false)})
-				}
+		{"flood of the doorbell", func(p *ringPeer) {
+			for range 5000 {
+				p.bell.press()
 			}
+		}, nil},
+		{"doorbell closed", func(p *ringPeer) {
+			p.bell.close()
+			p.say(bytesOf(10))
 		}, errNothing},
+		{"flood of the control socket", func(p *ringPeer) {
+			p.control.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+			for err := error(nil); err == nil; {
+				_, err = p.control.Write(make([]byte, 1000))
+			}
+		}, nil},
 		{"descriptors unasked", func(p *ringPeer) {
 			for range 20 {
-				fds := manyPipes(p.t)
-				sendHello(p.t, p.bell, []byte{0}, fds...)
+				sendHello(p.t, p.control, []byte{0}, manyPipes(p.t)...)
 				p.exchange()
 			}
 		}, nil},
@@ -606,10 +622,9 @@ func TestSilentSharedPeer(t *testing.T) {
 		"no room": func(p *ringPeer) {
 			p.fill()
 		},
-		"doorbell bytes taken out": func(p *ringPeer) {
+		"doorbell closed": func(p *ringPeer) {
+			p.bell.close()
 			p.fill()
-			for p.bell.SetReadDeadline(time.Now().Add(time.Millisecond)); p.listen() == nil; {
-			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -657,8 +672,8 @@ func TestTricksOfTheMark(t *testing.T) {
 			shmring.NewPage(p.page).SetStart(p.sent + 1)
 			p.send([]byte{0})
 		}, shmring.ErrCorrupt},
-		"doorbell closed before the mark": {func(p *ringPeer) {
-			p.bell.Close()
+		"control socket closed before the mark": {func(p *ringPeer) {
+			p.control.Close()
 			shmring.NewPage(p.page).SetStart(p.sent + 1)
 			p.send([]byte{0})
 		}, errEnd},
@@ -699,13 +714,14 @@ func TestResetBeforeMark(t *testing.T) {
 	h := newHost(t, true)
 	mem := newMemory(t, s.p)
 	v, p, result := h.connect(s.p, mem, 1)
-	conn, theirs := h.welcome()
+	conn, theirs, bell := h.welcome()
 	require.NoError(t, p.conn.SetLinger(0))
 	require.NoError(t, p.conn.Close())
 	sendHello(t, conn, []byte(helloMagic), goodPage(t))
 	require.NoError(t, <-result)
 	require.ErrorIs(t, v.event().Err, errno.ECONNRESET)
 	unix.Close(theirs)
+	bell.close()
 	conn.Close()
 	v.close()
 	require.Zero(t, mem.touched())
@@ -727,7 +743,7 @@ func TestViolationDuringFlush(t *testing.T) {
 		l := p.v.qp.(*qp).stream.Load().link.(*shared)
 		require.Eventually(t, l.writerSleeps, patience, time.Millisecond)
 		p.put(bytes.Repeat([]byte{0xff}, 200))
-		p.press()
+		p.bell.press()
 		require.Error(t, p.v.event().Err)
 		require.Error(t, <-flushed)
 		op, _ := p.frame()
@@ -802,7 +818,7 @@ func TestVisitorGoneAndMoved(t *testing.T) {
 		require.NoError(t, err)
 		shmring.NewPage(page).SetStart(uint64(len(rtr)) + 1)
 		conn := dialMeeting(t, a)
-		sendHello(t, conn, helloOf(a.Token), fd)
+		sendHello(t, conn, helloOf(a.Token), append([]int{fd}, goodBell(t)...)...)
 		conn.Close()
 		p.send([]byte{0})
 		for range 3 {
@@ -825,8 +841,9 @@ func TestUseAfterRefusal(t *testing.T) {
 		nothingLeft(t)
 		x, y := linkPair(t, (&sharedNet{}).open)
 		l := y.(*shared)
-		unixes, ours, theirs := bellPair(t), pageOf(t), pageOf(t)
-		require.NoError(t, l.install(unixes[0], ours, theirs))
+		unixes, ours, theirs := unixPair(t), pageOf(t), pageOf(t)
+		bell := goodBell(t)
+		require.NoError(t, l.install(unixes[0], doorbellFDs{woken: bell[0], wakes: bell[1]}, ours, theirs))
 		l.mayBegin()
 		if on {
 			require.NoError(t, writeTo(l, []byte("x")))
@@ -885,12 +902,11 @@ func TestTailUpAndDown(t *testing.T) {
 	}
 }
 
-// bellPair returns two Unix sockets that are connected.
-func bellPair(t testing.TB) [2]*net.UnixConn {
+// unixPair returns two Unix sockets that are connected.
+func unixPair(t testing.TB) (conns [2]*net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	require.NoError(t, err)
-	var conns [2]*net.UnixConn
 	for i, fd := range fds {
 		conns[i] = connOf(t, fd).(*net.UnixConn)
 	}
@@ -910,12 +926,11 @@ type scribbler struct {
 	p    *ringPeer
 	rnd  *rand.Rand
 	mode int
-	full int    // full is how often the doorbell was full, because the device has ended the connection.
 	ring []byte // ring is the memory outside the page, or nil.
 }
 
-// step does one thing. The error says that the device has gone.
-func (s *scribbler) step() error {
+// step does one thing, and reports whether the device has gone.
+func (s *scribbler) step() (gone bool) {
 	p, rnd := s.p, s.rnd
 	switch {
 	case s.mode == 0 && rnd.IntN(4) == 0: // anything anywhere
@@ -946,33 +961,28 @@ func (s *scribbler) step() error {
 		if p.out.CanMove() {
 			fd, mem, err := shmring.Create(shmring.MinRing << rnd.IntN(3))
 			if err != nil {
-				return nil
+				break
 			}
-			_, _, err = p.bell.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil)
+			p.control.SetWriteDeadline(time.Now().Add(time.Millisecond)) // The device need not read.
+			err = writeHello(p.control, []byte{0}, fd)
 			unix.Close(fd)
 			if err != nil {
 				shmring.Release(mem)
-				return err
+				break
 			}
 			p.rings = append(p.rings, mem)
 			p.out.Move(mem)
 			s.ring = mem
 		}
 	}
-	p.bell.SetWriteDeadline(time.Now().Add(time.Millisecond)) // The device need not read the doorbell.
-	_, err := p.bell.Write([]byte{0})
-	if isTimeout(err) {
-		if s.full++; s.full < 20 {
-			return nil
-		}
-	}
-	return err
+	p.bell.press()
+	return p.deviceGone()
 }
 
 // scribble goes on until the device has gone, or for a number of steps.
 func (s *scribbler) scribble(steps int) {
 	for range steps {
-		if s.step() != nil {
+		if s.step() {
 			return
 		}
 	}
@@ -997,11 +1007,12 @@ func TestScribbling(t *testing.T) {
 
 // fuzzPeer has what one input of FuzzSharedPeer is fed to.
 type fuzzPeer struct {
-	l    *shared
-	page []byte // page is that of the peer, mapped for writing.
-	bell *net.UnixConn
-	tcp  net.Conn
-	buf  []byte
+	l       *shared
+	page    []byte // page is that of the peer, mapped for writing.
+	control *net.UnixConn
+	bell    doorbellFDs
+	tcp     net.Conn
+	buf     []byte
 }
 
 func newFuzzPeer(t testing.TB, ln net.Listener) *fuzzPeer {
@@ -1018,18 +1029,21 @@ func newFuzzPeer(t testing.TB, ln net.Listener) *fuzzPeer {
 	theirs, err := shmring.Map(fd, shmring.PageSize)
 	require.NoError(t, err)
 	unix.Close(fd)
-	bells := bellPair(t)
-	require.NoError(t, l.install(bells[0], pageOf(t), theirs))
+	controls := unixPair(t)
+	bell, theirBell, err := newDoorbells()
+	require.NoError(t, err)
+	require.NoError(t, l.install(controls[0], theirBell, pageOf(t), theirs))
 	l.mayBegin()
 	l.out.on.Store(true)
 	l.in.on.Store(true)
-	return &fuzzPeer{l: l, page: page, bell: bells[1], tcp: x, buf: make([]byte, 256*256)}
+	return &fuzzPeer{l: l, page: page, control: controls[1], bell: bell, tcp: x, buf: make([]byte, 256*256)}
 }
 
 func (f *fuzzPeer) close() {
 	f.tcp.Close()
 	f.l.close(true)
-	f.bell.Close()
+	f.control.Close()
+	f.bell.close()
 	shmring.Release(f.page)
 }
 
@@ -1049,13 +1063,17 @@ func (f *fuzzPeer) step(t testing.TB, op, arg byte) {
 	case 5: // the ring
 		f.page[shmring.PageSize-pageRing+int(arg)*8] = op
 	case 6: // the doorbell
-		f.press(int(arg))
+		if arg&1 == 0 {
+			f.send(int(arg))
+		} else {
+			shutdownToRing(uintptr(f.bell.wakes))
+		}
 	case 7: // a descriptor
 		size := shmring.PageSize << (arg % 4)
 		if arg&0x80 != 0 {
-			f.press(1, badPages()["page without seals"](t))
+			f.send(1, badPages()["page without seals"](t))
 		} else {
-			f.press(1, ringOf(t, size))
+			f.send(1, ringOf(t, size))
 		}
 	case 8, 9:
 		n, err := pollFrom(l, f.buf[:int(arg)*16+1])
@@ -1078,32 +1096,28 @@ func (f *fuzzPeer) step(t testing.TB, op, arg byte) {
 		n, err := readFrom(l, f.buf[:int(arg)+1])
 		f.check(t, n, int(arg)+1, err)
 	case 14: // what a read and a write do before they wait
-		bell := l.bell.Load()
-		bell.raw.Control(func(fd uintptr) {
-			l.nothingToWaitFor(bell, fd)
-			l.readerSleeps.Store(arg&1 != 0)
-			l.noNeedToWait(bell, fd)
-			l.readerSleeps.Store(false)
-		})
+		l.nothingToWaitFor(0)
+		l.noNeedToWait(0)
 	case 15:
 		switch arg % 16 {
 		case 0:
 			l.closeWrite()
 		case 1:
-			f.bell.CloseWrite()
+			f.control.CloseWrite()
 		case 2:
 			l.refuse(errno.EPIPE)
 		}
 	}
 }
 
-// press sends n bytes, if there is room for them, with descriptors, which it closes.
-func (f *fuzzPeer) press(n int, fds ...int) {
+// send sends n bytes by the control socket, if there is room for them, with descriptors, which it
+// closes.
+func (f *fuzzPeer) send(n int, fds ...int) {
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
-	raw, _ := f.bell.SyscallConn()
+	raw, _ := f.control.SyscallConn()
 	raw.Control(func(fd uintptr) {
 		unix.Sendmsg(int(fd), make([]byte, n), oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	})
@@ -1151,7 +1165,7 @@ func connOf(t testing.TB, fd int) net.Conn {
 	return conn
 }
 
-// A responder closes its doorbell and leaves TCP open, after the initiator has moved and before
+// A responder closes its control socket and leaves TCP open, after the initiator has moved and before
 // it has moved itself. The initiator finds that out when it waits for room.
 func TestUnmovedResponderGone(t *testing.T) {
 	for _, fill := range []bool{false, true} {
@@ -1163,7 +1177,7 @@ func TestUnmovedResponderGone(t *testing.T) {
 		if fill {
 			p.fill()
 		}
-		p.bell.Close()
+		p.control.Close()
 		p.say([]byte("x"))
 		if fill {
 			p.v.event()

@@ -3,6 +3,7 @@
 package iwarp
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"sync"
@@ -30,18 +31,17 @@ type shared struct {
 	in  sharedIn
 	out sharedOut
 
-	bell         atomic.Pointer[doorbell] // bell is set by install.
-	watched      uint64                   // watched is the number of the doorbell in the watch.
-	gone         atomic.Bool              // gone is set when the doorbell's stream has ended.
-	closed       atomic.Bool
-	begun        chan struct{} // begun is closed when this end may move or never will, if it must not write by TCP before.
-	deciding     sync.Once
-	readerSleeps atomic.Bool
-	limited      atomic.Bool // limited is set while there is a read deadline.
+	bell     atomic.Pointer[doorbell] // bell is set by install.
+	control  *controlSocket           // control is set by install. The locks of in and out guard it, one for use.
+	watched  uint64                   // watched is the number of the control socket in the watch.
+	gone     atomic.Bool              // gone is set when the control socket's stream has ended.
+	closed   atomic.Bool
+	begun    chan struct{} // begun is closed when this end may move or never will, if it must not write by TCP before.
+	deciding sync.Once
+	limited  atomic.Bool // limited is set while there is a read deadline.
 
 	mu       sync.Mutex // mu guards what follows. After it only the watch's is taken.
 	deadline time.Time  // deadline is that of read.
-	kicked   bool       // kicked is set if the doorbell's read deadline is in the past for no reason of the caller.
 	visiting *net.UnixConn
 	why      error // why is the reason for which the link is still with TCP.
 }
@@ -71,8 +71,8 @@ func openShared(conn net.Conn, s *setup) (link, error) {
 	return l, nil
 }
 
-// probeHost asks nobody: the peer is on this host. The end of its process ends the doorbell's
-// stream and the TCP connection.
+// probeHost asks nobody: the peer is on this host. The end of its process ends the control
+// socket's stream and the TCP connection.
 func (l *shared) probeHost(idle, patience time.Duration) bool { return true }
 
 func (l *shared) hostHeard() (ago time.Duration, owes bool) { return 0, false }
@@ -90,10 +90,11 @@ func (l *shared) visit(conn *net.UnixConn) bool {
 	return true
 }
 
-// install makes this end ready for the peer to move. It takes its arguments over. refuse must be
-// called after an error.
-func (l *shared) install(conn *net.UnixConn, ours, theirs []byte) error {
-	bell, err := newDoorbell(conn)
+// install makes this end ready for the peer to move. It takes its arguments over. refuse must be called after an error.
+func (l *shared) install(conn *net.UnixConn, fds doorbellFDs, ours, theirs []byte) error {
+	bell, err := newDoorbell(fds)
+	control, cerr := newControlSocket(conn)
+	err = cmp.Or(err, cerr)
 	l.in.Lock()
 	l.out.Lock()
 	defer l.in.Unlock()
@@ -104,6 +105,9 @@ func (l *shared) install(conn *net.UnixConn, ours, theirs []byte) error {
 		err = net.ErrClosed
 	}
 	if err != nil {
+		if bell != nil {
+			bell.close()
+		}
 		conn.Close()
 		shmring.Release(ours)
 		shmring.Release(theirs)
@@ -114,12 +118,12 @@ func (l *shared) install(conn *net.UnixConn, ours, theirs []byte) error {
 	l.out.mapped, l.out.page = ours, shmring.NewPage(ours)
 	l.in.ring = shmring.NewReader(l.out.page, l.in.page)
 	l.out.ring = shmring.NewWriter(l.out.page, l.in.page)
-	bell.waitRead = func(fd uintptr) bool { return l.nothingToWaitFor(bell, fd) }
-	bell.waitWrite = func(fd uintptr) bool { return l.noNeedToWait(bell, fd) }
+	bell.waitRead, bell.waitWrite = l.nothingToWaitFor, l.noNeedToWait
 	l.out.poller = cqwait.NewPoller(l.out.pollPays)
 	l.bell.Store(bell)
+	l.control = control
 	l.in.perhaps.Store(true)
-	l.watched, err = l.meeting.watch.add(l, bell)
+	l.watched, err = l.meeting.watch.add(l, control)
 	return err
 }
 
@@ -178,6 +182,9 @@ func (l *shared) unmap() {
 	l.out.Lock()
 	defer l.in.Unlock()
 	defer l.out.Unlock()
+	if l.control != nil {
+		l.control.close()
+	}
 	for _, mem := range [][]byte{l.in.mapped, l.in.mem, l.out.mapped} {
 		shmring.Release(mem)
 	}
@@ -227,13 +234,21 @@ func (w *tcpWaits) steps(wait func(func(at uintptr) bool) error, step func(at ui
 	return done, err
 }
 
-// peerGone notes that the peer has closed the doorbell, and wakes the goroutines that wait for
+// peerGone notes that the peer has closed the control socket, and wakes the goroutines that wait for
 // it. An initiator that does so before it has moved may have given up the way to shared memory
 // only, and goes on with TCP. Any other peer has gone.
 func (l *shared) peerGone() {
 	if !l.gone.Swap(true) {
-		l.bell.Load().conn.SetDeadline(time.Unix(1, 0))
-		if !l.in.on.Load() && !l.agreed.passive {
+		l.bell.Load().woken.SetDeadline(time.Unix(1, 0))
+		switch {
+		case l.in.on.Load():
+		case l.agreed.passive:
+			l.mu.Lock()
+			if l.why == errSharedEarly {
+				l.why = errSharedGivenUp
+			}
+			l.mu.Unlock()
+		default:
 			l.endTCP(0)
 		}
 	}
@@ -282,7 +297,6 @@ func (l *shared) close(reset bool) error {
 	l.out.closed = true
 	if l.out.ring != nil {
 		switch {
-		case !l.out.on.Load():
 		case reset, unread && !l.out.ended:
 			l.out.ring.End(shmring.Reset)
 		case !l.out.ended:
@@ -304,7 +318,7 @@ func (l *shared) closeAfter(words []byte) {
 	limit := func() {
 		l.conn.SetWriteDeadline(until)
 		if l.out.on.Load() {
-			l.bell.Load().conn.SetWriteDeadline(until)
+			l.bell.Load().woken.SetWriteDeadline(until)
 		}
 	}
 	// A write under way ends by then too, and one that was interrupted at once.

@@ -78,9 +78,8 @@ var children = map[string]func(t *testing.T, args []string) error{
 		}
 		conn.SetDeadline(time.Now().Add(patience))
 		// The device may have closed the socket before this is sent.
-		fd := goodPage(t)
-		conn.WriteMsgUnix(helloOf(a.Token), unix.UnixRights(fd), nil)
-		if fd, err = receivePage(conn, make([]byte, len(helloMagic))); err == nil {
+		conn.WriteMsgUnix(helloOf(a.Token), unix.UnixRights(goodVisit(t)...), nil)
+		if fd, err := readReply(conn); err == nil {
 			fmt.Println("page", fd)
 		} else {
 			fmt.Println("no page:", err)

@@ -128,11 +128,10 @@ func (l *shared) sleepToRead() error {
 	if bell == nil {
 		return net.ErrClosed
 	}
-	if l.gone.Load() && !l.out.on.Load() {
+	if l.in.ending {
 		return l.raw.Read(readable) // See endOfTCP.
 	}
-	err := bell.raw.Read(bell.waitRead)
-	l.readerSleeps.Store(false)
+	err := bell.awaitRead()
 	l.in.Lock()
 	if l.in.ring != nil {
 		l.in.ring.Awake()
@@ -141,9 +140,8 @@ func (l *shared) sleepToRead() error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.gone.Load() || l.kicked {
-			l.kicked = false
-			bell.conn.SetReadDeadline(l.deadline)
+		if l.gone.Load() {
+			bell.woken.SetReadDeadline(l.deadline)
 			return nil // expired decides.
 		}
 	}
@@ -151,21 +149,10 @@ func (l *shared) sleepToRead() error {
 }
 
 // nothingToWaitFor says that the reader sleeps, and reports whether there is a reason not to.
-func (l *shared) nothingToWaitFor(bell *doorbell, fd uintptr) bool {
-	l.readerSleeps.Store(true)
-	for range 8 {
-		l.in.Lock()
-		awake := l.in.ring == nil || l.in.ring.Sleep()
-		l.in.Unlock()
-		if awake || l.gone.Load() {
-			return true
-		}
-		if !bell.rest(fd) {
-			return false
-		}
-		// A byte may have been for the sleep that was announced just now.
-	}
-	return true
+func (l *shared) nothingToWaitFor(uintptr) bool {
+	l.in.Lock()
+	defer l.in.Unlock()
+	return l.in.ring == nil || l.in.ring.Sleep() || l.gone.Load()
 }
 
 func (l *shared) readv(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
@@ -188,7 +175,7 @@ func (l *shared) readv(at uintptr, bufs [][]byte) (n int, wait bool, err error) 
 func (l *shared) readTCP(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	n, wait, err = l.tcp.readv(at, bufs)
 	if err == io.EOF {
-		err = cmp.Or(l.lost(), err)
+		err = cmp.Or(l.cutOff(), err)
 	}
 	if n <= 0 {
 		return n, wait, err
@@ -217,7 +204,7 @@ func (l *shared) readTCP(at uintptr, bufs [][]byte) (n int, wait bool, err error
 		return 0, false, errSharedMark
 	}
 	l.mu.Lock()
-	l.bell.Load().conn.SetReadDeadline(l.deadline)
+	l.bell.Load().woken.SetReadDeadline(l.deadline)
 	l.in.on.Store(true)
 	l.mu.Unlock()
 	return n - 1, false, nil
@@ -280,18 +267,20 @@ func (l *shared) readRing(bufs [][]byte) (n int, wait bool, err error) {
 	return 0, false, shmring.ErrCorrupt
 }
 
-// lost returns the error that move has found, if the peer has reset TCP rather than ended it.
-func (l *shared) lost() error {
-	l.out.Lock()
-	defer l.out.Unlock()
-	if errors.Is(l.out.lost, errno.EPIPE) {
-		return nil
+// cutOff returns the error in place of the end of TCP, if the peer has not moved and has ended
+// without saying so, and has left something unread in this end's ring. TCP resets a connection for
+// that. A peer that ends its direction, or closes, says so in its page before it ends TCP.
+func (l *shared) cutOff() error {
+	l.in.Lock()
+	defer l.in.Unlock()
+	if l.in.ring != nil && l.in.ring.Ending() != shmring.Finished && l.untakenAtEnd() {
+		return errno.ECONNRESET
 	}
-	return l.out.lost
+	return nil
 }
 
-// hasUnread reports whether the peer has written something to the ring that this end has not
-// read. Of what it has sent by TCP the kernel knows.
+// hasUnread reports whether the peer has sent something that this end has not read. While it uses
+// TCP that may be the mark alone, which does not count.
 func (l *shared) hasUnread() bool {
 	l.in.Lock()
 	defer l.in.Unlock()
@@ -319,8 +308,8 @@ func (l *shared) hasUnread() bool {
 	return false
 }
 
-// untakenAtEnd reports whether the peer's process has ended and left something unread. TCP resets
-// a connection for that. The caller holds in.
+// untakenAtEnd reports whether the peer, which has ended, has left something in this end's ring
+// unread. TCP resets a connection for that. The caller holds in.
 func (l *shared) untakenAtEnd() bool {
 	l.out.Lock()
 	defer l.out.Unlock()
@@ -351,7 +340,7 @@ func (l *shared) follow() error {
 	}
 	var mem []byte
 	if size > 0 {
-		fd := l.bell.Load().take()
+		fd := l.control.take()
 		if fd < 0 {
 			return errSharedRing
 		}
@@ -390,6 +379,6 @@ func (l *shared) setDeadline(t time.Time) {
 	l.deadline = t
 	l.conn.SetReadDeadline(t)
 	if l.in.on.Load() {
-		l.bell.Load().conn.SetReadDeadline(t)
+		l.bell.Load().woken.SetReadDeadline(t)
 	}
 }

@@ -24,7 +24,6 @@ type sharedOut struct {
 	tcp    tcpWaits
 	count  uint64 // count is how many bytes TCP has taken.
 	writes int    // writes is how often it has.
-	lost   error  // of the mark that move sent; TCP tells of a reset once
 	ring   *shmring.Writer
 	page   shmring.Page // page is this end's.
 	mapped []byte
@@ -85,7 +84,7 @@ func (l *shared) sleepToWrite() error {
 	if bell == nil {
 		return net.ErrClosed
 	}
-	err := bell.raw.Write(bell.waitWrite)
+	err := bell.awaitWrite()
 	l.out.Lock()
 	if l.out.ring != nil {
 		l.out.ring.Awake()
@@ -103,7 +102,7 @@ func (l *shared) interruptWrite() {
 	l.tcp.interruptWrite()
 	// Before this end has moved the doorbell is of use to others.
 	if l.out.on.Load() {
-		l.bell.Load().conn.SetWriteDeadline(time.Unix(1, 0))
+		l.bell.Load().woken.SetWriteDeadline(time.Unix(1, 0))
 	}
 }
 
@@ -111,38 +110,15 @@ func (l *shared) resumeWrite() {
 	l.out.interrupted.Store(false)
 	l.tcp.resumeWrite()
 	if l.out.on.Load() {
-		l.bell.Load().conn.SetWriteDeadline(time.Time{})
+		l.bell.Load().woken.SetWriteDeadline(time.Time{})
 	}
 }
 
 // noNeedToWait says that the writer sleeps, and reports whether there is a reason not to.
-func (l *shared) noNeedToWait(bell *doorbell, fd uintptr) bool {
-	for range 8 {
-		l.out.Lock()
-		awake := l.out.ring == nil || l.out.ring.Sleep(l.out.want)
-		l.out.Unlock()
-		if awake || l.gone.Load() {
-			return true
-		}
-		if l.readerSleeps.Load() {
-			return false // The reader looks after the socket, and peerGone wakes this goroutine.
-		}
-		if !bell.rest(fd) {
-			return false
-		}
-		if l.readerSleeps.Load() {
-			l.kick(bell)
-		}
-	}
-	return true
-}
-
-// kick has the reader look again, because a byte that may have been for it was taken.
-func (l *shared) kick(bell *doorbell) {
-	l.mu.Lock()
-	l.kicked = true
-	bell.conn.SetReadDeadline(time.Unix(1, 0))
-	l.mu.Unlock()
+func (l *shared) noNeedToWait(uintptr) bool {
+	l.out.Lock()
+	defer l.out.Unlock()
+	return l.out.ring == nil || l.out.ring.Sleep(l.out.want) || l.gone.Load()
 }
 
 func (l *shared) writev(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
@@ -266,6 +242,9 @@ func (l *shared) closeWrite() error {
 	}
 	l.out.ended = true
 	if !l.out.on.Load() {
+		if l.out.ring != nil {
+			l.out.ring.End(shmring.Finished) // See cutOff.
+		}
 		return l.tcp.closeWrite()
 	}
 	if l.out.ring == nil {
