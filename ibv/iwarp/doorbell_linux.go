@@ -87,8 +87,8 @@ func newDoorbell(fds doorbellFDs) (*doorbell, error) {
 	return d, nil
 }
 
-// checkDoorbell returns an error for what is no Unix socket of a stream. Calls for other
-// descriptors might wait for the peer.
+// checkDoorbell returns an error for what is no Unix socket of a stream. To shut down other sockets
+// might take long.
 func checkDoorbell(fd int) error {
 	for _, want := range []struct{ option, value int }{
 		{unix.SO_DOMAIN, unix.AF_UNIX},

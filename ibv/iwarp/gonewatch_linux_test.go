@@ -115,6 +115,16 @@ func TestGoneWithTCPUnread(t *testing.T) {
 	}
 }
 
+// awaitHandover waits until a link may move.
+func awaitHandover(t *testing.T, l *shared) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		l.out.Lock()
+		defer l.out.Unlock()
+		return l.out.may
+	}, patience, time.Millisecond)
+}
+
 // halfMovedPair returns both ends of a link of which x has moved to shared memory. The mark has not
 // been read.
 func halfMovedPair(t *testing.T) (x, y *shared) {
@@ -122,7 +132,7 @@ func halfMovedPair(t *testing.T) (x, y *shared) {
 	a, b := linkPair(t, sharedKinds()["sharing"])
 	x, y = a.(*shared), b.(*shared)
 	carry(t, x, y, moveAfterBytes)
-	require.Eventually(t, func() bool { return x.sharing() == nil }, patience, time.Millisecond)
+	awaitHandover(t, x)
 	require.NoError(t, writeTo(x, nil))
 	require.True(t, x.out.on.Load())
 	require.False(t, y.in.on.Load())
@@ -175,6 +185,21 @@ func TestReaderGone(t *testing.T) {
 	}
 }
 
+// An end that has closed its direction before it has got shared memory is orderly for a peer that
+// moves afterwards.
+func TestClosedBeforeHandover(t *testing.T) {
+	leaktest.Check(t)
+	a, b := linkPair(t, sharedKinds()["sharing"])
+	x, y := a.(*shared), b.(*shared)
+	require.NoError(t, y.closeWrite())
+	carry(t, x, y, moveAfterBytes)
+	awaitHandover(t, x)
+	require.NoError(t, writeTo(x, make([]byte, 100)))
+	require.True(t, x.out.on.Load())
+	_, err := readFrom(x, make([]byte, 10))
+	require.ErrorIs(t, err, io.EOF)
+}
+
 // An end that may move says nothing of its own accord. So a peer that answers, and whose process
 // ends then, has an orderly end.
 func TestMarkNeverAlone(t *testing.T) {
@@ -182,7 +207,7 @@ func TestMarkNeverAlone(t *testing.T) {
 	a, b := linkPair(t, sharedKinds()["sharing"])
 	x, y := a.(*shared), b.(*shared)
 	carry(t, x, y, moveAfterBytes)
-	require.Eventually(t, func() bool { return x.sharing() == nil }, patience, time.Millisecond)
+	awaitHandover(t, x)
 	require.Zero(t, y.unreadInTCP())
 	require.NoError(t, writeTo(y, []byte("answer")))
 	quit(y)
@@ -290,7 +315,7 @@ func TestMarkBehindCork(t *testing.T) {
 	a, b := linkPair(t, sharedKinds()["sharing"])
 	x := a.(*shared)
 	carry(t, x, b, moveAfterBytes)
-	require.Eventually(t, func() bool { return x.sharing() == nil }, patience, time.Millisecond)
+	awaitHandover(t, x)
 	x.ending()
 	require.NoError(t, writeTo(x, nil))
 	require.True(t, x.out.on.Load())

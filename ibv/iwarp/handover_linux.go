@@ -52,7 +52,10 @@ const (
 
 // hostID returns a number that processes have in common if they run on one kernel, in one
 // network namespace, and as one user, or the reason for which this process cannot share memory.
-var hostID = sync.OnceValues(func() (id [16]byte, err error) {
+func hostID() (id [16]byte, err error) {
+	if id := knownHost.Load(); id != nil {
+		return *id, nil
+	}
 	if err := doorbellsRing(); err != nil {
 		return id, err
 	}
@@ -69,8 +72,13 @@ var hostID = sync.OnceValues(func() (id [16]byte, err error) {
 	b = binary.BigEndian.AppendUint64(b, st.Ino)
 	b = binary.BigEndian.AppendUint64(b, uint64(os.Geteuid()))
 	sum := sha256.Sum256(b)
-	return [16]byte(sum[:16]), nil
-})
+	id = [16]byte(sum[:16])
+	knownHost.Store(&id)
+	return id, nil
+}
+
+// knownHost is what hostID has found. Errors may be of the moment, such as too few descriptors.
+var knownHost atomic.Pointer[[16]byte]
 
 // A meeting is where the initiators of a device's connections come: a Unix socket with a
 // random abstract name, which exists in this network namespace only, and in no file system.
@@ -327,6 +335,8 @@ func readHello(conn *net.UnixConn, b []byte, fds []int) (err error) {
 			return errors.New("the peer has given up")
 		case err != nil:
 			return err
+		case len(got) > len(fds): // They must not pile up.
+			return fmt.Errorf("the peer has sent more than %d descriptors", len(fds))
 		}
 		n += k
 	}

@@ -118,6 +118,9 @@ func (l *shared) install(conn *net.UnixConn, fds doorbellFDs, ours, theirs []byt
 	l.out.mapped, l.out.page = ours, shmring.NewPage(ours)
 	l.in.ring = shmring.NewReader(l.out.page, l.in.page)
 	l.out.ring = shmring.NewWriter(l.out.page, l.in.page)
+	if l.out.ended {
+		l.out.ring.End(shmring.Finished) // See cutOff.
+	}
 	bell.waitRead, bell.waitWrite = l.nothingToWaitFor, l.noNeedToWait
 	l.out.poller = cqwait.NewPoller(l.out.pollPays)
 	l.bell.Store(bell)
@@ -132,9 +135,11 @@ func (l *shared) mayBegin() {
 	l.out.Lock()
 	l.out.may = true
 	l.out.Unlock()
-	l.mu.Lock()
-	l.why = nil
-	l.mu.Unlock()
+	if l.agreed.Now { // Nothing goes by TCP.
+		l.mu.Lock()
+		l.why = nil
+		l.mu.Unlock()
+	}
 	l.decided()
 }
 
@@ -243,14 +248,25 @@ func (l *shared) peerGone() {
 		switch {
 		case l.in.on.Load():
 		case l.agreed.passive:
-			l.mu.Lock()
-			if l.why == errSharedEarly {
-				l.why = errSharedGivenUp
-			}
-			l.mu.Unlock()
+			l.initiatorGone()
 		default:
 			l.endTCP(0)
 		}
+	}
+}
+
+// initiatorGone notes why the link stays with TCP, if the initiator has given up the way to shared
+// memory rather than moved or closed.
+func (l *shared) initiatorGone() {
+	l.in.Lock()
+	defer l.in.Unlock()
+	if l.in.ring == nil || l.in.page.Gone() || l.in.page.Start() != 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.why == errSharedEarly {
+		l.why = errSharedGivenUp
 	}
 }
 

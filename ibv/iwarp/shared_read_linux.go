@@ -206,6 +206,7 @@ func (l *shared) readTCP(at uintptr, bufs [][]byte) (n int, wait bool, err error
 	l.mu.Lock()
 	l.bell.Load().woken.SetReadDeadline(l.deadline)
 	l.in.on.Store(true)
+	l.why = nil
 	l.mu.Unlock()
 	return n - 1, false, nil
 }
@@ -380,5 +381,8 @@ func (l *shared) setDeadline(t time.Time) {
 	l.conn.SetReadDeadline(t)
 	if l.in.on.Load() {
 		l.bell.Load().woken.SetReadDeadline(t)
+		if l.gone.Load() {
+			l.bell.Load().woken.SetReadDeadline(time.Unix(1, 0)) // peerGone may have come just before.
+		}
 	}
 }

@@ -111,6 +111,9 @@ func (l *shared) resumeWrite() {
 	l.tcp.resumeWrite()
 	if l.out.on.Load() {
 		l.bell.Load().woken.SetWriteDeadline(time.Time{})
+		if l.gone.Load() {
+			l.bell.Load().woken.SetWriteDeadline(time.Unix(1, 0)) // peerGone may have come just before.
+		}
 	}
 }
 
@@ -179,6 +182,9 @@ func (l *shared) begin(at uintptr) (wait bool, err error) {
 	}
 	uncork(at) // The peer waits for the mark, which ending may have TCP keep.
 	l.out.on.Store(true)
+	l.mu.Lock()
+	l.why = nil
+	l.mu.Unlock()
 	return false, nil
 }
 
