@@ -94,7 +94,11 @@ func TestSameHost(t *testing.T) {
 				}
 			}
 			if tt.reason[0] == "" {
-				require.True(t, eventually(moved), "%v %v", c.Info(), s.Info())
+				require.True(t, eventually(func() bool { // A direction moves with a write.
+					pass(t, c, s)
+					pass(t, s, c)
+					return moved()
+				}), "%v %v", c.Info(), s.Info())
 				require.Empty(t, c.Info().LinkReason)
 				exchange(t, c, s, 16<<20)
 			}
