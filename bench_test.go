@@ -358,7 +358,7 @@ func compareSlice(b *testing.B, c benchCase, transport string, n *int) float64 {
 func warmSlice(b *testing.B, run benchRun, n *int) {
 	for warm := time.Duration(0); warm < *benchSlice/4; {
 		*n = max(*n/3, 1)
-		warm = timeSlice(b, run, n)
+		warm += timeSlice(b, run, n)
 	}
 }
 

@@ -216,11 +216,10 @@ const exitAnswer = "answers"
 
 // beAnswering is a process that listens, answers a request and ends.
 func beAnswering() error {
-	ln, err := Listen("rdma4", local4)
+	ln, err := listenAndPrint()
 	if err != nil {
 		return err
 	}
-	fmt.Println(ln.Addr())
 	c, err := ln.Accept()
 	if err != nil {
 		return err

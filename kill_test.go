@@ -78,13 +78,21 @@ func echo(address string) error {
 	select {}
 }
 
+// listenAndPrint listens, and prints the address for the process that has started this one.
+func listenAndPrint() (net.Listener, error) {
+	ln, err := Listen("rdma4", local4)
+	if err == nil {
+		fmt.Println(ln.Addr())
+	}
+	return ln, err
+}
+
 // victimListener prints its address and uses what comes in.
 func victimListener() error {
-	ln, err := Listen("rdma4", local4)
+	ln, err := listenAndPrint()
 	if err != nil {
 		return err
 	}
-	fmt.Println(ln.Addr())
 	for {
 		c, err := ln.Accept()
 		if err != nil {
@@ -96,11 +104,10 @@ func victimListener() error {
 
 // sink prints its address, and reads a part of what comes in.
 func sink() error {
-	ln, err := Listen("rdma4", local4)
+	ln, err := listenAndPrint()
 	if err != nil {
 		return err
 	}
-	fmt.Println(ln.Addr())
 	c, err := ln.Accept()
 	if err != nil {
 		return err

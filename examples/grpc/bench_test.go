@@ -32,22 +32,25 @@ var (
 	benchBusyPoll = flag.Duration("busypoll", 0, "Config.BusyPoll of both ends")
 )
 
-// benchTransports are TCP, rdmanet with the TCP link of the software device, and rdmanet with
-// shared memory where the system has that.
+// benchTransports are TCP, a Unix socket, rdmanet with the TCP link of the software device, and
+// rdmanet with shared memory: from the beginning, and after the first messages ("on").
 var benchTransports = func() []string {
-	names := []string{"tcp", "rdmanet"}
+	names := []string{"tcp", "unix", "rdmanet"}
 	device := os.Getenv("RDMANET_DEVICE")
 	if runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64") && (device == "" || device == "iwarp") {
-		names = append(names, "shared")
+		names = append(names, "shared", "on")
 	}
 	return names
 }()
 
-// benchConfig is the Config of a transport that is not TCP.
+// benchConfig is the Config of a transport of rdmanet's.
 func benchConfig(transport string) rdmanet.Config {
 	c := rdmanet.Config{BusyPoll: *benchBusyPoll, SameHost: "off"}
-	if transport == "shared" {
+	switch transport {
+	case "shared":
 		c.Device, c.SameHost = "iwarp", "require"
+	case "on":
+		c.Device, c.SameHost = "iwarp", "on"
 	}
 	return c
 }
@@ -56,24 +59,31 @@ func benchConfig(transport string) rdmanet.Config {
 // is the transport.
 const benchServerEnv = "RDMANET_BENCH_SERVER"
 
-const (
-	benchMethod  = "/rdmanet.bench.Echo/Unary"
-	benchPayload = 128 // bytes, in the request and in the answer
-)
+const benchMethod = "/rdmanet.bench.Echo/Unary"
 
-var benchInFlight = []int{1, 64}
+// A benchCase is the calls that a benchmark makes on one connection.
+type benchCase struct {
+	payload  int // bytes, in the request and in the answer
+	inFlight int
+}
+
+var benchCases = []benchCase{{128, 1}, {128, 64}, {1 << 20, 1}, {1 << 20, 64}}
+
+func (c benchCase) String() string {
+	return fmt.Sprintf("bytes=%d/inflight=%d", c.payload, c.inFlight)
+}
 
 // BenchmarkUnary makes unary calls on one connection.
 func BenchmarkUnary(b *testing.B) {
-	for _, inFlight := range benchInFlight {
+	for _, c := range benchCases {
 		for _, transport := range benchTransports {
-			b.Run(fmt.Sprintf("inflight=%d/transport=%s", inFlight, transport), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%v/transport=%s", c, transport), func(b *testing.B) {
 				conn, stop := startBench(b, transport)
 				defer stop()
-				benchCalls(b, conn, inFlight, inFlight) // connects
+				c.call(b, conn, c.inFlight) // connects
 				b.ReportAllocs()
 				b.ResetTimer()
-				elapsed := benchCalls(b, conn, b.N, inFlight)
+				elapsed := c.call(b, conn, b.N)
 				b.ReportMetric(float64(b.N)/elapsed.Seconds(), "req/s")
 			})
 		}
@@ -81,31 +91,29 @@ func BenchmarkUnary(b *testing.B) {
 }
 
 // BenchmarkCompare compares unary calls over the transports, as BenchmarkCompare of the
-// root package compares other work.
+// root package compares other work. The ratios are against TCP.
 func BenchmarkCompare(b *testing.B) {
-	for _, inFlight := range benchInFlight {
-		b.Run(fmt.Sprintf("Unary/inflight=%d", inFlight), func(b *testing.B) {
+	for _, c := range benchCases {
+		b.Run(fmt.Sprintf("Unary/%v", c), func(b *testing.B) {
 			for b.Loop() {
-				compareTransports(b, inFlight)
+				compareTransports(b, c)
 			}
 			b.ReportMetric(0, "ns/op") // not shown: it would be the time of the comparison
 		})
 	}
 }
 
-func compareTransports(b *testing.B, inFlight int) {
+func compareTransports(b *testing.B, c benchCase) {
 	n := make([]int, len(benchTransports)) // calls that fill a slice
 	rates := make([][]float64, len(benchTransports))
 	for round := range *benchRounds {
 		for turn := range benchTransports {
 			i := (round + turn) % len(benchTransports) // who begins alternates too
-			rates[i] = append(rates[i], compareSlice(b, benchTransports[i], inFlight, &n[i]))
+			rates[i] = append(rates[i], compareSlice(b, c, benchTransports[i], &n[i]))
 		}
 	}
-	rateNames := map[string]string{"tcp": "tcp-req/s", "rdmanet": "rdma-req/s", "shared": "shared-req/s"}
-	ratioNames := map[string]string{"rdmanet": "ratio", "shared": "shared-ratio"}
 	for i, transport := range benchTransports {
-		b.ReportMetric(quantile(rates[i], 0.5), rateNames[transport])
+		b.ReportMetric(quantile(rates[i], 0.5), transport+"-req/s")
 		if i == 0 {
 			continue
 		}
@@ -113,25 +121,26 @@ func compareTransports(b *testing.B, inFlight int) {
 		for round := range *benchRounds {
 			ratios = append(ratios, rates[i][round]/rates[0][round])
 		}
-		name := ratioNames[transport]
-		b.ReportMetric(quantile(ratios, 0.5), name)
-		b.ReportMetric(quantile(ratios, 0.25), name+"-q1")
-		b.ReportMetric(quantile(ratios, 0.75), name+"-q3")
+		b.ReportMetric(quantile(ratios, 0.5), transport+"-ratio")
+		b.ReportMetric(quantile(ratios, 0.25), transport+"-ratio-q1")
+		b.ReportMetric(quantile(ratios, 0.75), transport+"-ratio-q3")
 	}
 }
 
 // compareSlice makes about n calls and returns their rate, in calls a second. It sets n to
 // the number of calls that would have taken the time of a slice.
-func compareSlice(b *testing.B, transport string, inFlight int, n *int) float64 {
+func compareSlice(b *testing.B, c benchCase, transport string, n *int) float64 {
 	conn, stop := startBench(b, transport)
 	defer stop()
 	timed := func(n int) (elapsed time.Duration, fill int) {
-		elapsed = benchCalls(b, conn, n, inFlight)
+		elapsed = c.call(b, conn, n)
 		grow := float64(*benchSlice) / float64(max(elapsed, 1))
 		return elapsed, max(1, int(float64(n)*min(grow, 100)))
 	}
 	for warm := time.Duration(0); warm < *benchSlice/4; {
-		warm, *n = timed(max(*n/3, 1))
+		elapsed, fill := timed(max(*n/3, 1))
+		warm += elapsed
+		*n = fill
 	}
 	done := *n
 	elapsed, fill := timed(done)
@@ -145,20 +154,20 @@ func quantile(sample []float64, q float64) float64 {
 	return sorted[int(q*float64(len(sorted)-1)+0.5)]
 }
 
-// benchCalls makes n calls, inFlight at a time, and returns how long it took.
-func benchCalls(tb testing.TB, conn *grpc.ClientConn, n, inFlight int) time.Duration {
+// call makes n calls, inFlight at a time, and returns how long it took.
+func (c benchCase) call(tb testing.TB, conn *grpc.ClientConn, n int) time.Duration {
 	var next atomic.Int64
-	errs := make(chan error, inFlight)
+	errs := make(chan error, c.inFlight)
 	start := time.Now()
-	for range inFlight {
+	for range c.inFlight {
 		go func() {
-			in, out := wrapperspb.Bytes(make([]byte, benchPayload)), new(wrapperspb.BytesValue)
+			in, out := wrapperspb.Bytes(make([]byte, c.payload)), new(wrapperspb.BytesValue)
 			for next.Add(1) <= int64(n) {
 				if err := conn.Invoke(context.Background(), benchMethod, in, out); err != nil {
 					errs <- err
 					return
 				}
-				if len(out.Value) != benchPayload {
+				if len(out.Value) != c.payload {
 					errs <- fmt.Errorf("answer of %d bytes", len(out.Value))
 					return
 				}
@@ -167,7 +176,7 @@ func benchCalls(tb testing.TB, conn *grpc.ClientConn, n, inFlight int) time.Dura
 		}()
 	}
 	var err error
-	for range inFlight {
+	for range c.inFlight {
 		err = errors.Join(err, <-errs)
 	}
 	if err != nil {
@@ -204,8 +213,8 @@ func startBench(tb testing.TB, transport string) (conn *grpc.ClientConn, stop fu
 	conn, err = grpc.NewClient("passthrough:///"+strings.TrimSpace(addr),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			if transport == "tcp" {
-				return new(net.Dialer).DialContext(ctx, "tcp", addr)
+			if transport == "tcp" || transport == "unix" {
+				return new(net.Dialer).DialContext(ctx, transport, addr)
 			}
 			d := rdmanet.Dialer{Config: benchConfig(transport)}
 			return d.DialContext(ctx, "tcp", addr)
@@ -226,9 +235,13 @@ func startBench(tb testing.TB, transport string) (conn *grpc.ClientConn, stop fu
 func serveBench(transport string) error {
 	var l net.Listener
 	var err error
-	if transport == "tcp" {
+	switch transport {
+	case "tcp":
 		l, err = net.Listen("tcp", "127.0.0.1:0")
-	} else {
+	case "unix":
+		// An abstract name leaves no file behind.
+		l, err = net.Listen("unix", fmt.Sprintf("@rdmanet-bench-%d", os.Getpid()))
+	default:
 		lc := rdmanet.ListenConfig{Config: benchConfig(transport)}
 		l, err = lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
 	}
@@ -268,8 +281,8 @@ func TestBenchmarks(t *testing.T) {
 		t.Run(transport, func(t *testing.T) {
 			conn, stop := startBench(t, transport)
 			defer stop()
-			for _, inFlight := range benchInFlight {
-				benchCalls(t, conn, 100, inFlight)
+			for _, c := range benchCases {
+				c.call(t, conn, 100)
 			}
 		})
 	}
