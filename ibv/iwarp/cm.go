@@ -211,7 +211,7 @@ func (i *id) initiate(conn net.Conn, param *ibv.ConnParam) (s setup, reply iwarp
 	}
 	s = setup{crc: req.CRC || reply.CRC, ord: param.InitiatorDepth, ird: param.ResponderResources, unshared: unshared, meeting: &i.dev.meeting}
 	if unshared == nil {
-		var h handover
+		h := handover{required: i.dev.cfg.SameHost == SameHostRequire}
 		var ok bool
 		if reply.Private, h.SameHostAnswer, ok = iwarpwire.CutSameHostAnswer(reply.Private); ok {
 			s.handover = &h

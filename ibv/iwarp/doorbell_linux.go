@@ -102,13 +102,22 @@ func checkDoorbell(fd int) error {
 			return errors.New("the peer's doorbell is a socket of another kind")
 		}
 	}
+	// A peer that has given its own sockets to this process could end without a sign. Its end of
+	// the control socket is connected to one with a name (package unix writes none as "@"). What it
+	// has sent by the doorbell would stay there, and nothing can come after this shutdown.
+	if addr, err := unix.Getpeername(fd); err != nil || len(addr.(*unix.SockaddrUnix).Name) > 1 {
+		return errors.New("the peer's doorbell is not of a pair of sockets")
+	}
+	shutdownToWake(uintptr(fd))
+	if n, err := unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil || n > 0 {
+		return errors.New("the peer has sent something by its doorbell")
+	}
 	return nil
 }
 
-func shutdownToRing(fd uintptr) {
-	// An error is of no use here. If the peer has gone, its control socket says so.
-	syscall.RawSyscall(unix.SYS_SHUTDOWN, fd, unix.SHUT_WR, 0)
-}
+// An error of these is of no use. If the peer has gone, its control socket says so.
+func shutdownToRing(fd uintptr) { syscall.RawSyscall(unix.SYS_SHUTDOWN, fd, unix.SHUT_WR, 0) }
+func shutdownToWake(fd uintptr) { syscall.RawSyscall(unix.SYS_SHUTDOWN, fd, unix.SHUT_RD, 0) }
 
 // awaitRead sleeps until waitRead returns true, which is called when the peer rings.
 func (d *doorbell) awaitRead() error { return closedAsNet(d.waiting.Read(d.waitRead)) }
@@ -126,6 +135,9 @@ func closedAsNet(err error) error {
 
 // press wakes the peer.
 func (d *doorbell) press() { d.ringing.Control(shutdownToRing) }
+
+// wake wakes this end itself. The kernel reports a shutdown also to the socket that was shut down.
+func (d *doorbell) wake() { d.waiting.Control(shutdownToWake) }
 
 func (d *doorbell) close() {
 	d.woken.Close()
@@ -150,8 +162,13 @@ func doorbellsRing() error {
 	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, theirs.woken, &e); err != nil {
 		return os.NewSyscallError("epoll_ctl", err)
 	}
-	for range 3 { // The first one finds that the socket can be written.
-		shutdownToRing(uintptr(ours.wakes))
+	shutdownToWake(uintptr(ours.wakes)) // See checkDoorbell.
+	for i := range 6 {                  // The first one finds that the socket can be written.
+		if i%2 == 0 {
+			shutdownToRing(uintptr(ours.wakes))
+		} else {
+			shutdownToWake(uintptr(theirs.woken))
+		}
 		events := make([]unix.EpollEvent, 2)
 		n, err := unix.EpollWait(epoll, events, 0)
 		const both = unix.EPOLLIN | unix.EPOLLOUT

@@ -4,19 +4,31 @@ package iwarp
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
+// maxSharing bounds the ends of this process that have shared memory. Each has up to six mappings, and
+// Linux gives a process 65,530 (vm.max_map_count). One that has used them up gets no memory. It is a
+// variable for tests.
+var maxSharing int32 = 8192
+
+// sharers counts these ends.
+var sharers atomic.Int32
+
+var errSharedMany = errors.New("too many connections of this process have it already")
+
 // A goneWatch tells the shared links of a device when their peers have gone, whatever the links
 // are doing: nobody may be waiting for the doorbell, and a ring does not tell of the end of a
-// process. It has one descriptor of epoll, and one goroutine, while there are such links. What
-// comes by a control socket does not wake it.
+// process. It tells them also of what comes by their control sockets. It has one descriptor of
+// epoll, and one goroutine, while there are such links.
 type goneWatch struct {
 	mu    sync.Mutex
 	epoll *os.File // nil while links is empty
@@ -25,8 +37,8 @@ type goneWatch struct {
 	links map[uint64]*shared // by their numbers
 }
 
-// add watches the control socket of a link. It returns the number for remove, which must be called also
-// after an error.
+// add watches the control socket of a link. It returns the number for remove, which must be
+// called also after an error.
 func (w *goneWatch) add(l *shared, c *controlSocket) (id uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -35,14 +47,32 @@ func (w *goneWatch) add(l *shared, c *controlSocket) (id uint64, err error) {
 			return 0, err
 		}
 	}
+	if sharers.Add(1) > maxSharing {
+		sharers.Add(-1)
+		return 0, errSharedMany
+	}
 	w.last++
 	id = w.last
-	e := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: int32(id), Pad: int32(id >> 32)}
-	cerr := c.raw.Control(func(fd uintptr) {
-		w.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &e) })
-	})
 	w.links[id] = l
-	return id, cmp.Or(os.NewSyscallError("epoll_ctl", err), cerr)
+	return id, w.arm(unix.EPOLL_CTL_ADD, c, id, unix.EPOLLIN)
+}
+
+// arm has the watch tell of one event more: the peer's end, or what. The caller holds mu.
+func (w *goneWatch) arm(op int, c *controlSocket, id uint64, what uint32) (err error) {
+	e := unix.EpollEvent{Events: what | unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: int32(id), Pad: int32(id >> 32)}
+	cerr := c.raw.Control(func(fd uintptr) {
+		w.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), op, int(fd), &e) })
+	})
+	return cmp.Or(os.NewSyscallError("epoll_ctl", err), cerr)
+}
+
+// again has the watch go on to tell a link of its peer's end, and of what.
+func (w *goneWatch) again(c *controlSocket, id uint64, what uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.links[id] != nil {
+		w.arm(unix.EPOLL_CTL_MOD, c, id, what) // It fails after close, when there is nothing to tell.
+	}
 }
 
 // open begins to watch. The caller holds mu.
@@ -73,7 +103,10 @@ func (w *goneWatch) open() error {
 // remove ends the watch of a control socket, which the caller closes.
 func (w *goneWatch) remove(id uint64) {
 	w.mu.Lock()
-	delete(w.links, id)
+	if w.links[id] != nil {
+		delete(w.links, id)
+		sharers.Add(-1)
+	}
 	var unused *os.File
 	if len(w.links) == 0 {
 		unused, w.epoll, w.raw, w.links = w.epoll, nil, nil, nil
@@ -94,7 +127,7 @@ func (w *goneWatch) run(raw syscall.RawConn) {
 				continue
 			}
 			for _, e := range events[:max(n, 0)] {
-				w.tell(uint64(uint32(e.Fd)) | uint64(uint32(e.Pad))<<32)
+				w.tell(uint64(uint32(e.Fd))|uint64(uint32(e.Pad))<<32, e.Events&^unix.EPOLLIN != 0)
 			}
 			if n < len(events) {
 				return false
@@ -103,12 +136,16 @@ func (w *goneWatch) run(raw syscall.RawConn) {
 	})
 }
 
-// tell tells a link that its peer has gone.
-func (w *goneWatch) tell(id uint64) {
+// tell tells a link that its peer has gone, or that something has come by its control socket.
+func (w *goneWatch) tell(id uint64, gone bool) {
 	w.mu.Lock()
 	l := w.links[id]
 	w.mu.Unlock()
-	if l != nil {
+	switch {
+	case l == nil:
+	case gone:
 		l.peerGone()
+	default:
+		go l.hear(id) // Who closes a descriptor of the peer's may wait.
 	}
 }

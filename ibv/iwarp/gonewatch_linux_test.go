@@ -261,7 +261,12 @@ func TestCloseOfLinkWithUnread(t *testing.T) {
 		}},
 		{"smaller ring", false, func(t *testing.T) (x, y *shared) {
 			x, y = movedPair(t)
-			carry(t, y, x, 4<<20)
+			for large := false; !large; { // An offer may be under way.
+				carry(t, y, x, 64<<10)
+				y.out.Lock()
+				large = !y.out.ring.Small() && y.out.ring.CanMove() && y.out.offered == nil
+				y.out.Unlock()
+			}
 			y.trim()
 			require.False(t, y.out.ring.Empty() && y.out.ring.CanMove(), "the ring has not shrunk")
 			return x, y

@@ -46,7 +46,7 @@ const (
 	// maxVisitors bounds how many peers are in step 1 at a time. Others wait.
 	maxVisitors = 64
 
-	helloMagic = "rdmanet shared 2"
+	helloMagic = "rdmanet shared 3"
 	helloLen   = len(helloMagic) + 16
 )
 
@@ -217,7 +217,7 @@ func (m *meeting) recognise(conn *net.UnixConn) (l *shared, bell doorbellFDs, th
 // admit sends the responder's page to the initiator. If the initiator does not use it, it is
 // given back when the connection is closed.
 func (l *shared) admit(conn *net.UnixConn, bell doorbellFDs, theirs []byte) error {
-	fd, ours, err := shmring.Create(shmring.PageSize)
+	fd, ours, err := l.ownPage(conn)
 	if err != nil {
 		bell.close()
 		shmring.Release(theirs)
@@ -248,7 +248,7 @@ func (l *shared) move() error {
 	if err := sameUser(conn); err != nil {
 		return err
 	}
-	fd, ours, err := shmring.Create(shmring.PageSize)
+	fd, ours, err := l.ownPage(conn)
 	if err != nil {
 		return err
 	}
@@ -289,6 +289,32 @@ func (l *shared) introduce(conn *net.UnixConn, page int) (bell doorbellFDs, thei
 	}
 	return bell, theirs, err
 }
+
+// ownPage returns this end's page, and its descriptor, which the caller closes. It returns an error
+// if conn, which is new, shows that this process uses a quarter of the descriptors that it may have:
+// those that shared memory takes could be missing to accept connections. The kernel gives out the
+// lowest free number, so at least as many are in use. A device that requires shared memory may use
+// them all.
+func (l *shared) ownPage(conn *net.UnixConn) (fd int, ours []byte, err error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, nil, os.NewSyscallError("getrlimit", err)
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, nil, err
+	}
+	var number uint64
+	if err := raw.Control(func(fd uintptr) { number = uint64(fd) }); err != nil {
+		return 0, nil, err
+	}
+	if number >= limit.Cur/4 && !l.agreed.required {
+		return 0, nil, errSharedDescriptors
+	}
+	return shmring.Create(shmring.PageSize)
+}
+
+var errSharedDescriptors = errors.New("a quarter of the file descriptors that this process may have are in use: raise the limit (ulimit -n) for more connections with shared memory")
 
 // sameUser returns an error unless the peer of a Unix socket runs as the same user.
 func sameUser(conn *net.UnixConn) error {

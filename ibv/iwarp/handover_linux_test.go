@@ -31,18 +31,24 @@ func nothingLeft(t testing.TB) {
 	leaktest.Check(t)
 	t.Cleanup(func() {
 		t.Helper()
-		// Who unmaps may do so a moment after the test has seen the end of its connection.
-		for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-			now := sharedMappings(t)
-			if now == before {
-				return
-			}
-			if time.Now().After(deadline) {
-				defect.Leak(t, "%d mappings of shared memory, and %d before", now, before)
-				return
-			}
-		}
+		requireMappings(t, before)
 	})
+}
+
+// requireMappings waits until there are as many mappings of shared memory as before. Who unmaps may do
+// so a moment after the test has seen the end of its connection.
+func requireMappings(t testing.TB, before int) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		now := sharedMappings(t)
+		if now == before {
+			return
+		}
+		if time.Now().After(deadline) {
+			defect.Leak(t, "%d mappings of shared memory, and %d before", now, before)
+			return
+		}
+	}
 }
 
 // sharedMappings counts the mappings of shared memory in this process.
@@ -212,6 +218,39 @@ func goodVisit(t testing.TB) []int {
 	return append([]int{goodPage(t)}, goodBell(t)...)
 }
 
+// copyOf returns another descriptor of a connection.
+func copyOf(t testing.TB, conn interface{ File() (*os.File, error) }) int {
+	t.Helper()
+	f, err := conn.File()
+	require.NoError(t, err)
+	defer f.Close()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	require.NoError(t, err)
+	return fd
+}
+
+// slowToClose returns a TCP socket whose last close waits for some seconds, or until the test is over.
+func slowToClose(t testing.TB) int {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	conn, err := net.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	peer, err := ln.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { peer.Close() })
+	for err == nil { // There must be something that the peer does not take.
+		require.NoError(t, conn.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
+		_, err = conn.Write(make([]byte, 1<<20))
+	}
+	fd := copyOf(t, conn.(*net.TCPConn))
+	require.NoError(t, unix.SetNonblock(fd, false))
+	require.NoError(t, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 5}))
+	return fd
+}
+
 // readReply reads what a responder says, and returns the descriptor of its page.
 func readReply(conn *net.UnixConn) (page int, err error) {
 	var fds [1]int
@@ -229,9 +268,11 @@ func manyPipes(t testing.TB) []int {
 }
 
 // shortenHandover makes a peer that says nothing give up soon.
-func shortenHandover(t testing.TB) {
+func shortenHandover(t testing.TB) { boundHandover(t, 50*time.Millisecond) }
+
+func boundHandover(t testing.TB, d time.Duration) {
 	before := handoverTimeout
-	handoverTimeout = 50 * time.Millisecond
+	handoverTimeout = d
 	t.Cleanup(func() { handoverTimeout = before })
 }
 
@@ -240,6 +281,7 @@ func shortenHandover(t testing.TB) {
 type visit struct {
 	name  string
 	short bool // short is set if the device must wait for its time limit.
+	long  bool // long is set if it must not.
 	do    func(t testing.TB, a iwarpwire.SameHostAnswer)
 }
 
@@ -264,14 +306,15 @@ func visits() []visit {
 			sendHello(t, conn, helloOf(a.Token), manyPipes(t)...)
 			requireEnd(t, conn)
 		}},
-		{name: "100 pipes with each byte", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+		{name: "100 pipes with each byte", long: true, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
-			for _, b := range helloOf(a.Token) {
+			hello := helloOf(a.Token)
+			for _, b := range hello[:helloLen-1] {
 				fds := manyPipes(t)
 				writeHello(conn, []byte{b}, fds...) // The device may have closed the socket.
 				closeAll(fds)
 			}
-			requireEnd(t, conn)
+			requireEnd(t, conn) // The device does not wait for the last byte.
 		}},
 		{name: "wrong token", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			a.Token[15] ^= 1
@@ -344,6 +387,27 @@ func visits() []visit {
 			requireEnd(t, last) // It has its turn, and a token that nobody has given out.
 		}},
 	}
+	for i, name := range []string{"its own socket for a doorbell", "its own socket to ring by"} {
+		list = append(list, visit{name: name, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+			conn := dialMeeting(t, a)
+			fds := goodVisit(t)
+			unix.Close(fds[1+i])
+			fds[1+i] = copyOf(t, conn)
+			sendHello(t, conn, helloOf(a.Token), fds...)
+			requireEnd(t, conn)
+		}})
+	}
+	for i, name := range []string{"something sent by the doorbell", "something sent by what it rings by"} {
+		list = append(list, visit{name: name, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+			conn := dialMeeting(t, a)
+			ours, theirs, err := newDoorbells()
+			require.NoError(t, err)
+			defer ours.close()
+			require.NoError(t, unix.Sendmsg([]int{ours.wakes, ours.woken}[i], []byte{0}, unix.UnixRights(0), nil, 0))
+			sendHello(t, conn, helloOf(a.Token), goodPage(t), theirs.woken, theirs.wakes)
+			requireEnd(t, conn)
+		}})
+	}
 	for name, page := range badPages() {
 		list = append(list, visit{name: name, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			fd := page(t)
@@ -396,6 +460,9 @@ func TestVisitors(t *testing.T) {
 			if visit.short {
 				shortenHandover(t)
 			}
+			if visit.long {
+				boundHandover(t, time.Hour)
+			}
 			s := newSite(t, Config{SameHost: SameHostOn})
 			good := s.bystander()
 			mem := newMemory(t, s.p)
@@ -436,7 +503,7 @@ func TestInitiatorGivesUp(t *testing.T) {
 	require.Eventually(t, l.gone.Load, patience, time.Millisecond)
 	time.Sleep(2 * lastWordsTimeout) // Nothing but time could end the connection now.
 	b := &bystander{v: v, p: p, mem: mem}
-	requireTCP(t, b, "")
+	requireTCP(t, b, errSharedGivenUp.Error())
 	b.close()
 }
 
@@ -560,6 +627,7 @@ func (h *host) receive() (conn *net.UnixConn) {
 type reception struct {
 	name  string
 	short bool
+	first bool   // first is set if it is done before the device comes.
 	want  string // want is a part of the reason for TCP.
 	do    func(t testing.TB, h *host)
 }
@@ -578,7 +646,7 @@ func receptions() []reception {
 	good := func(t testing.TB) []int { return []int{goodPage(t)} }
 	hello := []byte(helloMagic)
 	list := []reception{
-		{name: "no socket", want: "refused", do: func(t testing.TB, h *host) { h.unix.Close() }},
+		{name: "no socket", first: true, want: "refused", do: func(t testing.TB, h *host) { h.unix.Close() }},
 		{name: "nobody accepts", short: true, want: "timeout", do: func(testing.TB, *host) {}},
 		{name: "close at once", do: func(t testing.TB, h *host) {
 			conn, err := h.unix.AcceptUnix()
@@ -634,10 +702,15 @@ func TestReceptions(t *testing.T) {
 			require.Equal(t, iwarpwire.Write, hdr.Op, "the RTR")
 			b := &bystander{v: v, p: p, mem: mem}
 			done := make(chan struct{})
-			go func() {
-				defer close(done)
+			if reception.first {
 				reception.do(t, h)
-			}()
+				close(done)
+			} else {
+				go func() {
+					defer close(done)
+					reception.do(t, h)
+				}()
+			}
 			for range 2 * moveAfterWrites {
 				b.check()
 			}
@@ -672,12 +745,12 @@ func TestReceptionsRequired(t *testing.T) {
 			h := newHost(t, true)
 			mem := newMemory(t, s.p)
 			v, p, result := func() (*victim, *rawPeer, chan error) {
-				if reception.name == "no socket" {
+				if reception.first {
 					reception.do(t, h)
 				}
 				return h.connect(s.p, mem, 1)
 			}()
-			if reception.name != "no socket" {
+			if !reception.first {
 				reception.do(t, h)
 			}
 			err := soon(t, func() error { return <-result })
@@ -829,4 +902,99 @@ func TestProxy(t *testing.T) {
 	<-piped
 	there.close()
 	here.close()
+}
+
+// scarcities are states of a process in which its connections stay with TCP.
+var scarcities = map[string]struct {
+	make func(t testing.TB)
+	want string // want is a part of the reason.
+}{
+	"descriptors": {useDescriptors, "file descriptors"},
+	"mappings": {func(t testing.TB) {
+		before := maxSharing
+		maxSharing = 0
+		t.Cleanup(func() { maxSharing = before })
+	}, "too many connections"},
+}
+
+// useAllDescriptors has this process have no descriptor left, until done is called.
+func useAllDescriptors(t testing.TB) (done func()) {
+	t.Helper()
+	var before unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}))
+	return func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }
+}
+
+// useDescriptors has this process use more than a quarter of the descriptors that it may have.
+func useDescriptors(t testing.TB) {
+	t.Helper()
+	const used = 200
+	for range used {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { unix.Close(fd) })
+	}
+	var before unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 2 * used, Max: before.Max}))
+	t.Cleanup(func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) })
+}
+
+// A responder whose process has little left stays with TCP.
+func TestScarceResponder(t *testing.T) {
+	for name, scarcity := range scarcities {
+		t.Run(name, func(t *testing.T) {
+			nothingLeft(t)
+			s := newSite(t, Config{SameHost: SameHostOn})
+			mem := newMemory(t, s.p)
+			v, p, a := s.invite(mem, false, 1)
+			p.send(rtrFrame(false))
+			b := &bystander{v: v, p: p, mem: mem}
+			b.check()
+			scarcity.make(t)
+			conn := dialMeeting(t, a)
+			sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
+			requireEnd(t, conn)
+			requireEarlyOver(t, v)
+			requireTCP(t, b, scarcity.want)
+			b.close()
+		})
+	}
+}
+
+// An initiator whose process has little left stays with TCP.
+func TestScarceInitiator(t *testing.T) {
+	for name, scarcity := range scarcities {
+		t.Run(name, func(t *testing.T) {
+			nothingLeft(t)
+			s := newSite(t, Config{SameHost: SameHostOn})
+			h := newHost(t, false)
+			mem := newMemory(t, s.p)
+			v, p, result := h.connect(s.p, mem, 1)
+			require.NoError(t, <-result)
+			hdr, _ := p.frame()
+			require.Equal(t, iwarpwire.Write, hdr.Op, "the RTR")
+			b := &bystander{v: v, p: p, mem: mem}
+			scarcity.make(t)
+			for range 2 * moveAfterWrites {
+				b.check()
+			}
+			conn, err := h.unix.AcceptUnix()
+			require.NoError(t, err)
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(patience))
+			var fds [3]int
+			if err := readHello(conn, make([]byte, helloLen), fds[:]); err == nil {
+				closeAll(fds[:])
+				page := goodPage(t)
+				require.NoError(t, writeHello(conn, []byte(helloMagic), page))
+				unix.Close(page)
+			}
+			requireEnd(t, conn)
+			requireEarlyOver(t, v)
+			requireTCP(t, b, scarcity.want)
+			b.close()
+		})
+	}
 }

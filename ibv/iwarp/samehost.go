@@ -88,7 +88,8 @@ func (s SameHost) resolve() SameHost {
 // A handover is what the two ends have agreed on for their way to shared memory.
 type handover struct {
 	iwarpwire.SameHostAnswer
-	passive bool
+	passive  bool
+	required bool // this end requires shared memory
 }
 
 // These are the reasons for which connections stay with TCP.
@@ -202,8 +203,8 @@ func (d *device) acceptShared(conn net.Conn, offer *iwarpwire.SameHostOffer, pri
 	if len(private) > maxPrivateData-iwarpwire.SameHostAnswerLen {
 		return nil, errSharedPrivate
 	}
-	h := &handover{passive: true}
-	h.Now = offer.Now || d.cfg.SameHost == SameHostRequire
+	h := &handover{passive: true, required: d.cfg.SameHost == SameHostRequire}
+	h.Now = offer.Now || h.required
 	if err := d.meeting.prepare(&h.SameHostAnswer); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,9 @@
 package iwarp
 
 import (
+	"errors"
+	"math/bits"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -78,38 +81,185 @@ func (g *growth) next(size, total int) int {
 // begin counts from now on.
 func (g *growth) begin() { g.full, g.since = 0, time.Now() }
 
-// grow goes on to a larger ring if what must be written calls for it. The caller holds out.
+// An offer is a ring that this end has offered to the peer. The peer maps it, and answers, when it
+// likes. Until then this end goes on with the ring that it has, so a peer that has no descriptor or
+// no mapping left loses nothing.
+type offer struct {
+	offered []byte       // offered is the ring, or nil. The lock of sharedOut guards it.
+	answer  atomic.Int32 // answer is what the peer has said.
+}
+
+// These are the answers to an offer.
+const (
+	unanswered int32 = iota
+	refused
+	accepted
+)
+
+// grow offers the peer a larger ring if what must be written calls for it. The caller holds out.
 func (l *shared) grow(total int) {
+	l.settle()
+	if l.out.offered != nil {
+		return
+	}
 	g := &l.out.growth
 	size := g.next(l.out.ring.Size(), total)
 	if size == 0 || !l.out.ring.CanMove() || time.Since(g.refused) < ringPatience {
 		return
 	}
-	mem, err := l.newRing(size)
-	if err != nil {
+	if err := l.offerRing(size); err != nil {
 		g.refused = time.Now()
-		return
 	}
-	l.moveTo(mem)
 }
 
-// newRing makes a ring and gives it to the peer. The caller holds out.
-func (l *shared) newRing(size int) ([]byte, error) {
+// offerRing makes a ring and offers it to the peer. The caller holds out.
+func (l *shared) offerRing(size int) error {
 	if size == thirdRing && l.meeting.thirdRings.Add(1) > maxThirdRings {
 		l.meeting.thirdRings.Add(-1)
-		return nil, unix.ENOBUFS
+		return unix.ENOBUFS
 	}
 	fd, mem, err := shmring.Create(size)
 	if err == nil {
-		err = l.control.give(fd)
+		l.out.answer.Store(unanswered)
+		l.out.offered = mem
+		err = l.control.send(controlMessage(bits.TrailingZeros(uint(size))), fd)
 		unix.Close(fd)
 	}
 	if err != nil {
 		l.dropRing(mem, size)
-		return nil, err
+		l.out.offered = nil
 	}
-	return mem, nil
+	return err
 }
+
+// settle does what the peer's answer to an offer calls for, once there is one. The caller holds out.
+func (l *shared) settle() {
+	mem := l.out.offered
+	if mem == nil {
+		return
+	}
+	switch l.out.answer.Load() {
+	case refused:
+		l.out.offered = nil
+		l.dropRing(mem, len(mem))
+		l.out.growth.refused = time.Now()
+	case accepted:
+		if l.out.ring.CanMove() {
+			l.out.offered = nil
+			l.moveTo(mem)
+		}
+	}
+}
+
+// hear takes what the peer has said by the control socket. Meanwhile the watch tells of the peer's end.
+func (l *shared) hear(id uint64) {
+	l.in.Lock()
+	c := l.control
+	l.in.Unlock()
+	l.meeting.watch.again(c, id, 0)
+	hearing <- struct{}{}
+	defer func() { <-hearing }()
+	for range maxHeard {
+		m, ring, ok := c.receive()
+		if !ok {
+			break
+		}
+		err := l.heard(c, m, ring)
+		if err != nil {
+			l.wrong(err)
+		}
+		if ring >= 0 {
+			unix.Close(ring)
+		}
+		if err != nil {
+			return
+		}
+	}
+	l.meeting.watch.again(c, id, unix.EPOLLIN)
+}
+
+// heard does what a message calls for. It returns an error if no honest peer sends that.
+func (l *shared) heard(c *controlSocket, m controlMessage, ring int) error {
+	switch m {
+	case offerAccepted, offerRefused:
+		if ring >= 0 {
+			return errSharedOffer
+		}
+		answer := refused
+		if m == offerAccepted {
+			answer = accepted
+		}
+		l.answered(answer)
+		return nil
+	}
+	accept, err := l.accept(m, ring)
+	if err != nil {
+		return err
+	}
+	answer := offerRefused
+	if accept {
+		answer = offerAccepted
+	}
+	c.send(answer) // An error is that the peer has gone, of which the watch tells.
+	return nil
+}
+
+// wrong ends the connection with an error.
+func (l *shared) wrong(err error) {
+	l.fault.CompareAndSwap(nil, &err)
+	l.conn.CloseRead()
+	l.gone.Store(true)
+	l.bell.Load().wake()
+}
+
+// maxHeard bounds how many messages are taken at a time, so that a peer that sends without end does
+// not have a goroutine for itself.
+const maxHeard = 16
+
+// answered notes the answer to an offer.
+func (l *shared) answered(answer int32) {
+	l.out.answer.Store(answer) // A writer that finds room all the time looks at it.
+	l.out.Lock()
+	if l.out.ring != nil {
+		l.settle()
+	}
+	l.out.Unlock()
+	l.bell.Load().wake() // The writer may be waiting for room in the ring before.
+}
+
+// accept maps a ring that the peer offers, and reports whether the peer may move to it. It may not if
+// there are too few descriptors, so that none came, or too little memory. It returns an error for what
+// is not an offer that the peer may make.
+func (l *shared) accept(m controlMessage, ring int) (bool, error) {
+	size := 1 << min(m, 30)
+	if size < shmring.MinRing || size > shmring.MaxRing {
+		return false, errSharedOffer
+	}
+	if ring < 0 {
+		return false, nil
+	}
+	mem, err := shmring.Map(ring, size)
+	switch {
+	case errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EAGAIN):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	l.in.Lock()
+	defer l.in.Unlock()
+	switch {
+	case l.in.ring == nil: // after close
+	case l.in.offered != nil:
+		err = errSharedOffer
+	default:
+		l.in.offered = mem
+		return true, nil
+	}
+	shmring.Release(mem)
+	return false, err
+}
+
+var errSharedOffer = errors.New("the peer has offered shared memory in a way that it may not")
 
 // dropRing gives back a ring of this end.
 func (l *shared) dropRing(mem []byte, size int) {
@@ -135,7 +285,7 @@ func (l *shared) trim() {
 	l.out.Lock()
 	defer l.out.Unlock()
 	ring := l.out.ring
-	if ring != nil && l.out.on.Load() && !ring.Small() && ring.Empty() && ring.CanMove() {
+	if ring != nil && l.out.on.Load() && !ring.Small() && ring.Empty() && ring.CanMove() && l.out.offered == nil {
 		l.moveTo(nil)
 	}
 }

@@ -68,8 +68,8 @@ type ringPeer struct {
 	ring  bool // ring is set when the device has moved.
 	count uint64
 	got   []byte
-	fds   []int // fds came by the control socket.
-	rings [][]byte
+	rings [][]byte // rings are those of either end that this one has mapped.
+	other []byte   // other is the ring that the device may move to, or nil.
 
 	msn uint32
 }
@@ -108,10 +108,9 @@ func (p *ringPeer) free() {
 	for _, mem := range append(p.rings, p.page, p.theirs) {
 		shmring.Release(mem)
 	}
-	for _, fd := range append(p.fds, p.fd, p.peerFD) {
-		unix.Close(fd)
-	}
-	p.page, p.theirs, p.rings, p.fds, p.out, p.in = nil, nil, nil, nil, nil, nil
+	unix.Close(p.fd)
+	unix.Close(p.peerFD)
+	p.page, p.theirs, p.rings, p.other, p.out, p.in = nil, nil, nil, nil, nil, nil
 }
 
 // sharing makes a connection whose initiator is a ringPeer. Both ends have the other one's
@@ -192,14 +191,33 @@ func (p *ringPeer) await(ready func() bool) {
 	require.NoError(p.t, p.bell.waiting.Read(func(uintptr) bool { return ready() }))
 }
 
-// receiveRing waits for a descriptor from the device.
-func (p *ringPeer) receiveRing() {
+// offer offers a ring to the device, and reports whether the device has accepted it. It closes the
+// descriptors.
+func (p *ringPeer) offer(m controlMessage, fds ...int) (accepted bool) {
 	p.t.Helper()
-	b, oob := make([]byte, 64), make([]byte, unix.CmsgSpace(4*16))
-	n, oobn, _, _, err := p.control.ReadMsgUnix(b, oob)
+	sendHello(p.t, p.control, []byte{byte(m)}, fds...)
+	b := make([]byte, 1)
+	_, err := io.ReadFull(p.control, b)
 	require.NoError(p.t, err)
-	require.Positive(p.t, n, "the device has closed its control socket")
-	p.fds = append(p.fds, rightsIn(oob[:oobn])...)
+	require.LessOrEqual(p.t, controlMessage(b[0]), offerAccepted)
+	return controlMessage(b[0]) == offerAccepted
+}
+
+// hear accepts a ring, if the device offers one.
+func (p *ringPeer) hear() {
+	p.t.Helper()
+	c, err := newControlSocket(p.control)
+	require.NoError(p.t, err)
+	m, ring, ok := c.receive()
+	if !ok {
+		return
+	}
+	require.GreaterOrEqual(p.t, ring, 0)
+	p.other, err = shmring.Map(ring, 1<<m)
+	require.NoError(p.t, err)
+	unix.Close(ring)
+	p.rings = append(p.rings, p.other)
+	require.NoError(p.t, c.send(offerAccepted))
 }
 
 // deviceGone reports whether the device has closed its control socket.
@@ -242,6 +260,7 @@ func (p *ringPeer) next(n int) []byte {
 			p.readTCP()
 			continue
 		}
+		p.hear()
 		next, err := p.in.Peek()
 		require.NoError(p.t, err)
 		switch next {
@@ -290,15 +309,9 @@ func (p *ringPeer) follow() {
 		p.in.Follow(nil)
 		return
 	}
-	for len(p.fds) == 0 {
-		p.receiveRing()
-	}
-	mem, err := shmring.Map(p.fds[0], size)
-	require.NoError(p.t, err)
-	unix.Close(p.fds[0])
-	p.fds = p.fds[1:]
-	p.rings = append(p.rings, mem)
-	p.in.Follow(mem)
+	require.Len(p.t, p.other, size)
+	p.in.Follow(p.other)
+	p.other = nil
 }
 
 // frameOf reads an FPDU, which must have the opcode.
@@ -430,6 +443,23 @@ func (p *ringPeer) announce(size uint32) {
 	p.bell.press()
 }
 
+// These offer rings of firstRing bytes, and of shmring.MinRing.
+const (
+	offerOfFirst controlMessage = 16
+	offerOfLeast controlMessage = 12
+)
+
+// useRing goes on to a ring, as an honest peer does.
+func (p *ringPeer) useRing() {
+	p.t.Helper()
+	fd, mem, err := shmring.Create(firstRing)
+	require.NoError(p.t, err)
+	p.rings = append(p.rings, mem)
+	require.True(p.t, p.offer(offerOfFirst, fd))
+	p.out.Move(mem)
+	p.exchange()
+}
+
 var (
 	errEnd     = errors.New("none, as at the end of a process")
 	errAny     = errors.New("any error")
@@ -458,17 +488,15 @@ func tricks() []trick {
 		{"move to a ring of 2^31 bytes", func(p *ringPeer) { p.announce(1 << 31) }, shmring.ErrCorrupt},
 		{"move without a descriptor", func(p *ringPeer) { p.announce(firstRing) }, errSharedRing},
 		{"move to a pipe", func(p *ringPeer) {
-			sendHello(p.t, p.control, []byte{0}, badPages()["pipe"](p.t))
-			p.announce(firstRing)
+			sendHello(p.t, p.control, []byte{byte(offerOfFirst)}, badPages()["pipe"](p.t))
 		}, errAny},
 		{"move to a ring without seals", func(p *ringPeer) {
-			sendHello(p.t, p.control, []byte{0}, badPages()["page without seals"](p.t))
-			p.announce(shmring.MinRing)
+			sendHello(p.t, p.control, []byte{byte(offerOfLeast)}, badPages()["page without seals"](p.t))
 		}, errAny},
 		{"move to a ring of another size", func(p *ringPeer) {
-			sendHello(p.t, p.control, []byte{0}, ringOf(p.t, firstRing))
+			require.True(p.t, p.offer(offerOfFirst, ringOf(p.t, firstRing)))
 			p.announce(secondRing)
-		}, errAny},
+		}, errSharedRing},
 		{"end of no kind", store32(wordEnd, 77), errno.ECONNRESET},
 		{"end inside a message", func(p *ringPeer) {
 			p.put(seal(false, sendOf(p.msn+1, 0, true, bytesOf(20)))[:9])
@@ -493,11 +521,38 @@ func tricks() []trick {
 			p.fill()
 			p.control.Close()
 		}, errno.ECONNRESET},
-		{"move with a byte that has no descriptor", func(p *ringPeer) {
-			sendHello(p.t, p.control, []byte{0})
-			sendHello(p.t, p.control, []byte{0}, ringOf(p.t, firstRing))
-			p.announce(firstRing)
-		}, errSharedRing},
+		{"offer before the last one is used", func(p *ringPeer) {
+			require.True(p.t, p.offer(offerOfFirst, ringOf(p.t, firstRing)))
+			sendHello(p.t, p.control, []byte{byte(offerOfLeast)}, ringOf(p.t, shmring.MinRing))
+		}, errSharedOffer},
+		{"offer, and the end at once", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{byte(offerOfFirst)}, ringOf(p.t, firstRing))
+			p.control.Close()
+			p.conn.Close()
+		}, errEnd},
+		{"offer of another size", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{byte(offerOfFirst)}, ringOf(p.t, secondRing))
+		}, errAny},
+		{"offer of a ring that is too small", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{byte(offerOfLeast - 1)}, ringOf(p.t, shmring.MinRing/2))
+		}, errSharedOffer},
+		{"offer of a ring that is too large", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{21}, ringOf(p.t, 2*shmring.MaxRing))
+		}, errSharedOffer},
+		{"message of no kind", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{255})
+		}, errSharedOffer},
+		{"descriptors with an answer", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{byte(offerAccepted)}, manyPipes(p.t)...)
+		}, errSharedOffer},
+		{"sockets that are slow to close, and its own, sent and closed", func(p *ringPeer) {
+			for _, fd := range []int{slowToClose(p.t), copyOf(p.t, p.control), copyOf(p.t, p.conn)} {
+				writeHello(p.control, []byte{byte(offerRefused)}, fd) // The device may have gone.
+				unix.Close(fd)
+			}
+			p.control.Close()
+			p.conn.Close()
+		}, errSharedOffer},
 		{"ring of garbage", func(p *ringPeer) { p.put(bytes.Repeat([]byte{0xff}, 1000)) }, errAny},
 		{"origin changed", func(p *ringPeer) {
 			p.u64(wordOrigin).Store(12345)
@@ -539,11 +594,35 @@ func tricks() []trick {
 				_, err = p.control.Write(make([]byte, 1000))
 			}
 		}, nil},
-		{"descriptors unasked", func(p *ringPeer) {
-			for range 20 {
-				sendHello(p.t, p.control, []byte{0}, manyPipes(p.t)...)
-				p.exchange()
-			}
+		{"offers without a descriptor", func(p *ringPeer) {
+			require.False(p.t, p.offer(offerOfFirst))
+			p.useRing()
+		}, nil},
+		{"an offer while the device has no descriptor left", func(p *ringPeer) {
+			fd := ringOf(p.t, firstRing)
+			done := useAllDescriptors(p.t)
+			defer done()
+			require.False(p.t, p.offer(offerOfFirst, fd))
+			p.exchange()
+			done()
+			p.useRing()
+		}, nil},
+		{"answers to no offer", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{byte(offerAccepted), byte(offerRefused), byte(offerAccepted)})
+			p.useRing()
+		}, nil},
+		{"offer refused", func(p *ringPeer) {
+			p.say(bytesOf(8 << 10))
+			_, err := io.ReadFull(p.control, make([]byte, 1))
+			require.NoError(p.t, err)
+			sendHello(p.t, p.control, []byte{byte(offerRefused)})
+			defect.Bytes(p.t, bytesOf(8<<10), p.frameOf(iwarpwire.Send))
+		}, nil},
+		{"offer not answered", func(p *ringPeer) {
+			p.say(bytesOf(8 << 10))
+			_, err := io.ReadFull(p.control, make([]byte, 1))
+			require.NoError(p.t, err)
+			defect.Bytes(p.t, bytesOf(8<<10), p.frameOf(iwarpwire.Send))
 		}, nil},
 		{"attempts to change memory that is mapped", func(p *ringPeer) {
 			for _, fd := range []int{p.fd, p.peerFD} {
@@ -959,20 +1038,34 @@ func (s *scribbler) step() (gone bool) {
 		p.out.Write([][]byte{seal(false, readOf(1, iwarpwire.ReadReq{SinkSTag: 1, Size: regionLen, SrcSTag: pinnedSTag + 1, SrcTO: pinnedBase}))})
 	case 3:
 		if p.out.CanMove() {
-			fd, mem, err := shmring.Create(shmring.MinRing << rnd.IntN(3))
+			power := int(offerOfLeast) + rnd.IntN(3)
+			fd, mem, err := shmring.Create(1 << power)
 			if err != nil {
 				break
 			}
-			p.control.SetWriteDeadline(time.Now().Add(time.Millisecond)) // The device need not read.
-			err = writeHello(p.control, []byte{0}, fd)
+			c, err := newControlSocket(p.control)
+			if err == nil {
+				err = c.send(controlMessage(power), fd)
+			}
 			unix.Close(fd)
 			if err != nil {
 				shmring.Release(mem)
 				break
 			}
 			p.rings = append(p.rings, mem)
-			p.out.Move(mem)
-			s.ring = mem
+			// Mostly it waits for the answer.
+			answer, _, ok := c.receive()
+			for range 1000 {
+				if ok || rnd.IntN(5000) == 0 {
+					break
+				}
+				time.Sleep(10 * time.Microsecond)
+				answer, _, ok = c.receive()
+			}
+			if !ok || answer == offerAccepted {
+				p.out.Move(mem)
+				s.ring = mem
+			}
 		}
 	}
 	p.bell.press()
@@ -1064,17 +1157,18 @@ func (f *fuzzPeer) step(t testing.TB, op, arg byte) {
 		f.page[shmring.PageSize-pageRing+int(arg)*8] = op
 	case 6: // the doorbell
 		if arg&1 == 0 {
-			f.send(int(arg))
+			f.send(make([]byte, int(arg)))
 		} else {
 			shutdownToRing(uintptr(f.bell.wakes))
 		}
 	case 7: // a descriptor
 		size := shmring.PageSize << (arg % 4)
 		if arg&0x80 != 0 {
-			f.send(1, badPages()["page without seals"](t))
+			f.send([]byte{byte(offerOfLeast)}, badPages()["page without seals"](t))
 		} else {
-			f.send(1, ringOf(t, size))
+			f.send([]byte{byte(int(offerOfLeast) + int(arg)%4)}, ringOf(t, size))
 		}
+		l.hear(l.watched) // which does not wait for the watch
 	case 8, 9:
 		n, err := pollFrom(l, f.buf[:int(arg)*16+1])
 		f.check(t, n, int(arg)*16+1, err)
@@ -1110,16 +1204,16 @@ func (f *fuzzPeer) step(t testing.TB, op, arg byte) {
 	}
 }
 
-// send sends n bytes by the control socket, if there is room for them, with descriptors, which it
+// send sends bytes by the control socket, if there is room for them, with descriptors, which it
 // closes.
-func (f *fuzzPeer) send(n int, fds ...int) {
+func (f *fuzzPeer) send(b []byte, fds ...int) {
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
 	raw, _ := f.control.SyscallConn()
 	raw.Control(func(fd uintptr) {
-		unix.Sendmsg(int(fd), make([]byte, n), oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		unix.Sendmsg(int(fd), b, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	})
 	for _, fd := range fds {
 		unix.Close(fd)
@@ -1149,9 +1243,7 @@ func FuzzSharedPeer(f *testing.F) {
 			p.step(t, program[0], program[1])
 		}
 		p.close()
-		if now := sharedMappings(t); now != before {
-			defect.Leak(t, "%d mappings of shared memory, and %d before", now, before)
-		}
+		requireMappings(t, before)
 	})
 }
 

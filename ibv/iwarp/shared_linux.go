@@ -34,7 +34,8 @@ type shared struct {
 	bell     atomic.Pointer[doorbell] // bell is set by install.
 	control  *controlSocket           // control is set by install. The locks of in and out guard it, one for use.
 	watched  uint64                   // watched is the number of the control socket in the watch.
-	gone     atomic.Bool              // gone is set when the control socket's stream has ended.
+	gone     atomic.Bool              // gone is set when the control socket's stream has ended, or by wrong.
+	fault    atomic.Pointer[error]    // fault is what the peer has done wrong by the control socket.
 	closed   atomic.Bool
 	begun    chan struct{} // begun is closed when this end may move or never will, if it must not write by TCP before.
 	deciding sync.Once
@@ -90,7 +91,8 @@ func (l *shared) visit(conn *net.UnixConn) bool {
 	return true
 }
 
-// install makes this end ready for the peer to move. It takes its arguments over. refuse must be called after an error.
+// install makes this end ready for the peer to move. It takes its arguments over. refuse must be
+// called after an error.
 func (l *shared) install(conn *net.UnixConn, fds doorbellFDs, ours, theirs []byte) error {
 	bell, err := newDoorbell(fds)
 	control, cerr := newControlSocket(conn)
@@ -136,9 +138,7 @@ func (l *shared) mayBegin() {
 	l.out.may = true
 	l.out.Unlock()
 	if l.agreed.Now { // Nothing goes by TCP.
-		l.mu.Lock()
-		l.why = nil
-		l.mu.Unlock()
+		l.nowSharing()
 	}
 	l.decided()
 }
@@ -190,12 +190,21 @@ func (l *shared) unmap() {
 	if l.control != nil {
 		l.control.close()
 	}
-	for _, mem := range [][]byte{l.in.mapped, l.in.mem, l.out.mapped} {
+	for _, mem := range [][]byte{l.in.mapped, l.in.mem, l.in.offered, l.out.mapped} {
 		shmring.Release(mem)
 	}
 	l.dropRing(l.out.mem, len(l.out.mem))
-	l.in.mapped, l.in.mem, l.out.mapped, l.out.mem = nil, nil, nil, nil
+	l.dropRing(l.out.offered, len(l.out.offered))
+	l.in.mapped, l.in.mem, l.in.offered = nil, nil, nil
+	l.out.mapped, l.out.mem, l.out.offered = nil, nil, nil
 	l.in.ring, l.out.ring = nil, nil
+}
+
+// nowSharing notes that the link uses shared memory.
+func (l *shared) nowSharing() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.why = nil
 }
 
 // sharing reports whether the link uses shared memory, or why it does not.
@@ -244,7 +253,7 @@ func (w *tcpWaits) steps(wait func(func(at uintptr) bool) error, step func(at ui
 // only, and goes on with TCP. Any other peer has gone.
 func (l *shared) peerGone() {
 	if !l.gone.Swap(true) {
-		l.bell.Load().woken.SetDeadline(time.Unix(1, 0))
+		l.bell.Load().wake()
 		switch {
 		case l.in.on.Load():
 		case l.agreed.passive:

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/rdmanet/rdmanet/internal/errno"
 	"github.com/rdmanet/rdmanet/internal/processor"
 	"github.com/rdmanet/rdmanet/internal/shmring"
@@ -30,6 +28,7 @@ type sharedIn struct {
 	page    shmring.Page    // page is the peer's.
 	mapped  []byte          // mapped is the peer's page.
 	mem     []byte          // mem is the ring outside that page, or nil.
+	offered []byte          // offered is the ring to which the peer may move next, or nil.
 	perhaps atomic.Bool     // perhaps is set by install: the peer may move.
 	ending  bool            // endTCP was called for a peer that has moved
 }
@@ -137,14 +136,6 @@ func (l *shared) sleepToRead() error {
 		l.in.ring.Awake()
 	}
 	l.in.Unlock()
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.gone.Load() {
-			bell.woken.SetReadDeadline(l.deadline)
-			return nil // expired decides.
-		}
-	}
 	return err
 }
 
@@ -175,6 +166,9 @@ func (l *shared) readv(at uintptr, bufs [][]byte) (n int, wait bool, err error) 
 func (l *shared) readTCP(at uintptr, bufs [][]byte) (n int, wait bool, err error) {
 	n, wait, err = l.tcp.readv(at, bufs)
 	if err == io.EOF {
+		if fault := l.fault.Load(); fault != nil {
+			return 0, false, *fault
+		}
 		err = cmp.Or(l.cutOff(), err)
 	}
 	if n <= 0 {
@@ -206,15 +200,15 @@ func (l *shared) readTCP(at uintptr, bufs [][]byte) (n int, wait bool, err error
 	l.mu.Lock()
 	l.bell.Load().woken.SetReadDeadline(l.deadline)
 	l.in.on.Store(true)
-	l.why = nil
 	l.mu.Unlock()
+	l.nowSharing()
 	return n - 1, false, nil
 }
 
 var (
 	errSharedRequired = errors.New("the peer sends by TCP, although it has agreed on shared memory only")
 	errSharedMark     = errors.New("the peer sends by TCP, although it has gone on to shared memory")
-	errSharedRing     = errors.New("the peer has sent no descriptor for the shared memory that it goes on with")
+	errSharedRing     = errors.New("the peer goes on with shared memory that it has not offered")
 )
 
 // readRing reads from the ring.
@@ -254,6 +248,8 @@ func (l *shared) readRing(bufs [][]byte) (n int, wait bool, err error) {
 				return 0, false, io.EOF
 			}
 			return 0, false, errno.ECONNRESET
+		case gone && l.fault.Load() != nil:
+			return 0, false, *l.fault.Load()
 		case gone && l.out.on.Load():
 			if l.untakenAtEnd() {
 				return 0, false, errno.ECONNRESET
@@ -341,15 +337,10 @@ func (l *shared) follow() error {
 	}
 	var mem []byte
 	if size > 0 {
-		fd := l.control.take()
-		if fd < 0 {
+		if len(l.in.offered) != size {
 			return errSharedRing
 		}
-		mem, err = shmring.Map(fd, size)
-		unix.Close(fd)
-		if err != nil {
-			return err
-		}
+		mem, l.in.offered = l.in.offered, nil
 	}
 	l.in.ring.Follow(mem)
 	shmring.Release(l.in.mem)
@@ -381,8 +372,5 @@ func (l *shared) setDeadline(t time.Time) {
 	l.conn.SetReadDeadline(t)
 	if l.in.on.Load() {
 		l.bell.Load().woken.SetReadDeadline(t)
-		if l.gone.Load() {
-			l.bell.Load().woken.SetReadDeadline(time.Unix(1, 0)) // peerGone may have come just before.
-		}
 	}
 }

@@ -3,7 +3,6 @@
 package iwarp
 
 import (
-	"errors"
 	"net"
 	"os"
 	"sync"
@@ -28,6 +27,7 @@ type sharedOut struct {
 	page   shmring.Page // page is this end's.
 	mapped []byte
 	mem    []byte
+	offer
 	may    bool // may is set when this end may move.
 	marked bool // marked is set when the place of the mark is told.
 	moving bool // moving is set when the way to shared memory was begun.
@@ -91,9 +91,6 @@ func (l *shared) sleepToWrite() error {
 		l.out.poller.Ended()
 	}
 	l.out.Unlock()
-	if errors.Is(err, os.ErrDeadlineExceeded) && l.gone.Load() {
-		return nil
-	}
 	return err
 }
 
@@ -111,9 +108,6 @@ func (l *shared) resumeWrite() {
 	l.tcp.resumeWrite()
 	if l.out.on.Load() {
 		l.bell.Load().woken.SetWriteDeadline(time.Time{})
-		if l.gone.Load() {
-			l.bell.Load().woken.SetWriteDeadline(time.Unix(1, 0)) // peerGone may have come just before.
-		}
 	}
 }
 
@@ -182,9 +176,7 @@ func (l *shared) begin(at uintptr) (wait bool, err error) {
 	}
 	uncork(at) // The peer waits for the mark, which ending may have TCP keep.
 	l.out.on.Store(true)
-	l.mu.Lock()
-	l.why = nil
-	l.mu.Unlock()
+	l.nowSharing()
 	return false, nil
 }
 
@@ -227,6 +219,7 @@ func (l *shared) writeRing(bufs [][]byte) (n int, wait bool, err error) {
 			clear(l.out.bufs[:])
 			return n, n == 0, nil
 		}
+		l.settle()
 		bufs = l.out.rest(bufs, k)
 	}
 }
