@@ -282,7 +282,7 @@ func TestBenchmarks(t *testing.T) {
 			conn, stop := startBench(t, transport)
 			defer stop()
 			for _, c := range benchCases {
-				c.call(t, conn, 100)
+				c.call(t, conn, 10)
 			}
 		})
 	}

@@ -3,7 +3,10 @@
 package iwarp
 
 import (
+	"errors"
 	"net"
+	"os"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -13,22 +16,62 @@ import (
 // carries offers of larger rings, and the answers. The end of its stream means that the peer has
 // gone, for whatever reason.
 type controlSocket struct {
-	conn *net.UnixConn
-	raw  syscall.RawConn
+	conn   *net.UnixConn
+	raw    syscall.RawConn
+	closed atomic.Bool
 }
 
 // A controlMessage is a byte of the control socket. Those from 12 to 20 offer a ring of that power of
-// two, whose descriptor comes with the byte.
+// two, whose descriptor comes with the byte. The others answer an offer.
 type controlMessage byte
 
 const (
-	offerRefused  controlMessage = iota // offerRefused answers that the peer must not use the ring.
-	offerAccepted                       // offerAccepted answers that the peer may move to the ring.
+	accepted controlMessage = 1 + iota // whoever has offered the ring may move to it
+	refused                            // whoever has offered the ring must not use it
+	awaited                            // never sent: the peer has not answered
 )
 
-func newControlSocket(conn *net.UnixConn) (*controlSocket, error) {
+// maxSharing bounds the ends of this process that have shared memory, or wait for their control
+// sockets to be closed. Each has up to six mappings, and Linux gives a process 65,530
+// (vm.max_map_count). One that has used them up gets no memory. It is a variable for tests.
+var maxSharing atomic.Int32
+
+func init() { maxSharing.Store(8192) }
+
+// sharers counts these ends.
+var sharers atomic.Int32
+
+var (
+	errSharedMany        = errors.New("too many connections of this process have it already")
+	errSharedDescriptors = errors.New("a quarter of the file descriptors that this process may have are in use: raise the limit (ulimit -n) for more connections with shared memory")
+)
+
+// newControlSocket makes a control socket of a new Unix socket, and takes that over. It returns an
+// error if this process should not have more ends with shared memory, because it has many, or uses
+// a quarter of the descriptors that it may have: those that shared memory takes could be missing to
+// accept connections. With all it may use all descriptors. The kernel gives out the lowest free
+// number, so at least as many as conn's are in use.
+func newControlSocket(conn *net.UnixConn, all bool) (*controlSocket, error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return nil, os.NewSyscallError("getrlimit", err)
+	}
 	raw, err := conn.SyscallConn()
-	return &controlSocket{conn, raw}, err
+	if err != nil {
+		return nil, err
+	}
+	var number uint64
+	if err := raw.Control(func(fd uintptr) { number = uint64(fd) }); err != nil {
+		return nil, err
+	}
+	if number >= limit.Cur/4 && !all {
+		return nil, errSharedDescriptors
+	}
+	if sharers.Add(1) > maxSharing.Load() {
+		sharers.Add(-1)
+		return nil, errSharedMany
+	}
+	return &controlSocket{conn: conn, raw: raw}, nil
 }
 
 // send sends a message, with descriptors. It does not wait.
@@ -63,25 +106,31 @@ func (c *controlSocket) receive() (m controlMessage, ring int, ok bool) {
 	return m, ring, ok
 }
 
-// close tells the peer that this end has gone. What the peer has sent and nobody has received is
-// dropped, which can take as long as it likes, so nobody waits for that.
+// close tells the peer that this end has gone. It may be called more than once, and with any lock
+// held: it waits for nothing.
 func (c *controlSocket) close() {
-	unread := 0
-	c.raw.Control(func(fd uintptr) {
-		unix.Shutdown(int(fd), unix.SHUT_RDWR) // Nothing more can come.
-		unread, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ)
-	})
-	if unread == 0 {
-		c.conn.Close()
+	if c.closed.Swap(true) {
 		return
 	}
-	go func() {
-		hearing <- struct{}{}
+	c.raw.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	aside(func() {
 		c.conn.Close()
-		<-hearing
+		sharers.Add(-1)
+	})
+}
+
+// aside runs f in a goroutine of its own. That is for calls that a peer can have wait as long as it
+// likes: those that close, as the last ones, a descriptor that has come from the peer, or that the
+// peer has sent and nobody has received. A TCP socket may linger then. No lock may be held, and no
+// call of the program may wait for f. Each call that waits has a thread of the system, so a few run
+// at a time. The others wait, and maxSharing bounds them.
+func aside(f func()) {
+	go func() {
+		waiting <- struct{}{}
+		defer func() { <-waiting }()
+		f()
 	}()
 }
 
-// hearing bounds how many goroutines of this process deal with descriptors of peers. Whoever closes
-// one may wait, and has a thread of the system meanwhile.
-var hearing = make(chan struct{}, 64)
+// waiting has a token for each goroutine of aside that runs.
+var waiting = make(chan struct{}, 64)

@@ -104,12 +104,13 @@ func checkDoorbell(fd int) error {
 	}
 	// A peer that has given its own sockets to this process could end without a sign. Its end of
 	// the control socket is connected to one with a name (package unix writes none as "@"). What it
-	// has sent by the doorbell would stay there, and nothing can come after this shutdown.
+	// has sent by the doorbell would stay there, and nothing can come after this shutdown. A byte
+	// out of band that it has taken back leaves its descriptors behind, and is dropped here.
 	if addr, err := unix.Getpeername(fd); err != nil || len(addr.(*unix.SockaddrUnix).Name) > 1 {
 		return errors.New("the peer's doorbell is not of a pair of sockets")
 	}
 	shutdownToWake(uintptr(fd))
-	if n, err := unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil || n > 0 {
+	if n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_DONTWAIT); err != nil || n > 0 {
 		return errors.New("the peer has sent something by its doorbell")
 	}
 	return nil
@@ -117,7 +118,7 @@ func checkDoorbell(fd int) error {
 
 // An error of these is of no use. If the peer has gone, its control socket says so.
 func shutdownToRing(fd uintptr) { syscall.RawSyscall(unix.SYS_SHUTDOWN, fd, unix.SHUT_WR, 0) }
-func shutdownToWake(fd uintptr) { syscall.RawSyscall(unix.SYS_SHUTDOWN, fd, unix.SHUT_RD, 0) }
+func shutdownToWake(fd uintptr) { syscall.RawSyscall(unix.SYS_SHUTDOWN, fd, unix.SHUT_RDWR, 0) }
 
 // awaitRead sleeps until waitRead returns true, which is called when the peer rings.
 func (d *doorbell) awaitRead() error { return closedAsNet(d.waiting.Read(d.waitRead)) }
@@ -136,7 +137,8 @@ func closedAsNet(err error) error {
 // press wakes the peer.
 func (d *doorbell) press() { d.ringing.Control(shutdownToRing) }
 
-// wake wakes this end itself. The kernel reports a shutdown also to the socket that was shut down.
+// wake wakes this end itself. The kernel reports a shutdown also to the socket that was shut down, and
+// one of both directions also to a writer, though a peer may have filled the socket.
 func (d *doorbell) wake() { d.waiting.Control(shutdownToWake) }
 
 func (d *doorbell) close() {

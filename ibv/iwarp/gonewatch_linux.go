@@ -4,26 +4,14 @@ package iwarp
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// maxSharing bounds the ends of this process that have shared memory. Each has up to six mappings, and
-// Linux gives a process 65,530 (vm.max_map_count). One that has used them up gets no memory. It is a
-// variable for tests.
-var maxSharing int32 = 8192
-
-// sharers counts these ends.
-var sharers atomic.Int32
-
-var errSharedMany = errors.New("too many connections of this process have it already")
 
 // A goneWatch tells the shared links of a device when their peers have gone, whatever the links
 // are doing: nobody may be waiting for the doorbell, and a ring does not tell of the end of a
@@ -47,15 +35,17 @@ func (w *goneWatch) add(l *shared, c *controlSocket) (id uint64, err error) {
 			return 0, err
 		}
 	}
-	if sharers.Add(1) > maxSharing {
-		sharers.Add(-1)
-		return 0, errSharedMany
-	}
 	w.last++
 	id = w.last
 	w.links[id] = l
-	return id, w.arm(unix.EPOLL_CTL_ADD, c, id, unix.EPOLLIN)
+	return id, w.arm(unix.EPOLL_CTL_ADD, c, id, anything)
 }
+
+// These are what the watch tells of besides the end of the peer.
+const (
+	nothingElse = 0
+	anything    = unix.EPOLLIN
+)
 
 // arm has the watch tell of one event more: the peer's end, or what. The caller holds mu.
 func (w *goneWatch) arm(op int, c *controlSocket, id uint64, what uint32) (err error) {
@@ -103,10 +93,7 @@ func (w *goneWatch) open() error {
 // remove ends the watch of a control socket, which the caller closes.
 func (w *goneWatch) remove(id uint64) {
 	w.mu.Lock()
-	if w.links[id] != nil {
-		delete(w.links, id)
-		sharers.Add(-1)
-	}
+	delete(w.links, id)
 	var unused *os.File
 	if len(w.links) == 0 {
 		unused, w.epoll, w.raw, w.links = w.epoll, nil, nil, nil
@@ -144,8 +131,9 @@ func (w *goneWatch) tell(id uint64, gone bool) {
 	switch {
 	case l == nil:
 	case gone:
-		l.peerGone()
+		go l.peerGone() // It takes locks of the link.
 	default:
-		go l.hear(id) // Who closes a descriptor of the peer's may wait.
+		w.again(l.control, id, nothingElse)
+		aside(func() { l.hear(id) })
 	}
 }

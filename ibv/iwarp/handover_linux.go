@@ -39,14 +39,20 @@ import (
 // Whatever fails before step 3 leaves the connection with TCP. The initiator decides that
 // alone, so the two ends never disagree.
 
-// handoverTimeout bounds steps 1 and 2. It is a variable for tests.
-var handoverTimeout = 5 * time.Second
+// handoverLimit bounds steps 1 and 2, in nanoseconds. It is a variable for tests.
+var handoverLimit atomic.Int64
+
+func init() { handoverLimit.Store(int64(5 * time.Second)) }
+
+func handoverTimeout() time.Duration { return time.Duration(handoverLimit.Load()) }
 
 const (
-	// maxVisitors bounds how many peers are in step 1 at a time. Others wait.
+	// maxVisitors bounds how many peers are in steps 1 and 2 at a time, and how many connections
+	// of which this process is the initiator. Others wait. A peer can have this process wait
+	// when it closes the descriptors that have come, and then has a thread of the system.
 	maxVisitors = 64
 
-	helloMagic = "rdmanet shared 3"
+	helloMagic = "rdmanet shared 4"
 	helloLen   = len(helloMagic) + 16
 )
 
@@ -106,8 +112,12 @@ func (m *meeting) release() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.users--; m.users == 0 && m.ln != nil {
-		m.ln.Close()
+		ln := m.ln
 		m.ln = nil
+		if raw, err := ln.SyscallConn(); err == nil {
+			raw.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // This ends serve.
+		}
+		aside(func() { ln.Close() }) // Visitors that were not accepted may have sent descriptors.
 	}
 }
 
@@ -123,7 +133,9 @@ func (m *meeting) prepare(a *iwarpwire.SameHostAnswer) error {
 			return err
 		}
 		m.ln = ln
-		m.slots = make(chan struct{}, maxVisitors)
+		if m.slots == nil {
+			m.slots = make(chan struct{}, maxVisitors)
+		}
 		go m.serve(ln, m.slots)
 	}
 	m.users++
@@ -169,7 +181,7 @@ func (m *meeting) serve(ln *net.UnixListener, slots chan struct{}) {
 			continue
 		}
 		<-slots
-		if errors.Is(err, net.ErrClosed) {
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.EINVAL) { // after release
 			return
 		}
 		time.Sleep(10 * time.Millisecond) // There are no descriptors, most likely.
@@ -178,8 +190,8 @@ func (m *meeting) serve(ln *net.UnixListener, slots chan struct{}) {
 
 // welcome is the responder's side of the way.
 func (m *meeting) welcome(conn *net.UnixConn, slots chan struct{}) {
+	defer func() { <-slots }()
 	l, bell, theirs, err := m.recognise(conn)
-	<-slots
 	if err != nil {
 		conn.Close()
 		return
@@ -192,7 +204,7 @@ func (m *meeting) welcome(conn *net.UnixConn, slots chan struct{}) {
 // recognise returns the connection that a visitor has come for, its doorbell, and the visitor's
 // page.
 func (m *meeting) recognise(conn *net.UnixConn) (l *shared, bell doorbellFDs, theirs []byte, err error) {
-	conn.SetDeadline(time.Now().Add(handoverTimeout))
+	conn.SetDeadline(time.Now().Add(handoverTimeout()))
 	if err := sameUser(conn); err != nil {
 		return nil, bell, nil, err
 	}
@@ -217,16 +229,23 @@ func (m *meeting) recognise(conn *net.UnixConn) (l *shared, bell doorbellFDs, th
 // admit sends the responder's page to the initiator. If the initiator does not use it, it is
 // given back when the connection is closed.
 func (l *shared) admit(conn *net.UnixConn, bell doorbellFDs, theirs []byte) error {
-	fd, ours, err := l.ownPage(conn)
+	control, err := newControlSocket(conn, l.agreed.required)
 	if err != nil {
 		bell.close()
 		shmring.Release(theirs)
 		conn.Close()
 		return err
 	}
+	fd, ours, err := shmring.Create(shmring.PageSize)
+	if err != nil {
+		bell.close()
+		shmring.Release(theirs)
+		control.close()
+		return err
+	}
 	defer unix.Close(fd)
 	conn.SetDeadline(time.Time{}) // A page always fits into the socket's buffer.
-	if err := l.install(conn, bell, ours, theirs); err != nil {
+	if err := l.install(control, bell, ours, theirs); err != nil {
 		return err
 	}
 	return writeHello(conn, []byte(helloMagic), fd)
@@ -234,7 +253,16 @@ func (l *shared) admit(conn *net.UnixConn, bell doorbellFDs, theirs []byte) erro
 
 // move is the initiator's side of the way.
 func (l *shared) move() error {
-	deadline := time.Now().Add(handoverTimeout)
+	select {
+	case moving <- struct{}{}:
+		defer func() { <-moving }()
+	case <-time.After(handoverTimeout()):
+		return errSharedBusy
+	}
+	if l.closed.Load() {
+		return net.ErrClosed
+	}
+	deadline := time.Now().Add(handoverTimeout())
 	d := net.Dialer{Deadline: deadline}
 	c, err := d.Dial("unix", socketName(l.agreed.Name))
 	if err != nil {
@@ -242,13 +270,18 @@ func (l *shared) move() error {
 	}
 	conn := c.(*net.UnixConn)
 	conn.SetDeadline(deadline)
-	if !l.visit(conn) {
+	control, err := newControlSocket(conn, l.agreed.required)
+	if err != nil {
+		conn.Close()
+		return err
+	}
+	if !l.visit(control) {
 		return net.ErrClosed
 	}
 	if err := sameUser(conn); err != nil {
 		return err
 	}
-	fd, ours, err := l.ownPage(conn)
+	fd, ours, err := shmring.Create(shmring.PageSize)
 	if err != nil {
 		return err
 	}
@@ -259,12 +292,29 @@ func (l *shared) move() error {
 		return err
 	}
 	conn.SetDeadline(time.Time{})
-	if err := l.install(conn, bell, ours, theirs); err != nil {
+	if err := l.install(control, bell, ours, theirs); err != nil {
 		return err
 	}
 	l.mayBegin()
 	return nil
 }
+
+// moveNow is move for a caller that waits for it. A peer can have move wait for longer.
+func (l *shared) moveNow() error {
+	moved := make(chan error, 1)
+	go func() { moved <- l.move() }()
+	select {
+	case err := <-moved:
+		return err
+	case <-time.After(2 * handoverTimeout()):
+		return os.ErrDeadlineExceeded
+	}
+}
+
+// moving has a token for each connection that is in move.
+var moving = make(chan struct{}, maxVisitors)
+
+var errSharedBusy = errors.New("too many connections were on their way there")
 
 // introduce sends the token, the initiator's page and the responder's doorbell. It returns the
 // initiator's doorbell, and the responder's page.
@@ -289,32 +339,6 @@ func (l *shared) introduce(conn *net.UnixConn, page int) (bell doorbellFDs, thei
 	}
 	return bell, theirs, err
 }
-
-// ownPage returns this end's page, and its descriptor, which the caller closes. It returns an error
-// if conn, which is new, shows that this process uses a quarter of the descriptors that it may have:
-// those that shared memory takes could be missing to accept connections. The kernel gives out the
-// lowest free number, so at least as many are in use. A device that requires shared memory may use
-// them all.
-func (l *shared) ownPage(conn *net.UnixConn) (fd int, ours []byte, err error) {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return 0, nil, os.NewSyscallError("getrlimit", err)
-	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return 0, nil, err
-	}
-	var number uint64
-	if err := raw.Control(func(fd uintptr) { number = uint64(fd) }); err != nil {
-		return 0, nil, err
-	}
-	if number >= limit.Cur/4 && !l.agreed.required {
-		return 0, nil, errSharedDescriptors
-	}
-	return shmring.Create(shmring.PageSize)
-}
-
-var errSharedDescriptors = errors.New("a quarter of the file descriptors that this process may have are in use: raise the limit (ulimit -n) for more connections with shared memory")
 
 // sameUser returns an error unless the peer of a Unix socket runs as the same user.
 func sameUser(conn *net.UnixConn) error {
@@ -349,7 +373,7 @@ func readHello(conn *net.UnixConn, b []byte, fds []int) (err error) {
 	var got []int
 	defer func() {
 		if err != nil {
-			closeAll(got)
+			drop(got)
 		}
 	}()
 	oob := make([]byte, unix.SizeofCmsghdr+4*len(fds)) // The kernel drops further descriptors.
@@ -387,6 +411,15 @@ func rightsIn(oob []byte) (fds []int) {
 		fds = append(fds, got...)
 	}
 	return fds
+}
+
+// drop closes descriptors of a peer, which can take as long as the peer likes. If its own sockets are
+// among them, they end before.
+func drop(fds []int) {
+	for _, fd := range fds {
+		unix.Shutdown(fd, unix.SHUT_RDWR)
+	}
+	closeAll(fds)
 }
 
 func closeAll(fds []int) {

@@ -27,11 +27,13 @@ import (
 // nothingLeft fails the test if goroutines, descriptors or shared memory are left in the end.
 func nothingLeft(t testing.TB) {
 	t.Helper()
-	before := sharedMappings(t)
+	before, ends := sharedMappings(t), sharers.Load()
 	leaktest.Check(t)
 	t.Cleanup(func() {
 		t.Helper()
 		requireMappings(t, before)
+		require.Eventually(t, func() bool { return sharers.Load() == ends }, patience, time.Millisecond,
+			"ends with shared memory are counted that have gone")
 	})
 }
 
@@ -84,6 +86,15 @@ func (s *site) invite(mem *memory, now bool, recvs int) (*victim, *rawPeer, iwar
 	_, a, ok := iwarpwire.CutSameHostAnswer(reply.Private)
 	require.True(s.t, ok, "the device has not accepted the offer")
 	return v, p, a
+}
+
+// guest makes a connection whose initiator is a raw peer that has got an answer. It has sent its RTR.
+func (s *site) guest() (*bystander, iwarpwire.SameHostAnswer) {
+	s.t.Helper()
+	mem := newMemory(s.t, s.p)
+	v, p, a := s.invite(mem, false, 1)
+	p.send(rtrFrame(false))
+	return &bystander{v: v, p: p, mem: mem}, a
 }
 
 // dialMeeting connects to the Unix socket of an answer.
@@ -229,7 +240,7 @@ func copyOf(t testing.TB, conn interface{ File() (*os.File, error) }) int {
 	return fd
 }
 
-// slowToClose returns a TCP socket whose last close waits for some seconds, or until the test is over.
+// slowToClose returns a TCP socket whose last close waits until the test is over.
 func slowToClose(t testing.TB) int {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -247,7 +258,7 @@ func slowToClose(t testing.TB) int {
 	}
 	fd := copyOf(t, conn.(*net.TCPConn))
 	require.NoError(t, unix.SetNonblock(fd, false))
-	require.NoError(t, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 5}))
+	require.NoError(t, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}))
 	return fd
 }
 
@@ -271,17 +282,17 @@ func manyPipes(t testing.TB) []int {
 func shortenHandover(t testing.TB) { boundHandover(t, 50*time.Millisecond) }
 
 func boundHandover(t testing.TB, d time.Duration) {
-	before := handoverTimeout
-	handoverTimeout = d
-	t.Cleanup(func() { handoverTimeout = before })
+	before := handoverLimit.Swap(int64(d))
+	t.Cleanup(func() { handoverLimit.Store(before) })
 }
 
 // A visit is what an initiator does at the Unix socket of an answer, in place of what it
 // should do.
 type visit struct {
 	name  string
-	short bool // short is set if the device must wait for its time limit.
-	long  bool // long is set if it must not.
+	short bool   // short is set if the device must wait for its time limit.
+	long  bool   // long is set if it must not.
+	want  string // want is a part of the reason for TCP, if the device has recognised the visitor.
 	do    func(t testing.TB, a iwarpwire.SameHostAnswer)
 }
 
@@ -388,7 +399,7 @@ func visits() []visit {
 		}},
 	}
 	for i, name := range []string{"its own socket for a doorbell", "its own socket to ring by"} {
-		list = append(list, visit{name: name, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+		list = append(list, visit{name: name, want: "not of a pair", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
 			fds := goodVisit(t)
 			unix.Close(fds[1+i])
@@ -398,7 +409,7 @@ func visits() []visit {
 		}})
 	}
 	for i, name := range []string{"something sent by the doorbell", "something sent by what it rings by"} {
-		list = append(list, visit{name: name, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+		list = append(list, visit{name: name, want: "sent something", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
 			ours, theirs, err := newDoorbells()
 			require.NoError(t, err)
@@ -420,14 +431,14 @@ func visits() []visit {
 		}})
 	}
 	for name, bad := range badBells() {
-		list = append(list, visit{name: name, do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+		list = append(list, visit{name: name, want: "doorbell is", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
 			fds := goodVisit(t)
 			unix.Close(fds[1])
 			fds[1] = bad(t)
 			sendHello(t, conn, helloOf(a.Token), fds...)
 			requireEnd(t, conn)
-		}}, visit{name: name + " to ring by", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
+		}}, visit{name: name + " to ring by", want: "doorbell is", do: func(t testing.TB, a iwarpwire.SameHostAnswer) {
 			conn := dialMeeting(t, a)
 			fds := goodVisit(t)
 			unix.Close(fds[2])
@@ -465,13 +476,13 @@ func TestVisitors(t *testing.T) {
 			}
 			s := newSite(t, Config{SameHost: SameHostOn})
 			good := s.bystander()
-			mem := newMemory(t, s.p)
-			v, p, a := s.invite(mem, false, 1)
-			p.send(rtrFrame(false))
-			b := &bystander{v: v, p: p, mem: mem}
+			b, a := s.guest()
 			b.check()
 			visit.do(t, a)
-			requireTCP(t, b, "")
+			if visit.want != "" {
+				requireEarlyOver(t, b.v)
+			}
+			requireTCP(t, b, visit.want)
 			good.check()
 
 			// The listener's Unix socket is still of use to others.
@@ -490,19 +501,16 @@ func TestVisitors(t *testing.T) {
 func TestInitiatorGivesUp(t *testing.T) {
 	nothingLeft(t)
 	s := newSite(t, Config{SameHost: SameHostOn})
-	mem := newMemory(t, s.p)
-	v, p, a := s.invite(mem, false, 1)
+	b, a := s.guest()
 	conn := dialMeeting(t, a)
 	sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
 	page, err := readReply(conn)
 	require.NoError(t, err)
 	unix.Close(page)
 	require.NoError(t, conn.Close())
-	p.send(rtrFrame(false))
-	l := v.qp.(*qp).stream.Load().link.(*shared)
+	l := b.v.qp.(*qp).stream.Load().link.(*shared)
 	require.Eventually(t, l.gone.Load, patience, time.Millisecond)
 	time.Sleep(2 * lastWordsTimeout) // Nothing but time could end the connection now.
-	b := &bystander{v: v, p: p, mem: mem}
 	requireTCP(t, b, errSharedGivenUp.Error())
 	b.close()
 }
@@ -596,6 +604,18 @@ func (h *host) connect(p *Provider, mem *memory, recvs int) (v *victim, peer *ra
 	require.NoError(h.t, err)
 	peer.send(b)
 	return v, peer, result
+}
+
+// guest has a device connect to the host, and returns the connection. Its Request had an offer, and
+// nothing but the RTR has followed.
+func (h *host) guest(p *Provider) *bystander {
+	h.t.Helper()
+	mem := newMemory(h.t, p)
+	v, peer, result := h.connect(p, mem, 1)
+	require.NoError(h.t, <-result)
+	hdr, _ := peer.frame()
+	require.Equal(h.t, iwarpwire.Write, hdr.Op, "the RTR")
+	return &bystander{v: v, p: peer, mem: mem}
 }
 
 // welcome accepts a visitor, and reads its hello with the descriptors of its page and of the
@@ -695,12 +715,7 @@ func TestReceptions(t *testing.T) {
 			s := newSite(t, Config{SameHost: SameHostOn})
 			good := s.bystander()
 			h := newHost(t, false)
-			mem := newMemory(t, s.p)
-			v, p, result := h.connect(s.p, mem, 1)
-			require.NoError(t, <-result)
-			hdr, _ := p.frame()
-			require.Equal(t, iwarpwire.Write, hdr.Op, "the RTR")
-			b := &bystander{v: v, p: p, mem: mem}
+			b := h.guest(s.p)
 			done := make(chan struct{})
 			if reception.first {
 				reception.do(t, h)
@@ -715,7 +730,7 @@ func TestReceptions(t *testing.T) {
 				b.check()
 			}
 			<-done
-			requireEarlyOver(t, v)
+			requireEarlyOver(t, b.v)
 			requireTCP(t, b, reception.want)
 			good.check()
 			b.close()
@@ -769,11 +784,7 @@ func TestCloseDuringReception(t *testing.T) {
 	s := newSite(t, Config{SameHost: SameHostOn})
 	for step := range 3 {
 		h := newHost(t, false)
-		mem := newMemory(t, s.p)
-		v, p, result := h.connect(s.p, mem, 1)
-		require.NoError(t, <-result)
-		p.frame()
-		b := &bystander{v: v, p: p, mem: mem}
+		b := h.guest(s.p)
 		for range 2 * moveAfterWrites {
 			b.check()
 		}
@@ -786,13 +797,13 @@ func TestCloseDuringReception(t *testing.T) {
 		case 2:
 			conn = h.receive()
 		}
-		v.close()
+		b.v.close()
 		if conn != nil {
 			io.Copy(io.Discard, conn) // The visitor goes long before its time limit.
 			conn.Close()
 		}
-		p.ended()
-		mem.close()
+		b.p.ended()
+		b.mem.close()
 		h.unix.Close()
 	}
 }
@@ -911,9 +922,8 @@ var scarcities = map[string]struct {
 }{
 	"descriptors": {useDescriptors, "file descriptors"},
 	"mappings": {func(t testing.TB) {
-		before := maxSharing
-		maxSharing = 0
-		t.Cleanup(func() { maxSharing = before })
+		before := maxSharing.Swap(0)
+		t.Cleanup(func() { maxSharing.Store(before) })
 	}, "too many connections"},
 }
 
@@ -929,7 +939,7 @@ func useAllDescriptors(t testing.TB) (done func()) {
 // useDescriptors has this process use more than a quarter of the descriptors that it may have.
 func useDescriptors(t testing.TB) {
 	t.Helper()
-	const used = 200
+	const used = 300
 	for range used {
 		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		require.NoError(t, err)
@@ -937,7 +947,7 @@ func useDescriptors(t testing.TB) {
 	}
 	var before unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 2 * used, Max: before.Max}))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3 * used, Max: before.Max}))
 	t.Cleanup(func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) })
 }
 
@@ -947,16 +957,13 @@ func TestScarceResponder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			nothingLeft(t)
 			s := newSite(t, Config{SameHost: SameHostOn})
-			mem := newMemory(t, s.p)
-			v, p, a := s.invite(mem, false, 1)
-			p.send(rtrFrame(false))
-			b := &bystander{v: v, p: p, mem: mem}
+			b, a := s.guest()
 			b.check()
 			scarcity.make(t)
 			conn := dialMeeting(t, a)
 			sendHello(t, conn, helloOf(a.Token), goodVisit(t)...)
 			requireEnd(t, conn)
-			requireEarlyOver(t, v)
+			requireEarlyOver(t, b.v)
 			requireTCP(t, b, scarcity.want)
 			b.close()
 		})
@@ -970,12 +977,7 @@ func TestScarceInitiator(t *testing.T) {
 			nothingLeft(t)
 			s := newSite(t, Config{SameHost: SameHostOn})
 			h := newHost(t, false)
-			mem := newMemory(t, s.p)
-			v, p, result := h.connect(s.p, mem, 1)
-			require.NoError(t, <-result)
-			hdr, _ := p.frame()
-			require.Equal(t, iwarpwire.Write, hdr.Op, "the RTR")
-			b := &bystander{v: v, p: p, mem: mem}
+			b := h.guest(s.p)
 			scarcity.make(t)
 			for range 2 * moveAfterWrites {
 				b.check()
@@ -992,7 +994,7 @@ func TestScarceInitiator(t *testing.T) {
 				unix.Close(page)
 			}
 			requireEnd(t, conn)
-			requireEarlyOver(t, v)
+			requireEarlyOver(t, b.v)
 			requireTCP(t, b, scarcity.want)
 			b.close()
 		})

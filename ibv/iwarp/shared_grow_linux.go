@@ -27,7 +27,7 @@ const (
 	secondAfter = 8
 	thirdAfter  = 4
 
-	// ringPatience is how long a larger ring is not asked for after that has failed.
+	// ringPatience is how long a larger ring is not offered after that has failed.
 	ringPatience = time.Second
 )
 
@@ -86,19 +86,11 @@ func (g *growth) begin() { g.full, g.since = 0, time.Now() }
 // no mapping left loses nothing.
 type offer struct {
 	offered []byte       // offered is the ring, or nil. The lock of sharedOut guards it.
-	answer  atomic.Int32 // answer is what the peer has said.
+	answer  atomic.Int32 // answer is a controlMessage: awaited, or what the peer has answered.
 }
-
-// These are the answers to an offer.
-const (
-	unanswered int32 = iota
-	refused
-	accepted
-)
 
 // grow offers the peer a larger ring if what must be written calls for it. The caller holds out.
 func (l *shared) grow(total int) {
-	l.settle()
 	if l.out.offered != nil {
 		return
 	}
@@ -120,7 +112,7 @@ func (l *shared) offerRing(size int) error {
 	}
 	fd, mem, err := shmring.Create(size)
 	if err == nil {
-		l.out.answer.Store(unanswered)
+		l.out.answer.Store(int32(awaited))
 		l.out.offered = mem
 		err = l.control.send(controlMessage(bits.TrailingZeros(uint(size))), fd)
 		unix.Close(fd)
@@ -138,27 +130,21 @@ func (l *shared) settle() {
 	if mem == nil {
 		return
 	}
-	switch l.out.answer.Load() {
+	switch controlMessage(l.out.answer.Load()) {
 	case refused:
 		l.out.offered = nil
 		l.dropRing(mem, len(mem))
 		l.out.growth.refused = time.Now()
-	case accepted:
-		if l.out.ring.CanMove() {
-			l.out.offered = nil
-			l.moveTo(mem)
-		}
+	case accepted: // Since the offer nothing has moved, so the peer has followed all moves.
+		l.out.offered = nil
+		l.moveTo(mem)
 	}
 }
 
-// hear takes what the peer has said by the control socket. Meanwhile the watch tells of the peer's end.
+// hear takes what the peer has said by the control socket. Meanwhile the watch tells of the peer's
+// end only.
 func (l *shared) hear(id uint64) {
-	l.in.Lock()
 	c := l.control
-	l.in.Unlock()
-	l.meeting.watch.again(c, id, 0)
-	hearing <- struct{}{}
-	defer func() { <-hearing }()
 	for range maxHeard {
 		m, ring, ok := c.receive()
 		if !ok {
@@ -175,30 +161,21 @@ func (l *shared) hear(id uint64) {
 			return
 		}
 	}
-	l.meeting.watch.again(c, id, unix.EPOLLIN)
+	l.meeting.watch.again(c, id, anything)
 }
 
 // heard does what a message calls for. It returns an error if no honest peer sends that.
 func (l *shared) heard(c *controlSocket, m controlMessage, ring int) error {
 	switch m {
-	case offerAccepted, offerRefused:
+	case accepted, refused:
 		if ring >= 0 {
 			return errSharedOffer
 		}
-		answer := refused
-		if m == offerAccepted {
-			answer = accepted
-		}
-		l.answered(answer)
-		return nil
+		return l.answered(m)
 	}
-	accept, err := l.accept(m, ring)
+	answer, err := l.answerTo(m, ring)
 	if err != nil {
 		return err
-	}
-	answer := offerRefused
-	if accept {
-		answer = offerAccepted
 	}
 	c.send(answer) // An error is that the peer has gone, of which the watch tells.
 	return nil
@@ -216,47 +193,51 @@ func (l *shared) wrong(err error) {
 // not have a goroutine for itself.
 const maxHeard = 16
 
-// answered notes the answer to an offer.
-func (l *shared) answered(answer int32) {
-	l.out.answer.Store(answer) // A writer that finds room all the time looks at it.
+// answered notes the answer to an offer. It returns an error if there is no offer to answer.
+func (l *shared) answered(answer controlMessage) error {
+	// A writer that finds room all the time looks at it.
+	if !l.out.answer.CompareAndSwap(int32(awaited), int32(answer)) {
+		return errSharedOffer
+	}
 	l.out.Lock()
 	if l.out.ring != nil {
 		l.settle()
 	}
 	l.out.Unlock()
 	l.bell.Load().wake() // The writer may be waiting for room in the ring before.
+	return nil
 }
 
-// accept maps a ring that the peer offers, and reports whether the peer may move to it. It may not if
-// there are too few descriptors, so that none came, or too little memory. It returns an error for what
-// is not an offer that the peer may make.
-func (l *shared) accept(m controlMessage, ring int) (bool, error) {
+// answerTo maps a ring that the peer offers, and returns the answer. That is refused if there are too
+// few descriptors, so that none came, or too little memory. There is an error for what is not an
+// offer that the peer may make.
+func (l *shared) answerTo(m controlMessage, ring int) (controlMessage, error) {
 	size := 1 << min(m, 30)
 	if size < shmring.MinRing || size > shmring.MaxRing {
-		return false, errSharedOffer
+		return 0, errSharedOffer
 	}
 	if ring < 0 {
-		return false, nil
+		return refused, nil
 	}
 	mem, err := shmring.Map(ring, size)
 	switch {
 	case errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EAGAIN):
-		return false, nil
+		return refused, nil
 	case err != nil:
-		return false, err
+		return 0, err
 	}
 	l.in.Lock()
 	defer l.in.Unlock()
 	switch {
 	case l.in.ring == nil: // after close
-	case l.in.offered != nil:
+	case l.in.next != nil:
 		err = errSharedOffer
 	default:
-		l.in.offered = mem
-		return true, nil
+		l.in.next = mem
+		return accepted, nil
 	}
 	shmring.Release(mem)
-	return false, err
+	return 0, err
 }
 
 var errSharedOffer = errors.New("the peer has offered shared memory in a way that it may not")

@@ -5,14 +5,17 @@ package iwarp
 import (
 	"bufio"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/rdmanet/rdmanet/internal/defect"
+	"github.com/rdmanet/rdmanet/internal/leaktest"
 )
 
 // ringsOf counts the rings of a size in this process, which has both ends of each: those that both
@@ -125,4 +128,45 @@ func TestWriterGoesOnInLargerRing(t *testing.T) {
 	_, err := readFrom(y, got)
 	require.NoError(t, err)
 	defect.Bytes(t, want, got)
+}
+
+// A ring that the peer has refused is offered again, but not at once.
+func TestRefusedOffer(t *testing.T) {
+	leaktest.Check(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	p := newFuzzPeer(t, ln)
+	defer p.close()
+	control := plainControl(t, p.control)
+	// offers writes more than there is room for, and reports whether the link offers a ring then.
+	offers := func() bool {
+		require.NoError(t, p.l.write(func(at uintptr) bool {
+			_, _, err := p.l.writev(at, [][]byte{make([]byte, firstRing)})
+			require.NoError(t, err)
+			return true
+		}))
+		_, ring, ok := control.receive()
+		if ok {
+			require.GreaterOrEqual(t, ring, 0)
+			unix.Close(ring)
+		}
+		return ok
+	}
+	refuse := func() {
+		require.NoError(t, control.send(refused))
+		require.Eventually(t, func() bool {
+			p.l.out.Lock()
+			defer p.l.out.Unlock()
+			return p.l.out.offered == nil
+		}, patience, time.Millisecond)
+	}
+	require.True(t, offers())
+	refuse()
+	p.l.out.growth.refused = time.Now().Add(time.Hour)
+	require.False(t, offers())
+	p.l.out.growth.refused = time.Now().Add(-ringPatience)
+	require.True(t, offers())
+	refuse()
+	require.Less(t, time.Since(p.l.out.growth.refused), ringPatience)
 }

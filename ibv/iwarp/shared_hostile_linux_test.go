@@ -130,12 +130,19 @@ func (s *site) sharing(now bool) *ringPeer {
 // visit exchanges pages with the device at the Unix socket of its answer.
 func (p *ringPeer) visit(a iwarpwire.SameHostAnswer) {
 	p.t.Helper()
+	p.visitWith(a, func(*net.UnixConn, doorbellFDs, doorbellFDs) {})
+}
+
+// visitWith is visit with something that is done to the sockets before the device has them.
+func (p *ringPeer) visitWith(a iwarpwire.SameHostAnswer, do func(conn *net.UnixConn, ours, theirs doorbellFDs)) {
+	p.t.Helper()
 	fd, page, err := shmring.Create(shmring.PageSize)
 	require.NoError(p.t, err)
 	bell, theirBell, err := newDoorbells()
 	require.NoError(p.t, err)
 	defer theirBell.close()
 	conn := dialMeeting(p.t, a)
+	do(conn, bell, theirBell)
 	require.NoError(p.t, writeHello(conn, helloOf(a.Token), fd, theirBell.woken, theirBell.wakes))
 	theirs, err := readReply(conn)
 	require.NoError(p.t, err)
@@ -193,31 +200,34 @@ func (p *ringPeer) await(ready func() bool) {
 
 // offer offers a ring to the device, and reports whether the device has accepted it. It closes the
 // descriptors.
-func (p *ringPeer) offer(m controlMessage, fds ...int) (accepted bool) {
+func (p *ringPeer) offer(m controlMessage, fds ...int) bool {
 	p.t.Helper()
 	sendHello(p.t, p.control, []byte{byte(m)}, fds...)
 	b := make([]byte, 1)
 	_, err := io.ReadFull(p.control, b)
 	require.NoError(p.t, err)
-	require.LessOrEqual(p.t, controlMessage(b[0]), offerAccepted)
-	return controlMessage(b[0]) == offerAccepted
+	require.Contains(p.t, []controlMessage{accepted, refused}, controlMessage(b[0]))
+	return controlMessage(b[0]) == accepted
 }
 
 // hear accepts a ring, if the device offers one.
 func (p *ringPeer) hear() {
 	p.t.Helper()
-	c, err := newControlSocket(p.control)
-	require.NoError(p.t, err)
+	c := plainControl(p.t, p.control)
 	m, ring, ok := c.receive()
+	for m == refused { // what was offered in vain
+		m, ring, ok = c.receive()
+	}
 	if !ok {
 		return
 	}
 	require.GreaterOrEqual(p.t, ring, 0)
+	var err error
 	p.other, err = shmring.Map(ring, 1<<m)
 	require.NoError(p.t, err)
 	unix.Close(ring)
 	p.rings = append(p.rings, p.other)
-	require.NoError(p.t, c.send(offerAccepted))
+	require.NoError(p.t, c.send(accepted))
 }
 
 // deviceGone reports whether the device has closed its control socket.
@@ -542,13 +552,22 @@ func tricks() []trick {
 		{"message of no kind", func(p *ringPeer) {
 			sendHello(p.t, p.control, []byte{255})
 		}, errSharedOffer},
+		{"answer to no offer", func(p *ringPeer) {
+			sendHello(p.t, p.control, []byte{byte(refused)})
+		}, errSharedOffer},
+		{"two answers to an offer", func(p *ringPeer) {
+			p.say(bytesOf(8 << 10))
+			_, err := io.ReadFull(p.control, make([]byte, 1))
+			require.NoError(p.t, err)
+			sendHello(p.t, p.control, []byte{byte(refused), byte(accepted)})
+		}, errSharedOffer},
 		{"descriptors with an answer", func(p *ringPeer) {
-			sendHello(p.t, p.control, []byte{byte(offerAccepted)}, manyPipes(p.t)...)
+			sendHello(p.t, p.control, []byte{byte(accepted)}, manyPipes(p.t)...)
 		}, errSharedOffer},
 		{"sockets that are slow to close, and its own, sent and closed", func(p *ringPeer) {
 			for _, fd := range []int{slowToClose(p.t), copyOf(p.t, p.control), copyOf(p.t, p.conn)} {
-				writeHello(p.control, []byte{byte(offerRefused)}, fd) // The device may have gone.
-				unix.Close(fd)
+				writeHello(p.control, []byte{byte(refused)}, fd) // The device may have gone.
+				go unix.Close(fd)                                // This may be the last close.
 			}
 			p.control.Close()
 			p.conn.Close()
@@ -591,7 +610,7 @@ func tricks() []trick {
 		{"flood of the control socket", func(p *ringPeer) {
 			p.control.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 			for err := error(nil); err == nil; {
-				_, err = p.control.Write(make([]byte, 1000))
+				_, err = p.control.Write(bytes.Repeat([]byte{byte(offerOfFirst)}, 1000))
 			}
 		}, nil},
 		{"offers without a descriptor", func(p *ringPeer) {
@@ -607,15 +626,11 @@ func tricks() []trick {
 			done()
 			p.useRing()
 		}, nil},
-		{"answers to no offer", func(p *ringPeer) {
-			sendHello(p.t, p.control, []byte{byte(offerAccepted), byte(offerRefused), byte(offerAccepted)})
-			p.useRing()
-		}, nil},
 		{"offer refused", func(p *ringPeer) {
 			p.say(bytesOf(8 << 10))
 			_, err := io.ReadFull(p.control, make([]byte, 1))
 			require.NoError(p.t, err)
-			sendHello(p.t, p.control, []byte{byte(offerRefused)})
+			sendHello(p.t, p.control, []byte{byte(refused)})
 			defect.Bytes(p.t, bytesOf(8<<10), p.frameOf(iwarpwire.Send))
 		}, nil},
 		{"offer not answered", func(p *ringPeer) {
@@ -913,6 +928,18 @@ func TestVisitorGoneAndMoved(t *testing.T) {
 	good.close()
 }
 
+// A peer may break the rules of the control socket before anybody has moved. It learns nothing, and
+// the device says why.
+func TestWrongBeforeMove(t *testing.T) {
+	nothingLeft(t)
+	s := newSite(t, Config{SameHost: SameHostOn})
+	p := s.sharing(false)
+	p.exchange()
+	sendHello(t, p.control, []byte{255})
+	require.ErrorIs(t, p.v.event().Err, errSharedOffer)
+	p.close()
+}
+
 // The shared memory of a link may be given back, because the peer has gone, between two calls
 // of an end that may move: those that follow fail.
 func TestUseAfterRefusal(t *testing.T) {
@@ -922,7 +949,7 @@ func TestUseAfterRefusal(t *testing.T) {
 		l := y.(*shared)
 		unixes, ours, theirs := unixPair(t), pageOf(t), pageOf(t)
 		bell := goodBell(t)
-		require.NoError(t, l.install(unixes[0], doorbellFDs{woken: bell[0], wakes: bell[1]}, ours, theirs))
+		require.NoError(t, l.install(controlOf(t, unixes[0]), doorbellFDs{woken: bell[0], wakes: bell[1]}, ours, theirs))
 		l.mayBegin()
 		if on {
 			require.NoError(t, writeTo(l, []byte("x")))
@@ -1043,10 +1070,8 @@ func (s *scribbler) step() (gone bool) {
 			if err != nil {
 				break
 			}
-			c, err := newControlSocket(p.control)
-			if err == nil {
-				err = c.send(controlMessage(power), fd)
-			}
+			c := plainControl(p.t, p.control)
+			err = c.send(controlMessage(power), fd)
 			unix.Close(fd)
 			if err != nil {
 				shmring.Release(mem)
@@ -1062,7 +1087,7 @@ func (s *scribbler) step() (gone bool) {
 				time.Sleep(10 * time.Microsecond)
 				answer, _, ok = c.receive()
 			}
-			if !ok || answer == offerAccepted {
+			if !ok || answer == accepted {
 				p.out.Move(mem)
 				s.ring = mem
 			}
@@ -1110,12 +1135,19 @@ type fuzzPeer struct {
 
 func newFuzzPeer(t testing.TB, ln net.Listener) *fuzzPeer {
 	t.Helper()
+	return newFuzzPeerAt(t, ln, new(meeting))
+}
+
+// newFuzzPeerAt is the same for a link of the device with the meeting.
+func newFuzzPeerAt(t testing.TB, ln net.Listener, m *meeting) *fuzzPeer {
+	t.Helper()
 	x, err := net.Dial("tcp", ln.Addr().String())
 	require.NoError(t, err)
 	y, err := ln.Accept()
 	require.NoError(t, err)
 	x.(*net.TCPConn).SetLinger(0) // No port is kept for a while.
-	l := &shared{meeting: new(meeting), why: errSharedEarly}
+	l := &shared{meeting: m, why: errSharedEarly}
+	l.agreed.passive = true
 	require.NoError(t, l.tcp.init(y))
 	fd, page, err := shmring.Create(shmring.PageSize)
 	require.NoError(t, err)
@@ -1125,7 +1157,7 @@ func newFuzzPeer(t testing.TB, ln net.Listener) *fuzzPeer {
 	controls := unixPair(t)
 	bell, theirBell, err := newDoorbells()
 	require.NoError(t, err)
-	require.NoError(t, l.install(controls[0], theirBell, pageOf(t), theirs))
+	require.NoError(t, l.install(controlOf(t, controls[0]), theirBell, pageOf(t), theirs))
 	l.mayBegin()
 	l.out.on.Store(true)
 	l.in.on.Store(true)
@@ -1138,6 +1170,7 @@ func (f *fuzzPeer) close() {
 	f.control.Close()
 	f.bell.close()
 	shmring.Release(f.page)
+	f.page = nil
 }
 
 // step does what two bytes of the input say. Nothing waits.

@@ -3,7 +3,6 @@
 package iwarp
 
 import (
-	"cmp"
 	"fmt"
 	"net"
 	"sync"
@@ -32,7 +31,7 @@ type shared struct {
 	out sharedOut
 
 	bell     atomic.Pointer[doorbell] // bell is set by install.
-	control  *controlSocket           // control is set by install. The locks of in and out guard it, one for use.
+	control  *controlSocket           // control is set by install, before the watch knows the link.
 	watched  uint64                   // watched is the number of the control socket in the watch.
 	gone     atomic.Bool              // gone is set when the control socket's stream has ended, or by wrong.
 	fault    atomic.Pointer[error]    // fault is what the peer has done wrong by the control socket.
@@ -41,10 +40,10 @@ type shared struct {
 	deciding sync.Once
 	limited  atomic.Bool // limited is set while there is a read deadline.
 
-	mu       sync.Mutex // mu guards what follows. After it only the watch's is taken.
-	deadline time.Time  // deadline is that of read.
-	visiting *net.UnixConn
-	why      error // why is the reason for which the link is still with TCP.
+	mu       sync.Mutex     // mu guards what follows. After it only the watch's is taken.
+	deadline time.Time      // deadline is that of read.
+	visiting *controlSocket // visiting is the control socket before install.
+	why      error          // why is the reason for which the link is still with TCP.
 }
 
 // openShared is an opener.
@@ -64,8 +63,8 @@ func openShared(conn net.Conn, s *setup) (link, error) {
 		l.meeting.expect(l)
 	case l.agreed.Now:
 		l.out.moving = true
-		if err := l.move(); err != nil {
-			l.refuse(err)
+		if err := l.moveNow(); err != nil {
+			l.close(false)
 			return nil, fmt.Errorf("shared memory is required, but %w", err)
 		}
 	}
@@ -80,23 +79,21 @@ func (l *shared) hostHeard() (ago time.Duration, owes bool) { return 0, false }
 
 // visit notes the initiator's Unix socket, so that close ends the way. It returns false if
 // the link was closed.
-func (l *shared) visit(conn *net.UnixConn) bool {
+func (l *shared) visit(control *controlSocket) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed.Load() {
-		conn.Close()
+		control.close()
 		return false
 	}
-	l.visiting = conn
+	l.visiting = control
 	return true
 }
 
 // install makes this end ready for the peer to move. It takes its arguments over. refuse must be
-// called after an error.
-func (l *shared) install(conn *net.UnixConn, fds doorbellFDs, ours, theirs []byte) error {
+// called after an error. A peer whose doorbell it is can have it wait, before it takes a lock.
+func (l *shared) install(control *controlSocket, fds doorbellFDs, ours, theirs []byte) error {
 	bell, err := newDoorbell(fds)
-	control, cerr := newControlSocket(conn)
-	err = cmp.Or(err, cerr)
 	l.in.Lock()
 	l.out.Lock()
 	defer l.in.Unlock()
@@ -108,9 +105,9 @@ func (l *shared) install(conn *net.UnixConn, fds doorbellFDs, ours, theirs []byt
 	}
 	if err != nil {
 		if bell != nil {
-			bell.close()
+			aside(bell.close)
 		}
-		conn.Close()
+		control.close()
 		shmring.Release(ours)
 		shmring.Release(theirs)
 		return err
@@ -125,8 +122,8 @@ func (l *shared) install(conn *net.UnixConn, fds doorbellFDs, ours, theirs []byt
 	}
 	bell.waitRead, bell.waitWrite = l.nothingToWaitFor, l.noNeedToWait
 	l.out.poller = cqwait.NewPoller(l.out.pollPays)
-	l.bell.Store(bell)
 	l.control = control
+	l.bell.Store(bell)
 	l.in.perhaps.Store(true)
 	l.watched, err = l.meeting.watch.add(l, control)
 	return err
@@ -167,7 +164,7 @@ func (l *shared) undecided() bool {
 func (l *shared) refuse(err error) {
 	l.mu.Lock()
 	if l.why = err; l.visiting != nil {
-		l.visiting.Close()
+		l.visiting.close()
 		l.visiting = nil
 	}
 	l.mu.Unlock()
@@ -178,24 +175,24 @@ func (l *shared) refuse(err error) {
 
 // unmap gives back the shared memory.
 func (l *shared) unmap() {
-	// Goroutines that sleep are woken first: closing a socket takes until nobody uses it.
-	if bell := l.bell.Load(); bell != nil {
-		l.meeting.watch.remove(l.watched)
-		bell.close()
+	bell := l.bell.Load()
+	if bell == nil {
+		return
 	}
+	l.meeting.watch.remove(l.watched)
+	l.control.close()
+	defer aside(bell.close)
+	defer bell.wake() // Whoever sleeps finds no ring.
 	l.in.Lock()
 	l.out.Lock()
 	defer l.in.Unlock()
 	defer l.out.Unlock()
-	if l.control != nil {
-		l.control.close()
-	}
-	for _, mem := range [][]byte{l.in.mapped, l.in.mem, l.in.offered, l.out.mapped} {
+	for _, mem := range [][]byte{l.in.mapped, l.in.mem, l.in.next, l.out.mapped} {
 		shmring.Release(mem)
 	}
 	l.dropRing(l.out.mem, len(l.out.mem))
 	l.dropRing(l.out.offered, len(l.out.offered))
-	l.in.mapped, l.in.mem, l.in.offered = nil, nil, nil
+	l.in.mapped, l.in.mem, l.in.next = nil, nil, nil
 	l.out.mapped, l.out.mem, l.out.offered = nil, nil, nil
 	l.in.ring, l.out.ring = nil, nil
 }
@@ -252,6 +249,7 @@ func (w *tcpWaits) steps(wait func(func(at uintptr) bool) error, step func(at ui
 // it. An initiator that does so before it has moved may have given up the way to shared memory
 // only, and goes on with TCP. Any other peer has gone.
 func (l *shared) peerGone() {
+	l.control.close() // The peer may have sent its own sockets, by which its end would not be told.
 	if !l.gone.Swap(true) {
 		l.bell.Load().wake()
 		switch {
@@ -309,7 +307,7 @@ func (l *shared) close(reset bool) error {
 		return net.ErrClosed
 	}
 	if l.visiting != nil {
-		l.visiting.Close()
+		l.visiting.close()
 		l.visiting = nil
 	}
 	l.mu.Unlock()

@@ -86,6 +86,19 @@ var children = map[string]func(t *testing.T, args []string) error{
 		}
 		return nil
 	},
+	"leaves": func(t *testing.T, args []string) error {
+		for range 2 * maxVisitors {
+			fd := slowToClose(t)
+			// What the device has closed already closes for the last time with this process.
+			if conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: args[0]}); err == nil {
+				writeHello(conn, []byte{0}, fd)
+				conn.Close()
+			}
+			go unix.Close(fd)
+		}
+		fmt.Println("left")
+		select {} // until stop
+	},
 	"hosts": func(t *testing.T, args []string) error {
 		ln, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: args[0]})
 		if err != nil {
@@ -566,13 +579,10 @@ func TestStrangerWithToken(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			nothingLeft(t)
 			s := newSite(t, Config{SameHost: SameHostOn})
-			mem := newMemory(t, s.p)
-			v, p, a := s.invite(mem, false, 1)
-			p.send(rtrFrame(false))
+			b, a := s.guest()
 			c := startChild(t, tt.attr, "visits", hex.EncodeToString(a.Name[:]), hex.EncodeToString(a.Token[:]))
 			require.Contains(t, c.line(), tt.want)
 			c.stop()
-			b := &bystander{v: v, p: p, mem: mem}
 			requireTCP(t, b, "")
 			b.close()
 		})
@@ -588,16 +598,12 @@ func TestSocketOfAnotherUser(t *testing.T) {
 	h.unix.Close()
 	c := startChild(t, nobody(), "hosts", socketName(h.answer.Name))
 	require.Equal(t, "hosts", c.line())
-	mem := newMemory(t, s.p)
-	v, p, result := h.connect(s.p, mem, 1)
-	require.NoError(t, <-result)
-	p.frame()
-	b := &bystander{v: v, p: p, mem: mem}
+	b := h.guest(s.p)
 	for range 2 * moveAfterWrites {
 		b.check()
 	}
 	require.Equal(t, "bytes: 0", c.line())
-	requireEarlyOver(t, v)
+	requireEarlyOver(t, b.v)
 	requireTCP(t, b, "another user")
 	c.stop()
 	b.close()

@@ -28,7 +28,7 @@ type sharedIn struct {
 	page    shmring.Page    // page is the peer's.
 	mapped  []byte          // mapped is the peer's page.
 	mem     []byte          // mem is the ring outside that page, or nil.
-	offered []byte          // offered is the ring to which the peer may move next, or nil.
+	next    []byte          // next is the ring to which the peer may move, or nil.
 	perhaps atomic.Bool     // perhaps is set by install: the peer may move.
 	ending  bool            // endTCP was called for a peer that has moved
 }
@@ -337,10 +337,10 @@ func (l *shared) follow() error {
 	}
 	var mem []byte
 	if size > 0 {
-		if len(l.in.offered) != size {
+		if len(l.in.next) != size {
 			return errSharedRing
 		}
-		mem, l.in.offered = l.in.offered, nil
+		mem, l.in.next = l.in.next, nil
 	}
 	l.in.ring.Follow(mem)
 	shmring.Release(l.in.mem)

@@ -204,6 +204,7 @@ func (l *shared) writeRing(bufs [][]byte) (n int, wait bool, err error) {
 		ring.SetCPU(cpu)
 	}
 	for {
+		l.settle()
 		k, wake, err := ring.Write(bufs)
 		if wake {
 			l.bell.Load().press()
@@ -219,7 +220,6 @@ func (l *shared) writeRing(bufs [][]byte) (n int, wait bool, err error) {
 			clear(l.out.bufs[:])
 			return n, n == 0, nil
 		}
-		l.settle()
 		bufs = l.out.rest(bufs, k)
 	}
 }
