@@ -58,7 +58,7 @@ $(SUM): Makefile
 	GOBIN=$(@D) $(GO) install $(GOTESTSUM)
 	touch $@
 
-.PHONY: all check test test-all unit root nested samehost samehost-quick words word32 ccall guests programs more-programs vm rxe siw suites suites-quick race twins \
+.PHONY: all check test test-all unit root nested samehost samehost-quick tcp tcp-quick words word32 ccall guests programs more-programs vm rxe siw suites suites-quick race twins \
 	soak bench fuzz lint format vet staticcheck workflows structure layers chart chart-check vuln tidy-check systems cross
 
 all: lint cross test
@@ -78,12 +78,12 @@ ifndef RDMANET_SKIP_VM
 endif
 	@RACE=-race SHORT='-short -vet=off' LEFT_OUT=$$(sed -n 's/  # .*//p' internal/gate/left-out | paste -sd '|') \
 		$(GO) run ./internal/gate lint systems \
-			root+nested+words+samehost-quick+ccall$(if $(RDMANET_SKIP_VM),,+programs guests)
+			root+nested+words+samehost-quick+tcp-quick+ccall$(if $(RDMANET_SKIP_VM),,+programs guests)
 
 # All tests, in shards. SHARD names those to run. What has passed is kept in gate.state, so
 # that a run that was stopped goes on where it was while the files are the same. The shards of
 # devices are made of parts.
-SHARD ?= lint cross unit samehost word32 ccall rxe siw suites twins fuzz
+SHARD ?= lint cross unit samehost tcp word32 ccall rxe siw suites twins fuzz
 test-all: $(SUM)
 	@$(GO) run ./internal/gate -all -keep gate.state $(foreach shard,$(SHARD),$(call steps,$(shard)))
 
@@ -106,9 +106,14 @@ samehost: $(SUM)
 	@GOARCH=arm64 CGO_ENABLED=0 $(call counted,./internal/shmring ./ibv/iwarp,-exec=qemu-aarch64-static \
 		-run='^Test(Link|Map|Memory|Carries|Wakes|Order)')
 
-# Those of the root package that every change must pass: how bytes go, and how connections end.
-samehost-quick: $(SUM)
-	@RDMANET_SAMEHOST=require $(call counted,.,-race -run='^Test(Conn|Stream|Transfer|HalfClose|Close|Write|Process)')
+# The tests of connections that stay with TCP, as between two hosts.
+tcp: $(SUM)
+	@RDMANET_SAMEHOST=off $(call counted,. ./ibv/... ./internal/twin)
+
+# Those of the root package that every change must pass over either: how bytes go, and how
+# connections end.
+samehost-quick tcp-quick: $(SUM)
+	@RDMANET_SAMEHOST=$(if $(filter tcp-quick,$@),off,require) $(call counted,.,-race -run='^Test(Conn|Stream|Transfer|HalfClose|Close|Write|Process)')
 
 # Words of 32 bits wrap where peers' lengths are not checked. No race detector has them. Some
 # virtual machines start no programs for 386. There qemu-user plays arm, which is slow. It

@@ -30,8 +30,8 @@ type Config struct {
 	// SameHost says whether connections of the software device between two processes of this
 	// host use shared memory in place of TCP, where the system has that: "on", "off", or
 	// "require", which fails without, for tests. Empty means what the environment variable
-	// RDMANET_SAMEHOST says, and "off" without it. Both ends must have it on. Info tells
-	// whether it is used. It is experimental.
+	// RDMANET_SAMEHOST says, and "on" without it. Both ends must have it on. Info tells
+	// whether it is used, and if not, why.
 	SameHost string
 
 	// Provider, if not nil, is where all devices come from. It overrides Device,

@@ -52,11 +52,10 @@
 // on the same port where there is none or nobody answers; a Listener listens on
 // both. [Config].Device names the device that must be used, and the environment
 // variable RDMANET_DEVICE overrides it; [Config].RequireRDMA forbids the
-// software device. The software device can carry a connection between two
-// processes of one Linux host through shared memory. That is experimental, and off
-// unless [Config].SameHost or the environment variable RDMANET_SAMEHOST says "on"
-// at both ends. [Info].Link tells. Package ibv has the interfaces that a device
-// implements.
+// software device. A connection of the software device between two processes of
+// one Linux host begins with TCP and goes on through shared memory, unless
+// [Config].SameHost or the environment variable RDMANET_SAMEHOST says "off" at one
+// end. [Info].Link tells. Package ibv has the interfaces that a device implements.
 //
 // # The protocol
 //

@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"flag"
@@ -244,7 +245,7 @@ func TestProcessAnswersAndExits(t *testing.T) {
 	checkLeaks(t)
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	for _, sameHost := range []string{os.Getenv(iwarp.SameHostEnv), "on"} {
+	for _, sameHost := range []string{cmp.Or(os.Getenv(iwarp.SameHostEnv), "off"), "on"} {
 		t.Setenv(iwarp.SameHostEnv, sameHost) // for the process
 		dialer := &Dialer{Config: Config{SameHost: sameHost}}
 		for range *exits / 2 {
@@ -287,7 +288,7 @@ func TestProcessAnswersAndExits(t *testing.T) {
 // do not hold Sends it may be an orderly end.
 func TestProcessReadsAndIsKilled(t *testing.T) {
 	checkLeaks(t)
-	for _, sameHost := range []string{os.Getenv(iwarp.SameHostEnv), "on"} {
+	for _, sameHost := range []string{cmp.Or(os.Getenv(iwarp.SameHostEnv), "off"), "on"} {
 		t.Setenv(iwarp.SameHostEnv, sameHost) // for the process
 		dialer := &Dialer{Config: Config{SameHost: sameHost}}
 		v := startVictim(t, "sinks ")

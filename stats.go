@@ -118,7 +118,7 @@ type Info struct {
 	MTU int
 
 	// Link says what carries the frames of the software device: "tcp", or "shared memory"
-	// where Config.SameHost has that on. It is empty for other devices.
+	// between processes of one host (see [Config].SameHost). It is empty for other devices.
 	Link string
 
 	// LinkReason is why Link is not "shared memory", if it is not.

@@ -10,11 +10,10 @@
 // regions and their keys. The stream makes FPDUs of work requests, and completions of
 // FPDUs: stream.go with transmit.go, frame.go, receive.go and place.go. A link carries the
 // stream's bytes. link.go has the rules for links, tcp.go the link over TCP, and
-// portable.go the link over TCP for systems without raw descriptors. shared_linux.go has a
-// link between two processes of a host, which is off by default: it begins with TCP and
-// moves to shared memory, as samehost.go and handover_linux.go agree with the peer. cm.go
-// and listen.go set connections up. They only know that a link begins with a connection for
-// MPA start-up.
+// portable.go the link over TCP for systems without raw descriptors. shared_linux.go has the
+// link between two processes of a host: it begins with TCP and moves to shared memory, as
+// samehost.go and handover_linux.go agree with the peer. cm.go and listen.go set
+// connections up. They only know that a link begins with a connection for MPA start-up.
 //
 // No goroutine belongs to a queue pair. A post hands what it can to the socket, and starts
 // a sender only for what the socket did not take. A caller that waits for that itself needs

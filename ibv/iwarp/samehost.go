@@ -19,13 +19,12 @@ import (
 // likely to pay.
 
 // SameHost says whether connections between two processes of a host use shared memory in
-// place of TCP. That is experimental, and off unless both ends ask for it. Linux on amd64
-// and arm64 has it.
+// place of TCP. They do unless one end has it off. Linux on amd64 and arm64 has it.
 type SameHost uint8
 
 const (
 	// SameHostDefault is what the environment variable RDMANET_SAMEHOST says: on, off or
-	// require. Without it, it is SameHostOff.
+	// require. Without it, it is SameHostOn.
 	SameHostDefault SameHost = iota
 
 	// SameHostOn makes a connection use shared memory after its first messages, if both
@@ -77,9 +76,16 @@ func (s SameHost) String() string {
 // off, as New has no error; package rdmanet reports it.
 func (s SameHost) resolve() SameHost {
 	if s == SameHostDefault {
-		s, _ = ParseSameHost(os.Getenv(SameHostEnv))
+		var err error
+		s, err = ParseSameHost(os.Getenv(SameHostEnv))
+		switch {
+		case err != nil:
+			s = SameHostOff
+		case s == SameHostDefault:
+			s = SameHostOn
+		}
 	}
-	if s == SameHostDefault || s > SameHostRequire {
+	if s > SameHostRequire {
 		s = SameHostOff
 	}
 	return s

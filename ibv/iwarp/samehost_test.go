@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Shared memory is off unless the program or the environment says otherwise. What cannot be
+// Shared memory is on unless the program or the environment says otherwise. What cannot be
 // read counts as off.
 func TestSameHostDefault(t *testing.T) {
 	for _, tt := range []struct {
@@ -14,7 +14,7 @@ func TestSameHostDefault(t *testing.T) {
 		mode      SameHost
 		want      SameHost
 	}{
-		{name: "nothing said", want: SameHostOff},
+		{name: "nothing said", want: SameHostOn},
 		{name: "on by the environment", env: "on", want: SameHostOn},
 		{name: "off by the environment", env: "off", want: SameHostOff},
 		{name: "required by the environment", env: "require", want: SameHostRequire},
